@@ -1,0 +1,8 @@
+"""Judge and time the variants of one model, in depth: python compare.py --model NAME_OR_PATH [--variant ...] [--set ...]."""
+
+import sys
+
+from playground.commands import compare
+
+if __name__ == "__main__":
+    sys.exit(compare())

@@ -1,0 +1,1 @@
+"""What run_all.py and compare.py share: catalog -> worker (judge, stopwatch) -> report."""

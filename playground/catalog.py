@@ -1,0 +1,174 @@
+"""Which models and variants there are, by name or by path, and how a file of either kind is loaded.
+
+A model is a file in KernelBench's format: a class `Model`, `get_inputs()` and `get_init_inputs()`. A variant is a file with
+a class `ModelNew` of the same signatures. The project's own are found by name; any other by its path.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / "models"
+KERNELS = ROOT / "kernels"
+
+# Sizes that two cores finish in a minute or two, and that the emulator finishes in seconds. A model that is not listed runs
+# at its own size everywhere.
+SETTINGS = {
+    "cpu": {
+        "conv_pool_sigmoid_sum": {"batch_size": 4},
+        "conv3d_div_max_gap_bias_sum": {"batch_size": 8},
+        "alexnet_conv1": {"batch_size": 16},
+    },
+    "emulator": {
+        "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 41, "width": 38},
+        "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 12, "width": 15},
+        "alexnet_conv1": {"batch_size": 2, "height": 51, "width": 60},
+    },
+    "cuda": {},
+}
+
+
+class CatalogError(Exception):
+    """A name or a path that stands for nothing, or a file without what its kind must define; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """An original, in KernelBench's format."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A file with a ModelNew. `backend` is where its own code runs: "cuda" or "cpu"."""
+
+    name: str
+    path: Path
+    backend: str
+
+    def source_sha256(self):
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+def models():
+    """The project's models, in the order of the README."""
+    order = list(SETTINGS["cpu"])
+    known = [Model(path.stem, path) for path in sorted(MODELS.glob("*.py"))]
+    return sorted(known, key=lambda model: order.index(model.name) if model.name in order else len(order))
+
+
+def find_model(name_or_path):
+    """The model of that name, or the one in the file at that path. Raises CatalogError."""
+    for model in models():
+        if model.name == name_or_path:
+            return model
+    path = _existing_file(name_or_path, "model", [model.name for model in models()])
+    return Model(path.stem, path)
+
+
+def variants(model):
+    """The project's variants of a model, in the order in which a reader should learn them: v1, v2, ..., then the CPU's."""
+    paths = sorted((KERNELS / model.name).glob("*.py"), key=lambda path: (path.stem.startswith("cpu_"), path.stem))
+    return [_variant(path) for path in paths if not path.stem.startswith("_")]
+
+
+def find_variant(model, name_or_path):
+    """The variant of that name of the model, or the one in the file at that path. Raises CatalogError."""
+    known = variants(model)
+    for variant in known:
+        if variant.name == name_or_path:
+            return variant
+    return _variant(_existing_file(name_or_path, f"variant of {model.name}", [variant.name for variant in known]))
+
+
+def _existing_file(name_or_path, kind, known):
+    path = Path(name_or_path)
+    if path.suffix == ".py" and path.is_file():
+        return path.resolve()
+    names = ", ".join(known) or "none"
+    raise CatalogError(f"no {kind} is called {str(name_or_path)!r}, and there is no such .py file; known: {names}")
+
+
+def _variant(path):
+    """The backend is read off the file: what launches kernels of its own needs CUDA, whatever it is called."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    needs_cuda = "__global__" in text or "import triton" in text or "from triton" in text
+    return Variant(path.stem, path, "cuda" if needs_cuda else "cpu")
+
+
+def parse_settings(texts):
+    """{"batch_size": 4} from ["batch_size=4"]; values are Python literals. Raises CatalogError."""
+    settings = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise CatalogError(f"--set takes NAME=VALUE, for example batch_size=4; got {text!r}")
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise CatalogError(f"--set {text}: {value!r} is not a Python literal such as 4, 2.0 or (3, 3)") from None
+    return settings
+
+
+def load_problem(path, settings=None):
+    """The module of a model's file, with its top-level constants replaced by `settings` where they are assigned.
+
+    They are replaced while the file runs, so that constants computed from them follow. Raises CatalogError for a name that the
+    file does not assign at its top level and for a file without Model, get_inputs and get_init_inputs; whatever the file
+    itself raises comes through.
+    """
+    path = Path(path)
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    unknown = dict(settings or {})
+    body = []
+    for statement in tree.body:
+        body.append(statement)
+        for name in sorted(_assigned_names(statement) & set(settings or {})):
+            value = ast.parse(f"{name} = {settings[name]!r}").body
+            body.extend(ast.copy_location(node, statement) for node in value)
+            unknown.pop(name, None)
+    if unknown:
+        constants = sorted(set().union(*map(_assigned_names, tree.body)))
+        raise CatalogError(f"{path.name} has no constant called {', '.join(unknown)}; it has: {', '.join(constants) or 'none'}")
+    tree.body = body
+    module = types.ModuleType(f"problem_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), module.__dict__)
+    _require(module, path, ["Model", "get_inputs", "get_init_inputs"])
+    return module
+
+
+def _assigned_names(statement):
+    """Names that an assignment at the top level binds, through tuples too."""
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        targets = [statement.target]
+    else:
+        return set()
+    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def load_variant(path):
+    """The module of a variant's file. Raises CatalogError when it defines no ModelNew; the file's own errors come through."""
+    path = Path(path)
+    spec = importlib.util.spec_from_file_location(f"variant_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    _require(module, path, ["ModelNew"])
+    return module
+
+
+def _require(module, path, names):
+    missing = [name for name in names if not hasattr(module, name)]
+    if missing:
+        raise CatalogError(f"{path.name} does not define {', '.join(missing)}")

@@ -1,0 +1,2 @@
+#pragma once
+#include <ATen/cuda/CUDAContext.h>

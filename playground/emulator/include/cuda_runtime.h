@@ -1,0 +1,10 @@
+// Stands in for CUDA's own header of this name.
+#pragma once
+#include <emulator/qualifiers.h>
+
+#include <cuda_runtime_api.h>
+#include <emulator/atomics.h>
+#include <emulator/builtins.h>
+#include <emulator/launch.h>
+#include <emulator/math.h>
+#include <emulator/warp.h>

@@ -1,0 +1,3 @@
+#pragma once
+#include <emulator/host_api.h>
+#include <emulator/vector_types.h>

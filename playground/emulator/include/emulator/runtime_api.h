@@ -1,0 +1,95 @@
+// What compiled kernel text and the runtime library know of each other.
+#pragma once
+#include <emulator/dim3.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Bodies of the emulator's own inline functions: their loads and stores are not the kernel's, so they are not checked.
+#define EMULATOR_UNCHECKED __attribute__((no_sanitize("thread")))
+// Wrappers whose caller's line must show in debug information, also where nothing else is inlined.
+#define EMULATOR_INLINE inline __attribute__((always_inline))
+
+namespace emulator {
+
+// The parts of a block and of a thread that kernel text reads. The runtime's own structures begin with them.
+struct BlockView {
+    uint3 block_index;
+    dim3 block_dim, grid_dim;
+};
+
+struct ThreadView {
+    uint3 thread_index;
+    const BlockView* block;
+    int linear, lane, warp;
+};
+
+extern thread_local ThreadView* current __attribute__((tls_model("initial-exec")));
+
+// The same as values. In check mode kernel text uses these, so that asking for an index is not a load of the kernel.
+uint3 thread_index() __attribute__((const));
+uint3 block_index() __attribute__((const));
+dim3 block_dim() __attribute__((const));
+dim3 grid_dim() __attribute__((const));
+int lane_index() __attribute__((const));
+
+// ---- barriers of the block
+enum class Vote { none, count, all, any };
+int block_barrier(Vote vote, int predicate, int line);
+void named_barrier(int id, int threads, bool wait, int line);
+
+// ---- operations of a warp
+// Each lane of `mask` brings a row; all rows lie `ROW` bytes apart. Operations that meet must be of one kind.
+constexpr int ROW = 64;
+enum class WarpOp { sync, shuffle, vote, match, reduce, matrix };
+// Waits for the lanes of `mask` and returns the 32 rows that they brought.
+const char* warp_exchange(unsigned mask, const void* row, unsigned bytes, WarpOp op, int line);
+// The same, but the last lane to come calls `compute` once for all, and each gets its row of `results`.
+using WarpFunction = void (*)(unsigned mask, const char* rows, char* results);
+const char* warp_compute(unsigned mask, const void* row, unsigned bytes, WarpOp op, WarpFunction compute, int line);
+// Which lanes of the calling thread's warp are running `mask` aside those that have ended.
+unsigned lanes_present(unsigned mask);
+// A shuffle is about to read `lane`, which must take part.
+void shuffle_source(unsigned mask, int lane, int line);
+
+// ---- shared memory
+struct SharedDeclaration {
+    size_t bytes, alignment;
+    const char* name;
+    int line;
+    int id = -1;
+};
+void* shared_variable(SharedDeclaration* declaration);
+void* dynamic_shared();
+uint32_t shared_address(const void* pointer);  // within the block's shared window
+void* shared_pointer(uint32_t address);
+bool is_shared(const void* pointer);
+
+// ---- memory accesses that the compiler does not report by itself
+void note_atomic(void* address, unsigned bytes);
+void note_read(const void* address, unsigned bytes);
+void note_write(void* address, unsigned bytes);
+void device_fence();
+// The thread may be waiting for another one: let others run.
+void yield();
+
+// ---- asynchronous copies of one thread (cp.async); they land as late as the program allows
+void async_copy(void* shared, const void* global, unsigned bytes, unsigned source_bytes);
+void async_commit();
+void async_wait(int groups_left);
+
+// ---- launches
+struct LaunchConfig {
+    dim3 grid, block;
+    size_t shared_bytes;
+    bool cooperative = false;
+    dim3 cluster{};
+    LaunchConfig(dim3 grid, dim3 block, size_t shared_bytes = 0, const void* stream = nullptr)
+        : grid(grid), block(block), shared_bytes(shared_bytes) {
+        (void)stream;
+    }
+};
+// Runs `entry(arguments)` once for every thread of the grid. `kernel` identifies it for set_kernel_shared_limit.
+void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments);
+void set_kernel_shared_limit(const void* kernel, size_t bytes);
+
+}  // namespace emulator

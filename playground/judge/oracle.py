@@ -1,0 +1,113 @@
+"""The original's results, in float64 (the truth), as PyTorch runs it (eager), and with operands rounded to a precision."""
+
+import contextlib
+import copy
+from dataclasses import dataclass
+
+import torch
+
+from playground import tensors
+from playground.judge.precision import RoundedOperands
+
+
+@dataclass
+class Outcome:
+    """Outputs, and gradients by name (empty where none were asked for), on the CPU."""
+
+    outputs: list
+    gradients: dict
+
+
+class NotSeparable(Exception):
+    """The model needs more memory than there is, and its samples depend on one another, so it cannot run in chunks."""
+
+
+class Oracle:
+    """The original on one device. `model` is in float32."""
+
+    def __init__(self, model, device):
+        self._model = model
+        self._device = device
+
+    def eager(self, probe):
+        """As PyTorch runs it by default."""
+        return self._run(self._model, probe.inputs, probe)
+
+    def truth(self, probe):
+        """In float64."""
+        return self._in_float64(probe, contextlib.nullcontext())
+
+    def rounded_to_tf32(self, probe):
+        """In float64, with the operands of convolutions and matrix products rounded to TF32."""
+        return self._in_float64(probe, RoundedOperands())
+
+    def _in_float64(self, probe, mode):
+        model = copy.deepcopy(self._model).double()
+        inputs = [value.double() if tensors.differentiable(value) else value for value in probe.inputs]
+        with mode:
+            return self._run(model, inputs, probe)
+
+    def _run(self, model, inputs, probe):
+        """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
+
+        Chunks are right only for a model whose samples do not meet (no batch norm, no mean over the batch). That is checked:
+        two chunks of a small batch must give what the small batch gives. Raises NotSeparable.
+        """
+        batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() else 0
+        chunk = batch
+        while True:
+            try:
+                if chunk == batch:
+                    return self._once(model, inputs, probe.upstream, probe.wanted_inputs)
+                return self._in_chunks(model, inputs, probe, batch, chunk)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                if chunk <= 1:
+                    raise
+                chunk = (chunk + 1) // 2
+
+    def _once(self, model, inputs, upstream, wanted_inputs):
+        """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output."""
+        inputs = tensors.to(inputs, self._device)
+        if upstream is None:
+            with torch.no_grad():
+                outputs, gradients = tensors.flatten(model(*inputs)), {}
+        else:
+            outputs, gradients = tensors.gradients(model, inputs, upstream, wanted_inputs)
+        gradients = {name: None if value is None else value.detach().cpu() for name, value in gradients.items()}
+        return Outcome([output.detach().cpu() for output in outputs], gradients)
+
+    def _in_chunks(self, model, inputs, probe, batch, chunk):
+        self._require_separable(model, inputs, batch)
+        parts = []
+        for start in range(0, batch, chunk):
+            part = slice(start, start + chunk)
+            upstream = probe.upstream and [g if g is None else g[part] for g in probe.upstream]
+            parts.append(self._once(model, _rows(inputs, batch, part), upstream, probe.wanted_inputs))
+        outputs = [torch.cat(pieces) for pieces in zip(*(p.outputs for p in parts), strict=True)]
+        gradients = {}
+        for name in parts[0].gradients:
+            pieces = [p.gradients[name] for p in parts]
+            if pieces[0] is None:
+                gradients[name] = None
+            else:
+                gradients[name] = torch.cat(pieces) if name.startswith("input") else torch.stack(pieces).sum(0)
+        return Outcome(outputs, gradients)
+
+    def _require_separable(self, model, inputs, batch):
+        def outputs(part):
+            return self._once(model, _rows(inputs, batch, part), None, ()).outputs
+
+        both, first, second = outputs(slice(0, 2)), outputs(slice(0, 1)), outputs(slice(1, 2))
+        for whole, a, b in zip(both, first, second, strict=True):
+            apart = torch.cat([a, b]) if a.dim() else None
+            if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
+                raise NotSeparable(
+                    "the reference does not fit into this device's memory at once, and its samples depend on one another, so it "
+                    "cannot be computed in chunks; make the model smaller with --set"
+                )
+
+
+def _rows(inputs, batch, part):
+    """The part of the batch of every tensor that has the batch as its first dimension."""
+    return [v[part] if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == batch else v for v in inputs]

@@ -1,0 +1,95 @@
+"""How far from float64 a result may be.
+
+Errors are the largest deviation of any element, in units of the *spread* of the true values, not of their size: a sum of half a
+million sigmoids is large whatever the kernel does, and its spread over varying inputs is what the kernel computes.
+
+Allowed is twice the largest of
+- the error of eager PyTorch on the same inputs,
+- the error that the stated precision mode permits (TF32: the float64 model on operands rounded to TF32),
+- a few units in the last place of the largest value in float32, which no float32 result can avoid.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+SLACK = 2.0
+UNITS_IN_THE_LAST_PLACE = 4
+FLOAT32_EPSILON = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor against the truth; errors in units of the truth's spread. `complaint` is None when it is right."""
+
+    max_error: float | None
+    allowed: float | None
+    eager_error: float | None
+    complaint: str | None
+
+
+class Reference:
+    """A true tensor in float64, with what eager PyTorch makes of it and what is allowed.
+
+    `rounded` is the truth with rounded operands, None in strict float32. `spread` is the standard deviation of the finite
+    elements; their largest magnitude where they do not vary; 1 where they are all zero.
+    """
+
+    def __init__(self, truth, eager, rounded=None):
+        self.truth = truth
+        self._dtype = eager.dtype
+        self._special = [(what, test, test(eager)) for what, test in (("NaN", torch.isnan), ("infinite", torch.isinf))]
+        finite = truth[torch.isfinite(truth)] if truth.is_floating_point() else truth[:0]
+        magnitude = finite.abs().max().item() if finite.numel() else 0.0
+        deviation = finite.std(correction=0).item() if finite.numel() else 0.0
+        self.spread = (deviation if deviation > 1e-12 * magnitude else magnitude) or 1.0
+        self.eager_error = self._error(eager)
+        permitted = UNITS_IN_THE_LAST_PLACE * FLOAT32_EPSILON * magnitude / self.spread
+        if rounded is not None:
+            permitted = max(permitted, self._error(rounded))
+        self.allowed = SLACK * max(self.eager_error, permitted)
+
+    def _error(self, actual):
+        """Largest deviation over the spread, where the truth is finite."""
+        if self.truth.numel() == 0:
+            return 0.0
+        difference = torch.where(torch.isfinite(self.truth), actual.double() - self.truth, 0.0).abs()
+        return difference.max().item() / self.spread
+
+    def compare(self, name, actual):
+        """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
+        max_error, complaint = None, self._wrong_form(name, actual)
+        if complaint is None:
+            max_error = self._error(actual)
+            if not max_error <= self.allowed:
+                complaint = f"{name} is off by {max_error:.2e} of its spread; allowed are {self.allowed:.2e}"
+        return Comparison(max_error, self.allowed, self.eager_error, complaint)
+
+    def _wrong_form(self, name, actual):
+        """Shape, type, and NaN and infinity, which must stand where eager has them and nowhere else."""
+        if actual is None:
+            return f"{name} is missing"
+        if actual.shape != self.truth.shape:
+            return f"{name} has the shape {tuple(actual.shape)} instead of {tuple(self.truth.shape)}"
+        if actual.dtype != self._dtype:
+            return f"{name} has the type {actual.dtype} instead of {self._dtype}"
+        for what, test, expected in self._special:
+            found = test(actual)
+            if too_many := (found & ~expected).sum().item():
+                return f"{name} is {what} in {too_many} of {actual.numel()} elements where the original is not"
+            if too_few := (expected & ~found).sum().item():
+                return f"{name} is not {what} in {too_few} of {actual.numel()} elements where the original is"
+        return None
+
+
+def wrong(complaint):
+    """A Comparison for what cannot even be compared."""
+    return Comparison(None, None, None, complaint)
+
+
+def worst(comparisons):
+    """The first with a complaint, else the one nearest to what is allowed."""
+    complaints = [c for c in comparisons if c.complaint]
+    if complaints:
+        return complaints[0]
+    return max(comparisons, key=lambda c: c.max_error / c.allowed if c.allowed else c.max_error)

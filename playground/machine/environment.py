@@ -1,0 +1,119 @@
+"""What a result was measured on: a description to store beside it, without the names and paths of the machine."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import psutil
+import torch
+
+from . import requirements
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def describe() -> dict:
+    """The "environment" of a JSON report. What the machine does not have, or does not tell, is None (GPUs: an empty list).
+
+    Initialises CUDA where there is a GPU.
+    """
+    commit, dirty = _git_state()
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git": {"commit": commit, "dirty": dirty},
+        "os": _os_name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": _cudnn_version(),
+        "nvcc": _nvcc_release(),
+        "driver": _driver_version(),
+        "cpu": {
+            "name": _cpu_name(),
+            "cores": psutil.cpu_count(logical=False),
+            "logical_cores": os.cpu_count(),
+            "usable_logical_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
+        "memory_mib": psutil.virtual_memory().total // 2**20,
+        "gpus": _gpus(),
+    }
+
+
+def _gpus() -> list[dict]:
+    if not torch.cuda.is_available():
+        return []
+    return [_gpu(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
+
+
+def _gpu(properties) -> dict:
+    return {
+        "name": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "memory_mib": properties.total_memory // 2**20,
+        "multiprocessors": properties.multi_processor_count,
+    }
+
+
+def _cudnn_version() -> str | None:
+    """torch gives major * 10000 + minor * 100 + patch (before cuDNN 9: major * 1000)."""
+    if not (number := torch.backends.cudnn.version()):
+        return None
+    major, rest = divmod(number, 10000 if number >= 90000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _nvcc_release() -> str | None:
+    """The release of the nvcc that torch's builds use."""
+    if home := requirements.named_home():
+        toolkit = requirements.toolkit_at(Path(home))
+    else:
+        toolkit = requirements.find_toolkit(torch.version.cuda)
+    return toolkit.release if toolkit else None
+
+
+def _driver_version() -> str | None:
+    printed = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return printed.splitlines()[0].strip() if printed else None
+
+
+def _cpu_name() -> str | None:
+    if sys.platform == "darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+    try:
+        name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        name = None
+    return name.group(1) if name else platform.processor() or platform.machine() or None
+
+
+def _os_name() -> str:
+    try:
+        distribution = platform.freedesktop_os_release()["PRETTY_NAME"] + ", "
+    except (OSError, KeyError):
+        distribution = ""
+    return f"{distribution}{platform.system()} {platform.release()}, {platform.machine()}"
+
+
+def _git_state() -> tuple[str | None, bool | None]:
+    """The commit that is checked out and whether files differ from it or are not in it; None if this is no checkout."""
+    top = _output("git", "-C", str(PROJECT), "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != PROJECT:  # a copy of the project inside another repository
+        return None, None
+    commit = _output("git", "-C", str(PROJECT), "rev-parse", "HEAD")
+    changes = _output("git", "-C", str(PROJECT), "status", "--porcelain")
+    return commit, None if changes is None else changes != ""
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints, stripped; None if it is not there or fails."""
+    try:
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

@@ -1,0 +1,223 @@
+"""What a machine needs to build and run the kernels, and a clear line on what is missing.
+
+`prepare_environment` first repairs what is certain: a ninja or a CUDA toolkit that is installed but not found.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+INSTALL_PREFIX = Path("/usr/local")  # where NVIDIA's installers put cuda and cuda-<version>
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that this machine lacks, and how to get it. `str()` gives one line."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit: the directory that CUDA_HOME should name, and the release that its nvcc prints, such as 13.0."""
+
+    home: Path
+    release: str
+
+    @property
+    def major(self) -> str:
+        return self.release.split(".")[0]
+
+
+def missing_for(backend: str) -> Missing | None:
+    """The first thing that keeps this machine from building and running kernels for 'cuda' or 'cpu'; None if nothing does."""
+    if backend not in ("cuda", "cpu"):
+        raise ValueError(f"backend must be 'cuda' or 'cpu', not {backend!r}")
+    prepare_environment()
+    if backend == "cuda":
+        return missing_gpu() or missing_compiler() or missing_ninja() or missing_toolkit(torch.version.cuda)
+    return missing_compiler() or missing_ninja()
+
+
+def prepare_environment() -> None:
+    """Let this process and its children find what is installed; do nothing where nothing needs to be done.
+
+    - ninja beside this Python, in a virtual environment that is not activated: its directory is put on PATH.
+    - CUDA_HOME unset: it is set to a toolkit of torch's major version, if there is one. Left to itself, torch takes the
+      directory above that of the nvcc on PATH, which is wrong where that nvcc is a wrapper script or a link.
+
+    A CUDA_HOME that is set is never changed: if it is wrong, `missing_for` says so.
+    """
+    if not _runs("ninja"):
+        _put_ninja_on_path()
+    if torch.version.cuda:
+        set_cuda_home(torch.version.cuda)
+
+
+def missing_compiler() -> Missing | None:
+    """No C++ compiler that runs. torch takes $CXX, or else c++; nvcc takes one of its own, which is not looked at here."""
+    compiler = os.environ.get("CXX", "c++")
+    if _runs(*shlex.split(compiler)):
+        return None
+    found = next((path for name in ("c++", "g++", "clang++") if name != compiler and _runs(path := shutil.which(name))), None)
+    if found:
+        remedy = f"export CXX={found}"
+    else:
+        remedy = "install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+    if "CXX" in os.environ:
+        return Missing(f"no C++ compiler: CXX is {compiler!r}, which does not run", remedy)
+    if shutil.which("c++"):
+        return Missing(f"no C++ compiler: {shutil.which('c++')} does not run", remedy)
+    return Missing("no C++ compiler: c++ is not on PATH", remedy)
+
+
+def missing_ninja() -> Missing | None:
+    """No ninja that runs, neither on PATH nor beside this Python (see `prepare_environment`)."""
+    if _runs("ninja"):
+        return None
+    broken = shutil.which("ninja")
+    return Missing(f"{broken} does not run" if broken else "no ninja", f"{sys.executable} -m pip install ninja")
+
+
+def missing_gpu() -> Missing | None:
+    """A torch without CUDA, no driver, a driver too old for torch, or no GPU."""
+    if torch.version.cuda is None:
+        what = f"torch {torch.__version__} is built without CUDA"
+        return Missing(what, "install a CUDA build of torch (https://pytorch.org/get-started/locally)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of what is said below
+        if torch.cuda.is_available():
+            return None
+        try:
+            torch.cuda.init()
+            reason = "torch finds no GPU"
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).strip().split("\n")[0]
+    if "no NVIDIA driver" in reason:
+        return Missing("no NVIDIA driver", "install it, or start the container with the GPU (docker run --gpus all)")
+    if "too old" in reason:
+        what = f"the NVIDIA driver is too old for torch {torch.__version__}"
+        return Missing(what, f"update it to one for CUDA {torch.version.cuda}, or install a torch built for an older CUDA")
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return Missing(f"no GPU is visible: CUDA_VISIBLE_DEVICES is {visible!r}", "unset it, or name a GPU of this machine")
+    return Missing(f"no GPU is visible ({reason})", "check what nvidia-smi says")
+
+
+def missing_toolkit(torch_cuda: str) -> Missing | None:
+    """No CUDA toolkit, a CUDA_HOME that holds none, or one whose major version is not that of `torch_cuda`, such as '13.0'."""
+    major = torch_cuda.split(".")[0]
+    install = f"install a CUDA {major} toolkit (https://developer.nvidia.com/cuda-downloads) and set CUDA_HOME to it"
+    found = find_toolkit(torch_cuda)
+    export = f"export CUDA_HOME={found.home}" if found and found.major == major else install
+    if home := named_home():
+        toolkit = toolkit_at(Path(home))
+        if toolkit is None:
+            return Missing(f"CUDA_HOME is {home}, which holds no CUDA toolkit (bin/nvcc, include/cuda_runtime.h)", export)
+    else:
+        toolkit = found
+    if toolkit is None and (nvcc := shutil.which("nvcc")):
+        return Missing(f"no CUDA toolkit: {nvcc} belongs to none that has bin/nvcc and include/cuda_runtime.h", install)
+    if toolkit is None:
+        return Missing("no CUDA toolkit: no nvcc", install)
+    if toolkit.major != major:
+        what = f"nvcc {toolkit.release} ({toolkit.home}) does not fit a torch built for CUDA {torch_cuda}"
+        return Missing(what, f"{export}, or install a torch built for CUDA {toolkit.major}")
+    return None
+
+
+def named_home() -> str | None:
+    """What the environment names as the toolkit, in the order in which torch looks; None where it is silent."""
+    return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or None
+
+
+def toolkit_at(home: Path) -> Toolkit | None:
+    """The toolkit in `home`, if it has an nvcc that runs and the runtime's headers."""
+    printed = _output(str(home / "bin" / "nvcc"), "--version")
+    release = re.search(r"release (\d+\.\d+)", printed or "")
+    if release is None or not any((home / folder / "cuda_runtime.h").is_file() for folder in _include_folders(home)):
+        return None
+    return Toolkit(home, release.group(1))
+
+
+def find_toolkit(torch_cuda: str | None = None) -> Toolkit | None:
+    """A toolkit installed here, whatever CUDA_HOME says: of the major version of `torch_cuda` if there is one, or else any."""
+    toolkits = [toolkit for home in dict.fromkeys(_homes()) if (toolkit := toolkit_at(home))]
+    fitting = [toolkit for toolkit in toolkits if torch_cuda and toolkit.major == torch_cuda.split(".")[0]]
+    return next(iter(fitting + toolkits), None)
+
+
+def set_cuda_home(torch_cuda: str) -> None:
+    """Where the environment names no toolkit, name one of the major version of `torch_cuda`, if there is one."""
+    if named_home():
+        return
+    toolkit = find_toolkit(torch_cuda)
+    if toolkit and toolkit.major == torch_cuda.split(".")[0]:
+        os.environ["CUDA_HOME"] = str(toolkit.home)
+        if cpp_extension := sys.modules.get("torch.utils.cpp_extension"):  # it read CUDA_HOME when it was imported
+            cpp_extension.CUDA_HOME = str(toolkit.home)
+
+
+def _homes() -> Iterator[Path]:
+    """Where a toolkit may be: first torch's own guess, then what stands behind the nvcc on PATH, then the usual places."""
+    if nvcc := shutil.which("nvcc"):
+        yield Path(nvcc).parent.parent
+        yield Path(nvcc).resolve().parent.parent  # a link into the toolkit
+        dry_run = _output(nvcc, "--dryrun", "-x", "cu", os.devnull, stderr=True)  # fails without a host compiler
+        if top := re.search(r"^#\$ TOP=(.+)$", dry_run or "", re.MULTILINE):  # a wrapper that calls the toolkit's nvcc
+            yield Path(top.group(1)).resolve()
+    yield INSTALL_PREFIX / "cuda"
+    yield from sorted(INSTALL_PREFIX.glob("cuda-*"), key=_numbers, reverse=True)  # the newest first
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", path.name)]
+
+
+def _include_folders(home: Path) -> Iterator[Path]:
+    """conda's toolkits have their headers below targets/."""
+    yield home / "include"
+    yield from home.glob("targets/*/include")
+
+
+def _put_ninja_on_path() -> None:
+    """The ninja beside this Python goes behind all that is on PATH, or, if a ninja there does not run, before it."""
+    directories = [Path(sys.executable).parent]
+    try:
+        import ninja
+    except ImportError:
+        pass
+    else:
+        directories.append(Path(ninja.BIN_DIR).absolute())
+    directory = next((str(directory) for directory in directories if _runs(str(directory / "ninja"))), None)
+    if directory:
+        path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        os.environ["PATH"] = os.pathsep.join([directory, *path] if shutil.which("ninja") else [*path, directory])
+
+
+def _runs(*command: str | None) -> bool:
+    """Whether `command --version` succeeds: a command that is found need not run (a shim, a stub of an uninstalled tool)."""
+    return bool(command) and all(command) and _output(*command, "--version") is not None
+
+
+def _output(*command: str, stderr: bool = False) -> str | None:
+    """What a command prints to stdout, None if it is not there or fails; or to stderr, even if it fails."""
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=60, check=not stderr
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stderr if stderr else result.stdout

@@ -1,0 +1,268 @@
+"""The JSON document of a run: its contract, and reading and writing it."""
+
+import datetime
+import json
+import math
+import os
+from pathlib import Path
+
+from playground.report.figures import ordered_baselines
+
+SCHEMA = 1
+BACKENDS = ("cuda", "cpu")
+RAN_ON = ("cuda", "cpu", "emulator")
+VERDICTS = ("pass", "fail", "error", "skipped")
+BOUNDS = ("memory", "compute")
+
+# The order of keys in the file. Those not named here follow in alphabetical order.
+DOCUMENT_KEYS = ("schema", "environment", "results")
+ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
+RESULT_KEYS = (
+    *("model", "variant", "backend", "ran_on", "precision", "shape", "verdict", "reason", "findings", "source_sha256"),
+    *("check", "build_seconds", "built", "time_ms", "peak_mib", "floor_ms", "floor_bound"),
+    *("speedup", "baselines_ms", "baselines_unavailable", "training"),
+)
+SHAPE_KEYS = ("inputs", "settings", "defaults")
+CHECK_KEYS = ("max_error", "allowed", "eager_error", "gradients", "mutants_rejected")
+TIME_KEYS = ("median", "p20", "p80")
+RATIO_KEYS = ("ratio", "low", "high")
+
+
+class DocumentError(ValueError):
+    """A document that is not as the contract says, or no document at all."""
+
+
+def write(document, path):
+    """Write `document` to `path`, whole or not at all. NaN and infinities become null; a broken contract raises."""
+    document = _finite(document)
+    validate(document)
+    write_whole(path, json.dumps(_in_order(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read(path):
+    """The document in `path`; DocumentError says in one line why there is none."""
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is not a JSON number")
+
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
+    except OSError as error:
+        raise DocumentError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"{path}: not JSON: {error}") from error
+    try:
+        validate(document)
+    except DocumentError as error:
+        raise DocumentError(f"{path}: {error}") from error
+    return document
+
+
+def write_whole(path, text):
+    """Write a text file so that a reader finds the old text or the new one, never a part; a pipe is written directly."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def date_of(environment):
+    """The moment at which a document was recorded; without a time zone it is taken as UTC."""
+    moment = datetime.datetime.fromisoformat(environment["date"].replace("Z", "+00:00"))
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
+
+
+def validate(document):
+    """Raise DocumentError, naming the place, unless `document` is as the contract says. Additional keys are allowed."""
+    _require(isinstance(document, dict), "document", "an object", document)
+    schema = _field(document, "schema", "document")
+    if isinstance(schema, bool) or schema != SCHEMA:
+        raise DocumentError(f"schema {_brief(schema)}: this program reads schema {SCHEMA}")
+    _environment(_field(document, "environment", "document"))
+    results = _field(document, "results", "document")
+    _require(isinstance(results, list), "results", "a list", results)
+    for index, result in enumerate(results):
+        where = f"results[{index}]"
+        _require(isinstance(result, dict), where, "an object", result)
+        _result(result, where)
+
+
+def _environment(environment):
+    _require(isinstance(environment, dict), "environment", "an object", environment)
+    date = _field(environment, "date", "environment")
+    try:
+        date_of(environment)
+    except (AttributeError, TypeError, ValueError):
+        raise DocumentError(f"environment.date: expected an ISO 8601 date, got {_brief(date)}") from None
+    for key in ENVIRONMENT_KEYS:
+        if environment.get(key) is not None:
+            _text(environment[key], f"environment.{key}")
+
+
+def _result(result, where):
+    for key in ("model", "variant"):
+        _text(_field(result, key, where), f"{where}.{key}")
+    where = f"{where} ({result['model']}/{result['variant']})"
+    verdict = _one_of(_field(result, "verdict", where), VERDICTS, f"{where}.verdict")
+    judged = verdict in ("pass", "fail")
+    _one_of(_field(result, "backend", where), BACKENDS, f"{where}.backend")
+    _one_of(_field(result, "ran_on", where), RAN_ON, f"{where}.ran_on", null=not judged)
+    _text(_field(result, "reason", where), f"{where}.reason", null=verdict == "pass")
+
+    digest = _field(result, "source_sha256", where)
+    is_digest = isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+    _require(is_digest or (digest is None and not judged), f"{where}.source_sha256", "64 hexadecimal digits", digest)
+
+    _check(_field(result, "check", where), f"{where}.check", passed=verdict == "pass", null=not judged)
+    _number(_field(result, "build_seconds", where), f"{where}.build_seconds")
+    built = _field(result, "built", where)
+    _require(isinstance(built, bool), f"{where}.built", "true or false", built)
+    for key in ("time_ms", "speedup", "training"):
+        value = _field(result, key, where)
+        _require(value is None or verdict == "pass", f"{where}.{key}", f"null, since the verdict is {verdict}", value)
+    _timings(result, where)
+
+    bound = _one_of(_field(result, "floor_bound", where), BOUNDS, f"{where}.floor_bound", null=True)
+    floor = _number(_field(result, "floor_ms", where), f"{where}.floor_ms")
+    _require(floor is None or bound is not None, f"{where}.floor_bound", " or ".join(BOUNDS), bound)
+
+    for mode, timings in _mapping(result["training"], f"{where}.training"):
+        if timings is not None:
+            _require(isinstance(timings, dict), f"{where}.training.{mode}", "an object or null", timings)
+            _timings(timings, f"{where}.training.{mode}")
+
+    for name, reason in _mapping(result.get("baselines_unavailable"), f"{where}.baselines_unavailable"):
+        _text(reason, f"{where}.baselines_unavailable.{name}")
+    if result.get("precision") is not None:
+        _text(result["precision"], f"{where}.precision")
+    findings = result.get("findings") or []
+    are_texts = isinstance(findings, list) and all(isinstance(each, str) for each in findings)
+    _require(are_texts, f"{where}.findings", "a list of texts", findings)
+    for key, value in _mapping(result.get("shape"), f"{where}.shape"):
+        expected = (list, "a list") if key == "inputs" else (dict, "an object")
+        if value is not None and key in SHAPE_KEYS:
+            _require(isinstance(value, expected[0]), f"{where}.shape.{key}", expected[1], value)
+
+
+def _check(check, where, passed, null):
+    if check is None and null:
+        return
+    _require(isinstance(check, dict), where, "an object", check)
+    for key in ("max_error", "allowed", "eager_error"):
+        _number(_field(check, key, where), f"{where}.{key}", null=not passed)
+    _text(check.get("mutants_rejected"), f"{where}.mutants_rejected", null=True)
+    for name, each in _mapping(_field(check, "gradients", where), f"{where}.gradients"):
+        if name == "unsupported" and isinstance(each, str):
+            continue
+        _require(isinstance(each, dict), f"{where}.gradients.{name}", "an object", each)
+        for key in ("max_error", "allowed", "eager_error"):
+            _number(_field(each, key, f"{where}.gradients.{name}"), f"{where}.gradients.{name}.{key}", null=not passed)
+
+
+def _timings(holder, where):
+    """What forward and each training mode have in common."""
+    _spread(_field(holder, "time_ms", where), f"{where}.time_ms")
+    _number(_field(holder, "peak_mib", where), f"{where}.peak_mib")
+    for name, spread in _mapping(holder.get("baselines_ms"), f"{where}.baselines_ms"):
+        _spread(spread, f"{where}.baselines_ms.{name}")
+    for name, ratio in _mapping(_field(holder, "speedup", where), f"{where}.speedup"):
+        at = f"{where}.speedup.{name}"
+        _require(isinstance(ratio, dict), at, "an object", ratio)
+        for key in RATIO_KEYS:
+            _number(_field(ratio, key, at), f"{at}.{key}", null=False)
+        _require(ratio["low"] <= ratio["high"], at, "low <= high", ratio)
+
+
+def _spread(spread, where):
+    if spread is None:
+        return
+    _require(isinstance(spread, dict), where, "an object or null", spread)
+    for key in TIME_KEYS:
+        _number(_field(spread, key, where), f"{where}.{key}", null=False)
+    _require(spread["p20"] <= spread["median"] <= spread["p80"], where, "p20 <= median <= p80", spread)
+
+
+def _mapping(value, where):
+    _require(value is None or isinstance(value, dict), where, "an object or null", value)
+    return (value or {}).items()
+
+
+def _field(mapping, key, where):
+    if key not in mapping:
+        raise DocumentError(f"{where}: '{key}' is missing")
+    return mapping[key]
+
+
+def _number(value, where, null=True):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    _require(is_number or (null and value is None), where, "a number that is not negative", value)
+    return value
+
+
+def _text(value, where, null=False):
+    _require((isinstance(value, str) and value.strip()) or (null and value is None), where, "a text", value)
+
+
+def _one_of(value, choices, where, null=False):
+    is_choice = isinstance(value, str) and value in choices
+    _require(is_choice or (null and value is None), where, " or ".join(choices), value)
+    return value
+
+
+def _require(holds, where, expected, value):
+    if not holds:
+        raise DocumentError(f"{where}: expected {expected}, got {_brief(value)}")
+
+
+def _brief(value):
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _finite(value):
+    """`value` as JSON can hold it: tuples as lists, numbers that are not finite as None."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _sorted_keys(mapping, keys):
+    known = [key for key in keys if key in mapping]
+    return {key: mapping[key] for key in known + sorted(mapping.keys() - set(known))}
+
+
+def _in_order(document):
+    return {
+        **_sorted_keys(document, DOCUMENT_KEYS),
+        "environment": _sorted_keys(document["environment"], ENVIRONMENT_KEYS),
+        "results": [_result_in_order(result) for result in document["results"]],
+    }
+
+
+def _result_in_order(result):
+    """A result, or the timings of one training mode: the keys that both have are ordered in the same way."""
+    result = _sorted_keys(result, RESULT_KEYS)
+    for key, inner in (("shape", SHAPE_KEYS), ("check", CHECK_KEYS), ("time_ms", TIME_KEYS)):
+        if result.get(key):
+            result[key] = _sorted_keys(result[key], inner)
+    for key, inner in (("speedup", RATIO_KEYS), ("baselines_ms", TIME_KEYS)):
+        if result.get(key):
+            names = ordered_baselines(sorted(result[key]))
+            result[key] = {name: result[key][name] and _sorted_keys(result[key][name], inner) for name in names}
+    if result.get("training"):
+        modes = _sorted_keys(result["training"], ("weights", "weights_and_input"))
+        result["training"] = {mode: timings and _result_in_order(timings) for mode, timings in modes.items()}
+    return result

@@ -1,0 +1,1 @@
+"""How fast: what is timed, how, and against what. Knows nothing of the judge."""

@@ -1,0 +1,63 @@
+"""Tensors of a model: how they are made, moved, flattened, and carried from process to process."""
+
+import torch
+
+PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
+
+
+def save(content, path):
+    """Write a dict or list of tensors (moved to the CPU first)."""
+    torch.save(torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), content), path)
+
+
+def load(path):
+    """Read what `save` wrote. Tensors and plain containers only: the file may come from a process that is not trusted."""
+    return torch.load(path, weights_only=True)
+
+
+def to(inputs, device):
+    """The list with its tensors on the device; what is not a tensor stays as it is."""
+    return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
+
+
+def make_inputs(problem, seed):
+    """A list of what the problem's get_inputs gives after the generators were seeded."""
+    torch.manual_seed(seed)
+    return list(problem.get_inputs())
+
+
+def make_model(problem, cls, seed):
+    """An instance of `cls` with the problem's init inputs, built after the generators were seeded."""
+    init_inputs = problem.get_init_inputs()
+    torch.manual_seed(seed)
+    return cls(*init_inputs)
+
+
+def differentiable(tensor):
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+
+
+def flatten(outputs):
+    """The tensors of a model's result, which may be one, a tuple, a list or a dict. Raises TypeError when there are none."""
+    leaves = torch.utils._pytree.tree_leaves(outputs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        raise TypeError(f"forward must return a tensor or a collection of tensors, got {type(outputs).__name__}")
+    return tensors
+
+
+def gradients(model, inputs, upstream, wanted_inputs):
+    """One forward and backward pass.
+
+    `upstream` holds a gradient for each output (None for one that has none). Returns (outputs, {name: gradient or None}, in
+    which inputs are called input0, input1, ...). Raises what forward or backward raise.
+    """
+    inputs = [value.detach().requires_grad_() if i in wanted_inputs else value for i, value in enumerate(inputs)]
+    names = [name for name, p in model.named_parameters() if p.requires_grad] + [f"input{i}" for i in wanted_inputs]
+    leaves = [p for p in model.parameters() if p.requires_grad] + [inputs[i] for i in wanted_inputs]
+    outputs = flatten(model(*inputs))
+    pairs = [(o, g) for o, g in zip(outputs, upstream, strict=False) if g is not None and o.requires_grad]
+    if not pairs:
+        return outputs, dict.fromkeys(names)
+    found = torch.autograd.grad([o for o, _ in pairs], leaves, [g.to(o) for o, g in pairs], allow_unused=True)
+    return outputs, dict(zip(names, found, strict=True))

@@ -1,0 +1,40 @@
+"""A worker process: answers requests from the driver until it is told no more."""
+
+import ctypes
+import os
+import signal
+import sys
+
+from playground.worker.channel import Channel, ChannelClosed
+from playground.worker.failures import describe
+
+
+def end_with(parent):
+    """Have the kernel end this process when its parent dies, whatever it is busy with then."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        sys.exit(1)
+
+
+def main(request_fd, reply_fd, parent):
+    end_with(parent)
+    channel = Channel(request_fd, reply_fd)
+    from playground.worker import requests
+
+    answer = requests.answerer()
+    while True:
+        try:
+            message = channel.receive()
+        except ChannelClosed:
+            return
+        try:
+            reply = {"result": answer(message["request"], message["arguments"])}
+        except BaseException as exception:  # SystemExit and KeyboardInterrupt too: a judged file may raise anything
+            reply = {"error": describe(exception)[0], "details": describe(exception)[1]}
+        channel.send(reply)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

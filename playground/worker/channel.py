@@ -1,0 +1,50 @@
+"""Messages between the driver and a worker: one JSON object a line over a pair of pipes.
+
+JSON and not pickle, because the worker runs code that the driver does not trust. Tensors travel as files that are loaded with
+`weights_only=True`, for the same reason.
+"""
+
+import json
+import os
+import select
+import time
+
+
+class ChannelClosed(Exception):
+    """The other side is gone."""
+
+
+class Channel:
+    """One end: reads lines from one file descriptor and writes lines to the other."""
+
+    def __init__(self, read_fd, write_fd):
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._buffer = b""
+
+    def send(self, message):
+        """Write one message. Raises ChannelClosed when nobody can read it."""
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._write_fd, data) :]
+        except BrokenPipeError:
+            raise ChannelClosed from None
+
+    def receive(self, seconds=None):
+        """The next message. Raises TimeoutError after `seconds`, ChannelClosed at the end of the stream."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._read_fd], [], [], left)[0]:
+                raise TimeoutError
+            data = os.read(self._read_fd, 1 << 16)
+            if not data:
+                raise ChannelClosed
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+    def close(self):
+        os.close(self._read_fd)
+        os.close(self._write_fd)

@@ -1,0 +1,126 @@
+"""The driver's side of a worker: start it, ask it, give it a time limit, and leave no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import psutil
+
+from playground.catalog import ROOT
+from playground.worker.channel import Channel, ChannelClosed
+
+_living = set()
+_living_lock = threading.Lock()
+
+
+class WorkerFailure(Exception):
+    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output."""
+
+    def __init__(self, reason, details=""):
+        super().__init__(reason)
+        self.details = details
+
+
+class WorkerProcess:
+    """A process that answers requests one at a time. Use it as a context manager; leaving it ends the process.
+
+    `environment` is added to this process's environment.
+    """
+
+    def __init__(self, environment=None):
+        request_read, request_write = os.pipe()
+        reply_read, reply_write = os.pipe()
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self._output = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "playground.worker", str(request_read), str(reply_write), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=(request_read, reply_write),
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
+        )
+        os.close(request_read)
+        os.close(reply_write)
+        self._channel = Channel(reply_read, request_write)
+        with _living_lock:
+            _living.add(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def ask(self, what, limit, **arguments):
+        """The reply (a dict) to the request `what`, a name in playground.worker.requests.
+
+        Raises WorkerFailure when the request raised, the process died or ended, or `limit` seconds passed; in the last two
+        cases the process is gone and every further request fails.
+        """
+        try:
+            self._channel.send({"request": what, "arguments": arguments})
+            reply = self._channel.receive(limit)
+        except TimeoutError:
+            self.kill()
+            raise WorkerFailure(f"no answer within the time limit of {limit:g} s", self.output()) from None
+        except (ChannelClosed, OSError, ValueError):
+            raise WorkerFailure(self._cause_of_death(), self.output()) from None
+        if "error" in reply:
+            raise WorkerFailure(reply["error"], reply.get("details", "") + self.output())
+        return reply["result"]
+
+    def _cause_of_death(self):
+        try:
+            status = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return "closed its connection to the driver"
+        if status >= 0:
+            return f"ended the process (exit status {status})"
+        hint = ", which is how a machine that is out of memory ends a process" if -status == signal.SIGKILL else ""
+        return f"crashed ({signal.Signals(-status).name}{hint})"
+
+    def output(self):
+        """The end of what the process and its children printed."""
+        try:
+            self._output.seek(0, os.SEEK_END)
+            self._output.seek(max(0, self._output.tell() - 8000))
+            return self._output.read().decode(errors="replace")
+        except ValueError:  # closed
+            return ""
+
+    def kill(self):
+        """End the process and everything it started. Compilers run in process groups of their own, hence the tree."""
+        try:
+            family = [psutil.Process(self._process.pid)]
+            family += family[0].children(recursive=True)
+        except psutil.NoSuchProcess:
+            family = []
+        for member in family:
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self._process.wait()
+
+    def close(self):
+        """End the process. Safe to call twice."""
+        with _living_lock:
+            if self not in _living:
+                return
+            _living.discard(self)
+        self.kill()
+        self._channel.close()
+        self._output.close()
+
+
+def kill_all():
+    """End every worker, from any thread; requests under way then fail."""
+    with _living_lock:
+        workers = list(_living)
+    for worker in workers:
+        worker.kill()

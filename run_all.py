@@ -1,0 +1,8 @@
+"""Judge and time every variant of every model: python run_all.py [--device ...] [--models a,b] [--json FILE] [--quick]."""
+
+import sys
+
+from playground.commands import run_all
+
+if __name__ == "__main__":
+    sys.exit(run_all())

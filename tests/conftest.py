@@ -1,0 +1,74 @@
+"""What the tests share: a tiny problem, and variants of it written on the spot."""
+
+import textwrap
+
+import pytest
+
+from playground import catalog
+
+TINY_PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.linear = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+batch_size = 5
+features = 8
+outputs = features // 2
+
+def get_inputs():
+    return [torch.rand(batch_size, features)]
+
+def get_init_inputs():
+    return [features, outputs]
+"""
+
+TINY_SOLUTION = """
+import torch
+import torch.nn as nn
+
+class ModelNew(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.linear = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        {forward}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_problem(tmp_path_factory):
+    """The path of a KernelBench-format problem that any machine runs in no time."""
+    path = tmp_path_factory.mktemp("problem") / "tiny.py"
+    path.write_text(TINY_PROBLEM)
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_variant(tmp_path_factory):
+    """write_variant(name, text) -> catalog.Variant; the text is dedented."""
+    folder = tmp_path_factory.mktemp("variants")
+
+    def write(name, text):
+        path = folder / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        return catalog.Variant(name, path, "cpu")
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def write_forward(write_variant):
+    """write_forward(name, "return ...") -> catalog.Variant of the tiny problem with that body of forward."""
+
+    def write(name, body):
+        return write_variant(name, TINY_SOLUTION.format(forward=body.strip().replace("\n", "\n        ")))
+
+    return write

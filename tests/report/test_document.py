@@ -1,0 +1,198 @@
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from playground.report import document as documents
+from playground.report.document import DocumentError, read, validate, write
+
+
+def test_what_is_written_is_read_back(document, tmp_path):
+    path = tmp_path / "new folder" / "run.json"
+    write(document, path)
+    assert read(path) == json.loads(json.dumps(document))
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_order_of_keys_does_not_depend_on_the_order_of_measuring(gpu_document, tmp_path):
+    def backwards(value):
+        if isinstance(value, dict):
+            return {key: backwards(value[key]) for key in reversed(value)}
+        return [backwards(each) for each in value] if isinstance(value, list) else value
+
+    for result in gpu_document["results"]:
+        result["zeal"], result["added"] = 1, 2
+        if result["check"]:
+            result["check"]["gradients"] = None  # their order is that of the parameters, and is kept
+    write(gpu_document, tmp_path / "a.json")
+    write(backwards(gpu_document), tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    result = read(tmp_path / "a.json")["results"][0]
+    assert list(result)[:4] == ["model", "variant", "backend", "ran_on"]
+    assert list(result)[-2:] == ["added", "zeal"]
+    assert list(result["speedup"]) == ["eager", "channels_last", "compile", "eager_fp32", "compile_fp32"]
+    assert list(result["training"]["weights"]["time_ms"]) == ["median", "p20", "p80"]
+
+
+def test_numbers_that_are_not_finite_become_null(gpu_document, tmp_path):
+    failed = next(result for result in gpu_document["results"] if result["verdict"] == "fail")
+    failed["check"]["max_error"] = math.nan
+    failed["check"]["gradients"]["conv.bias"]["max_error"] = math.inf
+    failed["shape"]["inputs"] = [(128, 8, 16, 64, 64)]
+    write(gpu_document, tmp_path / "run.json")
+    text = (tmp_path / "run.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    failed = next(result for result in read(tmp_path / "run.json")["results"] if result["verdict"] == "fail")
+    assert failed["check"]["max_error"] is None
+    assert failed["check"]["gradients"]["conv.bias"]["max_error"] is None
+
+
+def test_a_failed_write_leaves_the_old_file(gpu_document, tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    path.write_text("old")
+    with pytest.raises(DocumentError):
+        write({**gpu_document, "schema": 2}, path)
+
+    def full_disk(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(documents.os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write(gpu_document, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_followed_and_permissions_are_those_of_a_new_file(gpu_document, tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
+    write(gpu_document, tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "run.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
+def test_a_pipe_is_written_directly(gpu_document, tmp_path):
+    write(gpu_document, tmp_path / "run.json")
+    code = "import sys; from playground.report.document import read, write; write(read(sys.argv[1]), '/dev/stdout')"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "run.json"], capture_output=True, check=True)
+    assert done.stdout == (tmp_path / "run.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"schema": NaN}', "NaN is not a JSON number"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", r"expected an object, got \[\]"),
+        (b"{}", "'schema' is missing"),
+        (b'{"schema": 2}', "schema 2: this program reads schema 1"),
+        (b'{"schema": true}', "schema True"),
+        (b'{"schema": 1, "environment": {"date": "2026-11-20"}}', "'results' is missing"),
+    ],
+)
+def test_read_says_what_is_wrong_with_a_file(content, message, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(DocumentError, match=message) as raised:
+        read(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_read_of_a_missing_file(tmp_path):
+    with pytest.raises(DocumentError, match=r"absent\.json: No such file"):
+        read(tmp_path / "absent.json")
+
+
+def test_documents_of_the_driver_are_valid(document):
+    validate(document)
+    validate(json.loads(json.dumps(document)))
+
+
+MISSING = object()
+BROKEN = [
+    ("environment", [], r"environment: expected an object, got \[\]"),
+    ("environment.date", "yesterday", "environment.date: expected an ISO 8601 date, got 'yesterday'"),
+    ("environment.date", 5, "environment.date"),
+    ("environment.gpu", 1, "environment.gpu"),
+    ("results", {}, "results: expected a list"),
+    ("results.0", None, r"results\[0\]: expected an object, got None"),
+    ("results.0.model", "", r"results\[0\].model: expected a text"),
+    ("results.0.backend", "rocm", "backend: expected cuda or cpu, got 'rocm'"),
+    ("results.0.ran_on", None, "ran_on: expected cuda or cpu or emulator, got None"),
+    ("results.0.ran_on", [], "ran_on"),
+    ("results.0.verdict", "passed", r"\(pool/v1\).verdict: expected pass or fail or error or skipped"),
+    ("results.0.verdict", "fail", "reason"),
+    ("results.0.source_sha256", "12ab", "source_sha256: expected 64 hexadecimal digits, got '12ab'"),
+    ("results.0.check", None, r"\.check: expected an object"),
+    ("results.0.check.max_error", None, "check.max_error: expected a number"),
+    ("results.0.check.allowed", -1, "check.allowed: expected a number that is not negative, got -1"),
+    ("results.0.check.eager_error", True, "check.eager_error"),
+    ("results.0.check.gradients", MISSING, "'gradients' is missing"),
+    ("results.0.check.gradients.conv.weight", 0.1, "check.gradients.conv.weight: expected an object"),
+    ("results.0.check.mutants_rejected", 9, "mutants_rejected"),
+    ("results.0.build_seconds", "6.7", "build_seconds"),
+    ("results.0.built", None, "built: expected true or false, got None"),
+    ("results.0.time_ms.median", math.nan, "time_ms.median: expected a number"),
+    ("results.0.time_ms.median", 9e9, "time_ms: expected p20 <= median <= p80"),
+    ("results.0.peak_mib", MISSING, "'peak_mib' is missing"),
+    ("results.0.floor_bound", None, "floor_bound: expected memory or compute"),
+    ("results.0.speedup.eager.low", MISSING, "speedup.eager: 'low' is missing"),
+    ("results.0.speedup.eager.low", 1e9, "speedup.eager: expected low <= high"),
+    ("results.0.speedup.eager", 2.0, "speedup.eager: expected an object, got 2.0"),
+    ("results.0.baselines_ms.eager", 2.0, "baselines_ms.eager: expected an object or null, got 2.0"),
+    ("results.0.baselines_unavailable", ["compile"], "baselines_unavailable: expected an object or null"),
+    ("results.0.baselines_unavailable.compile", None, "baselines_unavailable.compile"),
+    ("results.0.training.weights", 1.0, "training.weights: expected an object or null"),
+    ("results.0.training.weights.time_ms.p20", MISSING, "training.weights.time_ms: 'p20' is missing"),
+    ("results.0.findings", [1], "findings: expected a list of texts"),
+    ("results.0.shape", "big", "shape: expected an object or null"),
+    ("results.0.shape.inputs", 3, "shape.inputs: expected a list, got 3"),
+    ("results.0.precision", 32, "precision"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "message"), BROKEN)
+def test_validate_names_the_place_that_breaks_the_contract(place, value, message, make_passed, make_environment):
+    document = {"schema": 1, "environment": make_environment(), "results": [make_passed("pool", "v1")]}
+    validate(document)
+    holder = document
+    *path, key = place.replace("conv.weight", "conv/weight").split(".")
+    for step in path:
+        holder = holder[int(step) if isinstance(holder, list) else step]
+    key = int(key) if isinstance(holder, list) else key.replace("/", ".")
+    if value is MISSING:
+        del holder[key]
+    else:
+        holder[key] = value
+    with pytest.raises(DocumentError, match=message) as raised:
+        validate(document)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_not_right_is_never_timed(gpu_document):
+    for verdict in ("fail", "error", "skipped"):
+        broken = copy.deepcopy(gpu_document)
+        broken["results"][0].update(verdict=verdict, reason="wrong")
+        with pytest.raises(DocumentError, match=f"time_ms: expected null, since the verdict is {verdict}"):
+            validate(broken)
+
+
+@pytest.mark.parametrize("key", documents.RESULT_KEYS)
+def test_keys_of_the_contract_are_required_and_later_ones_are_not(key, gpu_document):
+    later = {"precision", "shape", "findings", "baselines_ms", "baselines_unavailable"}
+    for result in gpu_document["results"]:
+        del result[key]
+    if key in later:
+        validate(gpu_document)
+    else:
+        with pytest.raises(DocumentError, match=f"'{key}' is missing"):
+            validate(gpu_document)

@@ -1,0 +1,119 @@
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from playground.report import figures
+
+positive = st.floats(min_value=1e-300, max_value=1e300)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *[(0.142, "0.142"), (11.3, "11.3"), (206, "206"), (7, "7.00"), (9.996, "10.0"), (99.96, "100"), (0.9996, "1.00")],
+        *[(12345, "12300"), (999_499, "999000"), (999_500, "1.00e6"), (1.2e-5, "1.20e-5"), (0.000123, "0.000123"), (0, "0")],
+        *[(None, "-"), (math.nan, "-"), (math.inf, "-")],
+    ],
+)
+def test_significant(value, text):
+    assert figures.significant(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.1e-5, "1.10e-5"), (0.5, "5.00e-1"), (0.0, "0"), (None, "-"), (math.nan, "-")])
+def test_scientific(value, text):
+    assert figures.scientific(value) == text
+
+
+@given(positive)
+def test_numbers_have_three_significant_digits_and_the_right_value(value):
+    for text in (figures.significant(value), figures.scientific(value)):
+        assert abs(float(text) - value) <= 0.00501 * value
+        digits = re.sub(r"e.*|\.", "", text).lstrip("0")
+        assert len(digits) == 3 or (value >= 1000 and set(digits[3:]) == {"0"})
+        assert len(text) <= 9
+
+
+@given(positive, positive)
+def test_rounding_keeps_the_order(a, b):
+    low, high = sorted((a, b))
+    assert float(figures.significant(low)) <= float(figures.significant(high))
+
+
+@given(st.text())
+def test_one_line_is_one_printable_line(text):
+    line = figures.one_line(text)
+    assert line.isprintable()
+    assert figures.one_line(line) == line
+
+
+def test_one_line_keeps_words_and_disarms_escapes():
+    assert figures.one_line("a\x1b[31m\n\tb\r\udc80c") == "a [31m b c"
+
+
+def test_best_baseline_is_the_one_hardest_to_beat():
+    assert (
+        figures.best_baseline({"eager": {"ratio": 3.0}, "compile": {"ratio": 1.5}, "channels_last": {"ratio": 2.0}})
+        == "compile"
+    )
+    assert figures.best_baseline(None) is None
+    assert figures.best_baseline({}) is None
+
+
+def test_gradient_verdict():
+    fine, wrong = {"max_error": 1.0, "allowed": 1.0}, {"max_error": 1.1, "allowed": 1.0}
+    not_a_number = {"max_error": None, "allowed": 1.0}
+    for gradients, verdict in [
+        (None, "-"),
+        ({}, "none"),
+        ({"unsupported": "no backward"}, "none"),
+        ({"unsupported": fine}, "ok"),  # a parameter of that name
+        ({"a": fine, "b": fine}, "ok"),
+        ({"a": fine, "b": wrong}, "fail"),
+        ({"a": not_a_number}, "fail"),
+    ]:
+        assert figures.gradient_verdict({"gradients": gradients}) == verdict
+    assert figures.gradient_verdict(None) == "-"
+
+
+def test_share_of_floor():
+    assert figures.share_of_floor({"floor_ms": 1.0, "time_ms": {"median": 4.0}}) == 0.25
+    assert figures.share_of_floor({"floor_ms": None, "time_ms": {"median": 4.0}}) is None
+    assert figures.share_of_floor({"floor_ms": 1.0, "time_ms": None}) is None
+
+
+def test_constants_of_a_model_are_read_without_running_it(tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import torch\nbatch_size = 128\nheight, width = 384, 192\nkernel_size = (3, 3, 3)\ndivisor = -2.0\n"
+        "bias_shape = (out, 1)\nraise SystemExit('run')\ndef f():\n    inner = 1\n"
+    )
+    expected = {"batch_size": 128, "height": 384, "width": 192, "kernel_size": (3, 3, 3), "divisor": -2.0}
+    assert figures.model_constants(model) == expected
+    model.write_text("def broken(:")
+    assert figures.model_constants(model) == {}
+    assert figures.model_constants(tmp_path / "absent.py") == {}
+
+
+def test_size_note(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "pool.py").write_text("batch_size = 128\npool = (2, 2)\n")
+
+    def note(settings, model="pool", **shape):
+        return figures.size_note({"model": model, "shape": {"settings": settings, **shape}}, tmp_path)
+
+    assert note({"batch_size": 4}) == "batch 4 instead of 128"
+    assert note({"batch_size": 4, "pool": [3, 3]}) == "batch 4 instead of 128, pool [3, 3] instead of [2, 2]"
+    assert note({"batch_size": 128, "pool": [2, 2]}) == ""
+    assert note({}) == note(None) == figures.size_note({"model": "pool", "shape": None}) == ""
+    assert note({"batch_size": 4}, model="stranger") == "batch 4"
+    assert note({"batch_size": 4}, model="stranger", defaults={"batch_size": 16}) == "batch 4 instead of 16"
+    assert note({"batch_size": 4}, model=str(tmp_path / "models" / "pool.py")) == "batch 4 instead of 128"
+
+
+def test_machine():
+    environment = {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130", "cuda": "13.0", "driver": "580.95"}
+    assert figures.machine(environment) == "NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95"
+    assert figures.machine({"gpu": None, "torch": "2.13.0+cpu", "cuda": None}) == "no GPU, torch 2.13.0+cpu"

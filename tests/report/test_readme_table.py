@@ -1,0 +1,184 @@
+import copy
+import hashlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from playground.report import readme_table
+from playground.report.document import write
+from playground.report.figures import ROOT
+
+README = "# Title\n\n<!-- results:begin -->\nold\n<!-- results:end -->\n\nThe rest.\n"
+MODEL = "batch_size = 128\nheight, width = 384, 384\n"
+VARIANTS = ("v1_fused_tail", "v2_single_kernel", "v10_later", "cpu_box_sums")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A small repository: one model, three CUDA variants, a CPU variant, no results."""
+    for folder in ("models", "kernels/pool", "results"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "models" / "pool.py").write_text(MODEL)
+    (tmp_path / "models" / "__init__.py").touch()
+    for variant in VARIANTS:
+        (tmp_path / "kernels" / "pool" / f"{variant}.py").write_text(f"# {variant}\n")
+    (tmp_path / "README.md").write_text(README)
+    return tmp_path
+
+
+@pytest.fixture
+def record(root, make_passed, make_environment):
+    """Writes a run of the named variants of `pool` into results/; changes are made to each of its results."""
+
+    def record(
+        name="h200.json", variants=("v1_fused_tail", "v2_single_kernel"), environment=(), medians=(7.0, 0.142), **changes
+    ):
+        results = []
+        for variant, median in zip(variants, medians, strict=True):
+            result = make_passed("pool", variant, median, settings={"batch_size": 128})
+            source = root / "kernels" / "pool" / f"{variant}.py"
+            result["source_sha256"] = hashlib.sha256(source.read_bytes()).hexdigest() if source.exists() else "0" * 64
+            result.update(copy.deepcopy(changes))
+            results.append(result)
+        document = {"schema": 1, "environment": {**make_environment(), **dict(environment)}, "results": results}
+        write(document, root / "results" / name)
+
+    return record
+
+
+def rows(root):
+    """{first cell: other cells} of the tables."""
+    lines = [line for line in readme_table.table(root).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert len({len(row) for row in cells}) <= 1
+    return {re.sub(r"\[`(.*)`\]\(.*\)", r"\1", first): others for first, *others in cells}
+
+
+def test_nothing_measured(root):
+    assert readme_table.table(root) == "Nothing has been measured on a GPU yet."
+    (root / "results").rmdir()
+    assert readme_table.table(root) == "Nothing has been measured on a GPU yet."
+
+
+def test_rows(root, record):
+    record()
+    text = readme_table.table(root)
+    assert "**pool**, input 128x8x384x384\n\n| " in text
+    assert "[`v2_single_kernel`](kernels/pool/v2_single_kernel.py)" in text
+    assert text.endswith(
+        "Measured on NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05, 2026-11-20; recorded in `results/h200.json`."
+    )
+    table = rows(root)
+    assert list(table)[2:] == [
+        *("eager", "channels_last", "torch.compile", "eager fp32", "compile fp32"),
+        *("v1_fused_tail", "v2_single_kernel", "v10_later"),
+    ]
+    assert table["v2_single_kernel"] == [
+        *("tf32", "0.142", "79.6x", "49.4x (torch.compile)", "97.9%", "1.10e-5 (1.20e-5)", "4.57 (5.43x)", "5.10 (4.94x)"),
+    ]
+    assert table["v10_later"] == ["", "not measured yet", "", "", "", "", "", ""]
+    # The median over both variants' runs: (7.0 + 0.142) / 2 * 79.6.
+    assert table["eager"] == ["", "284", "1.00x", "", "", "", "40.0", "40.6"]
+    assert table["torch.compile"][1:3] == ["176", "1.61x"]
+
+
+def test_a_variant_that_changed_is_not_quoted(root, record):
+    record()
+    (root / "kernels" / "pool" / "v1_fused_tail.py").write_text("# edited\n")
+    table = rows(root)
+    assert table["v1_fused_tail"] == ["", "not measured since it changed", "", "", "", "", "", ""]
+    assert table["v2_single_kernel"][1] == "0.142"
+    assert "eager" in table
+
+
+def test_a_model_that_changed_is_not_quoted(root, record):
+    record(model_sha256=hashlib.sha256(MODEL.encode()).hexdigest())
+    assert rows(root)["v1_fused_tail"][1] == "7.00"
+    (root / "models" / "pool.py").write_text(MODEL + "# edited\n")
+    table = rows(root)
+    assert table["v1_fused_tail"][1] == table["v2_single_kernel"][1] == "not measured since it changed"
+    assert "eager" not in table
+
+
+def test_of_each_gpu_the_newest_run_counts(root, record):
+    record("z.json", environment={"date": "2026-11-19T23:00:00Z"}, medians=(1.0, 2.0))
+    record("a.json", environment={"date": "2026-11-20T00:30:00+02:00"}, medians=(3.0, 4.0))  # earlier: 22:30 UTC
+    record("l40s.json", environment={"gpu": "NVIDIA L40S", "date": "2026-11-01"}, medians=(5.0, 6.0))
+    record("cpu.json", environment={"gpu": None, "date": "2026-12-01"}, medians=(7.0, 8.0))
+    record("small.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), shape={"settings": {"batch_size": 4}})
+    record("emulated.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), ran_on="emulator")
+    text = readme_table.table(root)
+    assert re.findall(r"recorded in `results/(.*)`", text) == ["z.json", "l40s.json"]
+    assert re.findall(r"v1_fused_tail.py\) \| tf32 \| (\S+)", text) == ["1.00", "5.00"]
+
+
+def test_results_that_are_no_pass(root, record):
+    record(
+        verdict="fail",
+        reason="a | b <!-- results:end -->\nsecond line",
+        **{"time_ms": None, "speedup": None, "training": None, "baselines_ms": {}},
+    )
+    expected = "fail: a \\| b &lt;!-- results:end --> second line"
+    assert rows(root)["v1_fused_tail"][1] == expected
+    assert readme_table.main([], root) == 0
+    assert readme_table.main(["--check"], root) == 0
+
+
+def test_results_without_training_floor_or_compile(root, record):
+    eager = {"ratio": 2.0, "low": 1.9, "high": 2.1}
+    record(training=None, floor_ms=None, floor_bound=None, speedup={"eager": eager}, baselines_ms=None, precision=None)
+    assert rows(root)["v2_single_kernel"] == ["", "0.142", "2.00x", "2.00x (eager)", "", "1.10e-5 (1.20e-5)", "", ""]
+    record(speedup=None)
+    assert rows(root)["v2_single_kernel"][2:4] == ["", ""]
+
+
+def test_a_variant_that_is_gone_is_not_shown(root, record):
+    record(variants=("v0_gone", "v2_single_kernel"))
+    assert "v0_gone" not in rows(root)
+
+
+def test_command_rewrites_and_checks(root, record, capsys):
+    assert readme_table.main(["--check"], root) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "README.md's table of results is out of date; run: python -m playground.report.readme_table"
+    ]
+    assert (root / "README.md").read_text() == README
+    assert readme_table.main([], root) == 0
+    assert readme_table.main(["--check"], root) == 0
+    assert (root / "README.md").read_text() == README.replace("old", "Nothing has been measured on a GPU yet.")
+    record()
+    assert readme_table.main(["--check"], root) == 1
+    assert readme_table.main([], root) == 0
+    assert readme_table.main(["--check"], root) == 0
+    text = (root / "README.md").read_text()
+    assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
+    assert text.endswith("`results/h200.json`.\n<!-- results:end -->\n\nThe rest.\n")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "readme", ["no markers", README.replace("begin", "end"), README + README, "<!-- results:end --> <!-- results:begin -->"]
+)
+def test_markers_that_are_missing_or_doubled(readme, root, capsys):
+    (root / "README.md").write_text(readme)
+    for arguments in ([], ["--check"]):
+        assert readme_table.main(arguments, root) == 2
+        assert "README.md must contain" in capsys.readouterr().err
+    assert (root / "README.md").read_text() == readme
+
+
+def test_a_broken_record_is_named(root, capsys):
+    (root / "results" / "broken.json").write_text("{")
+    assert readme_table.main([], root) == 2
+    error = capsys.readouterr().err
+    assert "broken.json: not JSON" in error
+    assert error.count("\n") == 1
+    assert (root / "README.md").read_text() == README
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "playground.report.readme_table", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "--check" in done.stdout

@@ -1,0 +1,192 @@
+import io
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from playground.report import terminal
+from playground.report.document import write
+
+VIEWS = {"summary": terminal.summary, "details": terminal.details}
+
+
+def draw(view, document, width=80, **console):
+    file = io.StringIO()
+    VIEWS[view](document, Console(file=file, width=width, **console))
+    return file.getvalue()
+
+
+def unfolded(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_in_a_pipe_it_is_plain_ascii_within_the_width_and_nothing_is_cut_off(view, width, document):
+    text = draw(view, document, width)
+    assert text.isascii()
+    assert "\x1b" not in text and "..." not in text
+    assert max(map(len, text.splitlines())) <= width
+    for result in document["results"]:
+        assert result["model"] in text
+        assert re.search(rf"^\s*{result['variant']}\b", text, re.MULTILINE)
+        assert result["verdict"] in text
+        if result["reason"]:
+            assert result["reason"].replace("\n", " ") in unfolded(text)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_terminal_shows_the_same_text_in_colour(view, width, document):
+    coloured = draw(view, document, width, force_terminal=True, color_system="standard", legacy_windows=False)
+    assert re.search(r"\x1b\[[\d;]*m", coloured)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == draw(view, document, width)
+
+
+def test_summary_has_one_line_a_variant_where_there_is_room(gpu_document):
+    text = draw("summary", gpu_document, 160)
+    row = next(line for line in text.splitlines() if line.startswith("v2_single_kernel"))
+    assert row.split() == [
+        *("v2_single_kernel", "cuda,", "tf32", "pass", "ok", "1.10e-5", "1.20e-5", "6.70", "0.142", "49.4x", "torch.compile"),
+        "97.9%",
+    ]
+
+
+def test_summary_has_two_lines_a_variant_at_80_columns(gpu_document):
+    lines = draw("summary", gpu_document).splitlines()
+    index = next(i for i, line in enumerate(lines) if line.startswith("v2_single_kernel"))
+    assert lines[index].split() == ["v2_single_kernel", "pass", "1.10e-5", "6.70", "0.142", "49.4x", "97.9%"]
+    assert lines[index + 1].split() == ["cuda,", "tf32", "ok", "1.20e-5", "torch.compile"]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_columns_stand_in_the_same_places_for_all_models(width, gpu_document):
+    heads = [line for line in draw("summary", gpu_document, width).splitlines() if line.startswith("variant")]
+    assert len(heads) == 3
+    assert len(set(heads)) == 1
+
+
+def test_summary_counts_and_names_what_is_missing(gpu_document):
+    text = unfolded(draw("summary", gpu_document))
+    assert text.endswith("3 passed, 1 failed, 1 ended in an error")
+    assert "NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05" in text
+    assert "baseline torch.compile not measured: torch.compile: no working C++ compiler was found" in text
+    assert "instead of" not in text  # settings that are the original's are no change
+
+
+def test_summary_without_a_gpu(cpu_document):
+    text = unfolded(draw("summary", cpu_document))
+    skipped = "v1_fused_tail, v2_single_kernel skipped: no CUDA GPU in this machine; run it on one, or with --device emulator"
+    assert skipped in text
+    assert "v3_tiled: batch 2 instead of 128, height 26 instead of 384, width 27 instead of 384" in text
+    assert "cpu_box_sums: batch 4 instead of 128" in text
+    assert "On the emulator variants are checked on small shapes and not timed." in text
+    assert text.endswith("2 passed, 2 skipped")
+
+
+def test_sizes_that_are_the_same_for_all_variants_stand_beside_the_model(gpu_document):
+    for result in gpu_document["results"][:2]:
+        result["shape"]["settings"] = {"batch_size": 4}
+    assert "conv_pool_sigmoid_sum: batch 4 instead of 128\n" in draw("summary", gpu_document)
+
+
+def test_details_show_everything_of_a_variant(gpu_document):
+    gpu_document["results"] = [gpu_document["results"][1]]
+    gpu_document["results"][0]["findings"] = ["v2.py:88: race on `tile`"]
+    gpu_document["results"][0]["check"]["mutants_rejected"] = "9/9"
+    text = unfolded(draw("details", gpu_document))
+    for part in [
+        "v2_single_kernel pass",
+        "finding v2.py:88: race on `tile`",
+        "ran on cuda, tf32",
+        "inputs (128, 8, 384, 384)",
+        "error 1.10e-5; eager's 1.20e-5; allowed 2.40e-5",
+        "mutants 9/9 rejected",
+        "build 6.70 s",
+        "floor 0.139 ms, bound by memory; 97.9% of it reached",
+        "conv.weight ok 3.21e-6 1.20e-5 2.40e-5",
+        "conv.bias ok 0 1.20e-5 2.40e-5",
+        "input0 ok 2.20e-5 1.20e-5 2.40e-5",
+        "forward 0.142 0.141-0.145 613",
+        "torch.compile 7.01 6.94-7.15 49.4x 48.9x-49.9x",
+        "training, weights 4.57 4.52-4.66 1230",
+        "training, weights and input 5.10 5.05-5.20 2400",
+    ]:
+        assert part in text
+
+
+def test_details_of_what_is_no_pass(gpu_document, cpu_document):
+    text = unfolded(draw("details", gpu_document))
+    assert "conv.weight fail 5.00e-1 1.20e-5 2.40e-5" in text
+    assert "conv.bias fail - 1.20e-5 2.40e-5" in text
+    assert "gradients none: v1_direct has no backward" in text
+    assert "build 0.300 s, from the cache" in text
+    assert "note baseline torch.compile not measured" in text
+    text = unfolded(draw("details", cpu_document))
+    assert "v1_fused_tail skipped reason no CUDA GPU in this machine" in text
+    assert "inputs (4, 8, 384, 384): batch 4 instead of 128" in text
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_strangers_text_is_neither_obeyed_nor_cut(view, width, gpu_document):
+    name = "/home/somebody/kernels/" + "a_very_long_name_" * 8 + "[red]x[/green].py"
+    reason = "line one\nline two \x1b[2J\x07 [bold]markup[/nonsense] " + "unbroken" * 30
+    gpu_document["results"][0].update(variant=name, model=name)
+    gpu_document["results"][2].update(reason=reason, variant=name)
+    gpu_document["results"][1]["check"]["gradients"] = {name: {"max_error": 1e-6, "allowed": 1e-5, "eager_error": 1e-6}}
+    text = draw(view, gpu_document, width)
+    assert "\x1b" not in text and "\x07" not in text and "..." not in text
+    assert max(map(len, text.splitlines())) <= width
+    letters = "".join(text.split())
+    assert "lineonelinetwo[2J[bold]markup[/nonsense]" + "unbroken" * 30 in letters
+    assert name in letters  # the model's, which has a line of its own
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_long_numbers_are_not_cut(view, gpu_document):
+    result = gpu_document["results"][1]
+    for timings in (result, *result["training"].values()):
+        timings["time_ms"] = {"median": 123456.0, "p20": 123111.0, "p80": 124999.0}
+        timings["baselines_ms"]["eager"] = {"median": 9876543.0, "p20": 9876111.0, "p80": 9886111.0}
+        timings["speedup"]["compile"] = {"ratio": 0.00012345, "low": 0.00012222, "high": 0.00012499}
+    result["check"].update(max_error=1.234e-12, eager_error=9.876e-11)
+    result["build_seconds"] = 123.4
+    text = unfolded(draw(view, gpu_document))
+    for number in ["123000", "0.000123x", "1.23e-12", "9.88e-11", "123"]:
+        assert number in text
+    if view == "details":
+        for number in ["123000-125000", "9.88e6", "9.88e6-9.89e6", "0.000122x-0.000125x"]:
+            assert number in text
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_results(view, gpu_document):
+    assert "NVIDIA H200" in draw(view, {**gpu_document, "results": []})
+
+
+@pytest.mark.parametrize("columns", [None, "20", "160", "nonsense"])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
+    gpu_document["results"][2]["reason"] = "naïve 核 kernel"
+    write(gpu_document, tmp_path / "run.json")
+    code = (
+        "import sys; from playground.report import document, terminal; console = terminal.make_console();"
+        "terminal.summary(document.read(sys.argv[1]), console); print(console.width, file=sys.stderr)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
+    environment |= {"PYTHONIOENCODING": encoding} | ({} if columns is None else {"COLUMNS": columns})
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "run.json"],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        check=True,
+    )
+    assert int(done.stderr) == (160 if columns == "160" else 80)
+    assert b"\x1b" not in done.stdout
+    reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"
+    assert reason in done.stdout.decode(encoding)

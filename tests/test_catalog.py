@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from playground import catalog
+
+
+def test_models_are_found_by_name_in_the_order_of_the_readme():
+    assert [model.name for model in catalog.models()] == [
+        "conv_pool_sigmoid_sum",
+        "conv3d_div_max_gap_bias_sum",
+        "alexnet_conv1",
+    ]
+
+
+def test_variants_are_ordered_as_a_ladder_with_the_cpu_last():
+    for model in catalog.models():
+        names = [variant.name for variant in catalog.variants(model)]
+        assert names[0].startswith("v1_")
+        assert names[-1].startswith("cpu_")
+
+
+def test_backends_are_read_off_the_files():
+    for model in catalog.models():
+        for variant in catalog.variants(model):
+            assert variant.backend == ("cpu" if variant.name.startswith("cpu_") else "cuda")
+
+
+def test_unknown_names_are_told_with_the_known_ones():
+    with pytest.raises(catalog.CatalogError, match="no model is called 'nonsense'.*alexnet_conv1"):
+        catalog.find_model("nonsense")
+    with pytest.raises(catalog.CatalogError, match="no variant of alexnet_conv1 is called 'v9'.*v1_direct"):
+        catalog.find_variant(catalog.find_model("alexnet_conv1"), "v9")
+
+
+def test_a_path_is_a_model(tiny_problem):
+    assert catalog.find_model(str(tiny_problem)).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    "texts, expected", [(["batch_size=4"], {"batch_size": 4}), (["a=(1, 2)", "b='x'"], {"a": (1, 2), "b": "x"})]
+)
+def test_settings_are_python_literals(texts, expected):
+    assert catalog.parse_settings(texts) == expected
+
+
+@pytest.mark.parametrize("text", ["batch_size", "=4", "a b=1", "batch_size=four"])
+def test_bad_settings_are_refused(text):
+    with pytest.raises(catalog.CatalogError, match="--set"):
+        catalog.parse_settings([text])
+
+
+def test_constants_computed_from_a_setting_follow_it(tiny_problem):
+    problem = catalog.load_problem(tiny_problem, {"features": 12})
+    assert problem.outputs == 6
+    assert problem.get_init_inputs() == [12, 6]
+
+
+def test_a_setting_of_one_name_in_a_tuple():
+    path = catalog.find_model("conv_pool_sigmoid_sum").path
+    problem = catalog.load_problem(path, {"height": 20, "batch_size": 1})
+    assert problem.get_inputs()[0].shape == (1, 8, 20, 384)
+
+
+def test_a_setting_that_the_file_does_not_have_is_refused(tiny_problem):
+    with pytest.raises(catalog.CatalogError, match="no constant called depth; it has: batch_size, features, outputs"):
+        catalog.load_problem(tiny_problem, {"depth": 3})
+
+
+def test_a_file_without_what_it_must_define(tmp_path):
+    path = tmp_path / "empty.py"
+    path.write_text("x = 1\n")
+    with pytest.raises(catalog.CatalogError, match="does not define Model, get_inputs, get_init_inputs"):
+        catalog.load_problem(path)
+    with pytest.raises(catalog.CatalogError, match="does not define ModelNew"):
+        catalog.load_variant(path)
+
+
+@pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
+def test_variants_have_the_parameters_of_the_original(model):
+    """Same seed, same weights, in the same order; load_state_dict is strict both ways; nothing is built on import."""
+    problem = catalog.load_problem(model.path)
+    torch.manual_seed(3)
+    original = problem.Model(*problem.get_init_inputs())
+    for variant in catalog.variants(model):
+        torch.manual_seed(3)
+        new = catalog.load_variant(variant.path).ModelNew(*problem.get_init_inputs())
+        assert [name for name, _ in new.named_parameters()] == [name for name, _ in original.named_parameters()]
+        for (name, expected), actual in zip(original.state_dict().items(), new.state_dict().values(), strict=True):
+            assert torch.equal(expected, actual), f"{variant.name}: {name}"
+        new.load_state_dict(original.state_dict())
+        original.load_state_dict(new.state_dict())
