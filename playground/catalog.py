@@ -53,8 +53,10 @@ class Variant:
     path: Path
     backend: str
 
-    def source_sha256(self):
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+def sha256(path):
+    """Of a file's bytes, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def models():

@@ -115,9 +115,13 @@ def _run(given, make_tasks, options, show):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     report = {"schema": document.SCHEMA, "environment": environment.describe(), "results": results}
-    if given.json:
-        document.write(report, given.json)
     show(report, terminal.make_console())
+    if given.json:
+        try:
+            document.write(report, given.json)
+        except OSError as complaint:
+            print(f"--json {given.json}: {complaint.strerror}", file=sys.stderr)
+            return IMPOSSIBLE
     return FAILED if any(result["verdict"] in ("fail", "error") for result in results) else PASSED
 
 

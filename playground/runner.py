@@ -176,6 +176,8 @@ class Runner:
         floor = original.floor(task.model.name)
         if floor:
             result["floor_ms"], result["floor_bound"] = floor["milliseconds"], floor["bound"]
+        else:
+            result["baselines_unavailable"]["floor"] = original.unavailable["floor"]
         gradients = result["check"]["gradients"]
         if self._options.training and gradients and "unsupported" not in gradients:
             modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
@@ -199,11 +201,13 @@ class _Original:
         self._differentiable = {}
         self._samples = {}
         self._floor = None
+        self._precision = None
 
     def prepare(self):
         """Truth on every probe. Returns {"inputs", "precision"}. Raises WorkerFailure."""
         self._progress.started("truth", self._task.model.name, "float64")
         description = self._referee.ask("referee.load", self._options.time_limit, **self._arguments())
+        self._precision = description["precision"]
         for i, probe in enumerate(PROBES):
             prepared = self._referee.ask(
                 "referee.prepare", self._options.time_limit, probe=probe, seed=self._seed + 1 + i, inputs=self.inputs(probe)
@@ -245,8 +249,8 @@ class _Original:
         """{"milliseconds", "bound"}, or None where it cannot be counted."""
         if self._floor is None:
             try:
-                precision = "tf32" if self._task.place == "cuda" else "fp32"
-                self._floor = self._ask_baselines("baselines.floor", name=name, seed=self._seed, precision=precision)
+                arguments = {"name": name, "seed": self._seed, "precision": self._precision}
+                self._floor = self._ask_baselines("baselines.floor", **arguments)
             except WorkerFailure as failure:
                 self.unavailable["floor"] = str(failure)
                 self._floor = {}
@@ -288,7 +292,8 @@ def _blank_result(task):
         "verdict": None if task.place else "skipped",
         "reason": task.skip,
         "details": "",
-        "source_sha256": task.variant.source_sha256(),
+        "source_sha256": catalog.sha256(task.variant.path),
+        "model_sha256": catalog.sha256(task.model.path),
         "shape": {"inputs": [], "settings": task.settings},
         "precision": None,
         "check": None,

@@ -26,9 +26,9 @@ def test_backends_are_read_off_the_files():
 
 
 def test_unknown_names_are_told_with_the_known_ones():
-    with pytest.raises(catalog.CatalogError, match="no model is called 'nonsense'.*alexnet_conv1"):
+    with pytest.raises(catalog.CatalogError, match=r"no model is called 'nonsense'.*alexnet_conv1"):
         catalog.find_model("nonsense")
-    with pytest.raises(catalog.CatalogError, match="no variant of alexnet_conv1 is called 'v9'.*v1_direct"):
+    with pytest.raises(catalog.CatalogError, match=r"no variant of alexnet_conv1 is called 'v9'.*v1_direct"):
         catalog.find_variant(catalog.find_model("alexnet_conv1"), "v9")
 
 

@@ -40,8 +40,8 @@ Floor
 
 Takes
     float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included; any channels, kernel, pool size,
-    bias shape and sum_dim that the original takes; a divisor as said above, an int or float. Anything else raises. Trains, second
-    derivatives included. The kernel is deterministic.
+    bias shape and sum_dim that the original takes; a divisor as said above, an int or float. Anything else raises. Trains,
+    second derivatives included. The kernel is deterministic.
 """
 
 import functools

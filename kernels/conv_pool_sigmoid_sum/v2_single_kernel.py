@@ -24,20 +24,20 @@ Mathematics
 
 Launches
     kernel           grid                                       block  shared  work of a thread
-    conv_pool_sum    (samples x tiles x groups of 16 channels)  256    37 KB   a window in 16 channels; a tile is 32 x 8 windows
-    window_grad      the same                                   256    37 KB   the same, for delta
-    parameter_grad   (weights / 16 x splits of the batch)       256    0.5 KB  one weight's product with every 256th window
+    conv_pool_sum    (samples x tiles x groups of 16 channels)  256    36 KB   a window in 16 channels; a tile is 32 x 8 windows
+    window_grad      the same                                   256    36 KB   the same, for delta
+    parameter_grad   (weights / 16 x splits of the batch)       256    0.5 KB  every 256th window, for a weight in 16 channels
     add_splits       (weights / 256)                            256    0       one weight
     input_grad       (samples x tiles of 128 x 8 pixels)        256    4 KB    4 pixels in 8 channels
 
     The shared memory is that of the original's size. Blocks of one sample meet in an integer counter: the last one to
-    arrive adds all their sums in a fixed order, so the bits never change. The counters (4 bytes a sample) are zeroed by one
-    memset in each call. A counter that lives on and that the last block resets would save this microsecond, but two
-    streams, or a launch that was cut short, would corrupt it.
+    arrive adds all their sums in a fixed order, so the bits never change. The counters (4 bytes a sample) are new in each
+    call, which costs a fill by PyTorch beside the one launch. Counters that live on and that the last block resets would
+    save it, but two streams at once, or a launch that was cut short, would corrupt them.
 
 Floor
     Forward: 170 GFLOP in plain fp32, 2.5 ms at an H200's peak (67 TFLOP/s at 1.98 GHz); 604 MB in are 0.14 ms. Arithmetic
-    binds. Backward: 170 GFLOP for delta, 170 for grad_x, 11 for grad_w; delta takes 296 MB.
+    binds. Backward: 170 GFLOP for delta, 170 for grad_x, 11 for grad_w and 5 for its windows' sums; delta takes 296 MB.
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that
@@ -54,6 +54,7 @@ import sys
 
 import torch
 import torch.nn as nn
+
 NAME = "conv_pool_sigmoid_sum_v2_single_kernel"
 
 CUDA = r"""
@@ -177,6 +178,7 @@ __device__ __forceinline__ void convolve_window(const float* __restrict__ x, con
     for (int o = 0; o < OUT_BLOCK; ++o) total[o] = 0.0f;
 
     // c: input channel; r, s: row and column of the kernel; u, v: of the window. c0, r0, s0, u0, v0: where the slice begins.
+    // Loops of one nest are not indented.
 #pragma unroll 1
     for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
 #pragma unroll 1
@@ -228,9 +230,12 @@ __device__ __forceinline__ void convolve_window(const float* __restrict__ x, con
     }
 }
 
+// Registers are bounded so that three blocks share a multiprocessor: while one waits for its tile, the others compute.
+constexpr int RESIDENT_BLOCKS = 3;
+
 // x (batch, IN_CHANNELS, height, width) -> out (batch,). `partial_sums` has a place for each block, `arrivals` a zero for
 // each sample.
-__global__ void __launch_bounds__(THREADS, 3)
+__global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     conv_pool_sum(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
                   float* partial_sums, unsigned* arrivals, float* __restrict__ out, int height, int width, int rows,
                   int columns) {
@@ -261,7 +266,7 @@ __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // delta (batch, OUT_CHANNELS, rows, columns): the gradient of each of the convolution's values in a window.
-__global__ void __launch_bounds__(THREADS, 3)
+__global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     window_grad(const float* __restrict__ grad_out, const float* __restrict__ x, const float* __restrict__ weight,
                 const float* __restrict__ bias, float* __restrict__ delta, int height, int width, int rows, int columns) {
     const Part part = part_of_thread(rows, columns);
@@ -274,7 +279,8 @@ __global__ void __launch_bounds__(THREADS, 3)
         const int channel = part.first_channel + o;
         if (channel >= OUT_CHANNELS) return;
         const float s = sigmoid(total[o] * (1.0f / (POOL_H * POOL_W)) + bias[channel]);
-        delta[(((int64_t)part.sample * OUT_CHANNELS + channel) * rows + part.row) * columns + part.column] = scale * s * (1.0f - s);
+        const int64_t row = ((int64_t)part.sample * OUT_CHANNELS + channel) * rows + part.row;
+        delta[row * columns + part.column] = scale * s * (1.0f - s);
     }
 }
 
@@ -456,9 +462,9 @@ struct Image {
     explicit Image(const at::Tensor& x) {
         check("x", x, {-1, IN_CHANNELS, -1, -1});
         batch = x.size(0), height = x.size(2), width = x.size(3);
-        TORCH_CHECK(height >= KERNEL_H + POOL_H - 1 && width >= KERNEL_W + POOL_W - 1, "fused_conv_avg_sigmoid_sum: an image of ",
-                    height, " x ", width, " is too small for a kernel of ", KERNEL_H, " x ", KERNEL_W, " and a pooling window of ",
-                    POOL_H, " x ", POOL_W);
+        TORCH_CHECK(height >= KERNEL_H + POOL_H - 1 && width >= KERNEL_W + POOL_W - 1,
+                    "fused_conv_avg_sigmoid_sum: an image of ", height, " x ", width, " is too small for a kernel of ",
+                    KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_H, " x ", POOL_W);
         rows = (height - KERNEL_H + 1) / POOL_H, columns = (width - KERNEL_W + 1) / POOL_W;
     }
 };

@@ -103,8 +103,8 @@ class Oracle:
             apart = torch.cat([a, b]) if a.dim() else None
             if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
                 raise NotSeparable(
-                    "the reference does not fit into this device's memory at once, and its samples depend on one another, so it "
-                    "cannot be computed in chunks; make the model smaller with --set"
+                    "the reference does not fit into this device's memory at once, and its samples depend on one another, "
+                    "so it cannot be computed in chunks; make the model smaller with --set"
                 )
 
 

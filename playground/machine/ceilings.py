@@ -63,11 +63,12 @@ def _measure_cpu() -> Ceilings:
 def _measure_cuda() -> Ceilings:
     free = torch.cuda.mem_get_info()[0]
     device = torch.device("cuda", torch.cuda.current_device())
-    tensor_bytes = min(1024 * MIB, free // 8)
+    tensor_bytes = min(4096 * MIB, free // 8)  # so large that a launch's few microseconds do not count
     size = CUDA_MATRIX if free > 2048 * MIB else CUDA_MATRIX // 2
     tf32 = None
     try:
         read, copy = _memory_rates(device, tensor_bytes, _cuda_seconds)
+        torch.cuda.empty_cache()  # or the product's workspace, which stays, would lie in a segment of such a tensor's size
         with _fp32_precision(torch.backends.cuda.matmul, "ieee"):
             fp32 = _product_rate(device, size, _cuda_seconds)
         if torch.cuda.get_device_capability() >= (8, 0):

@@ -22,6 +22,7 @@ def describe() -> dict:
     Initialises CUDA where there is a GPU.
     """
     commit, dirty = _git_state()
+    gpus = _gpus()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git": {"commit": commit, "dirty": dirty},
@@ -32,8 +33,10 @@ def describe() -> dict:
         "cudnn": _cudnn_version(),
         "nvcc": _nvcc_release(),
         "driver": _driver_version(),
-        "cpu": {
-            "name": _cpu_name(),
+        "gpu": gpus[0]["name"] if gpus else None,
+        "gpus": gpus,
+        "cpu": _cpu_name(),
+        "cpu_details": {
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": os.cpu_count(),
             "usable_logical_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -41,7 +44,6 @@ def describe() -> dict:
             "threads": torch.get_num_threads(),
         },
         "memory_mib": psutil.virtual_memory().total // 2**20,
-        "gpus": _gpus(),
     }
 
 

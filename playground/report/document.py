@@ -18,7 +18,8 @@ BOUNDS = ("memory", "compute")
 DOCUMENT_KEYS = ("schema", "environment", "results")
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
 RESULT_KEYS = (
-    *("model", "variant", "backend", "ran_on", "precision", "shape", "verdict", "reason", "findings", "source_sha256"),
+    *("model", "variant", "backend", "ran_on", "precision", "shape", "verdict", "reason", "details"),
+    *("findings", "source_sha256"),
     *("check", "build_seconds", "built", "time_ms", "peak_mib", "floor_ms", "floor_bound"),
     *("speedup", "baselines_ms", "baselines_unavailable", "training"),
 )
@@ -146,6 +147,8 @@ def _result(result, where):
         _text(reason, f"{where}.baselines_unavailable.{name}")
     if result.get("precision") is not None:
         _text(result["precision"], f"{where}.precision")
+    details = result.get("details")
+    _require(details is None or isinstance(details, str), f"{where}.details", "a text", details)
     findings = result.get("findings") or []
     are_texts = isinstance(findings, list) and all(isinstance(each, str) for each in findings)
     _require(are_texts, f"{where}.findings", "a list of texts", findings)

@@ -52,9 +52,14 @@ def span(low, high, unit=""):
     return f"{with_unit(low, unit)}-{with_unit(high, unit)}"
 
 
+def printable(line):
+    """`line` without control characters: it may come from a stranger's file or a compiler."""
+    return "".join(c if c.isprintable() else " " for c in str(line))
+
+
 def one_line(text):
-    """`text` on one line and without control characters: it may come from a stranger's file or a compiler."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    """`text` on one line, printable."""
+    return " ".join(printable(text).split())
 
 
 def ordered_baselines(names):

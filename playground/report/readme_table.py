@@ -32,8 +32,8 @@ from playground.report.figures import (
 COMMAND = "python -m playground.report.readme_table"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEAD = (
-    *("", "precision", "median ms", "over eager", "over the best baseline", "share of the floor", "error (eager's)"),
-    *(f"{title}: ms (over the best baseline)" for title in TRAINING.values()),
+    *("", "precision", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
+    *(f"{title}: ms (over the best)" for title in TRAINING.values()),
 )
 
 
@@ -101,14 +101,17 @@ def _run(root, path, document):
         full_size = {result["variant"]: result for result in of_model if _is_full_size(result, root)}
         parts.append(_model(root, model_file, full_size))
     day = date_of(document["environment"]).date().isoformat()
-    parts.append(f"Measured on {_cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`.")
+    parts.append(
+        f"Measured on {_cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
+        "fastest baseline. Each variant was timed beside the baselines; of a baseline's medians their median is shown."
+    )
     return "\n\n".join(parts)
 
 
 def _model(root, model_file, results):
     model = model_file.stem
-    inputs = next(((result.get("shape") or {}).get("inputs") for result in results.values()), None)
-    sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs or [])
+    inputs = next(filter(None, ((result.get("shape") or {}).get("inputs") for result in results.values())), [])
+    sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
     of_this_model = [result for result in results.values() if result.get("model_sha256") in (None, _sha256(model_file))]
     rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(of_this_model)]
     for source in _sources(root / "kernels" / model):
@@ -131,7 +134,7 @@ def _sha256(file):
 
 
 def _baseline_rows(results):
-    """Each variant was timed beside baselines of its own; shown is the median of these medians."""
+    """One row a baseline: the median of the medians that were taken beside each variant."""
     modes = {"forward": _baseline_medians(results)}
     for mode in TRAINING:
         modes[mode] = _baseline_medians([(result["training"] or {}).get(mode) or {} for result in results])

@@ -23,6 +23,7 @@ from playground.report.figures import (
     machine,
     one_line,
     ordered_baselines,
+    printable,
     scientific,
     share_of_floor,
     significant,
@@ -249,6 +250,8 @@ def _print_details(console, result):
     for label, text in _facts(result):
         facts.add_row(label, Text(one_line(text)))
     _print_indented(console, facts)
+    for line in (result.get("details") or "").splitlines():
+        _print(console, Text(printable(line)), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
     if gradients and gradients_unsupported(gradients) is None:
         _print_table(console, ("gradient of", "", "error", "eager's", "allowed"), _gradient_rows(gradients), words=2)
@@ -268,7 +271,7 @@ def _facts(result):
         yield "finding", finding
     yield "ran on", _ran_on(result)
     inputs = (result.get("shape") or {}).get("inputs")
-    if inputs is not None:
+    if inputs:
         sizes = ", ".join(str(tuple(each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
         note = size_note(result)
         yield "inputs", f"{sizes}: {note}" if note else sizes

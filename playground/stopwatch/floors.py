@@ -24,7 +24,8 @@ class Floor:
 def floor(work, ceilings, precision):
     """The larger of the two times. `ceilings` is a machine.ceilings.Ceilings; `precision` is "tf32" or "fp32"."""
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
-    compute = work.flops / (ceilings.tf32_flops if precision == "tf32" else ceilings.fp32_flops) * 1e3
+    rate = ceilings.tf32_flops if precision == "tf32" else ceilings.fp32_flops
+    compute = work.flops / rate * 1e3
     return Floor(max(memory, compute), "memory" if memory >= compute else "compute")
 
 
@@ -39,7 +40,7 @@ def count_work(name, model, inputs, outputs):
 
 
 def _conv_pool_sigmoid_sum(model, inputs, outputs):
-    """Pooling moves in front of the weights: one product of inner size C*k*k a pooled position, and a sigmoid and a sum there."""
+    """Pooling moves in front of the weights, which leaves one product of inner size C*k*k a pooled position."""
     batch, channels, height, width = inputs[0].shape
     kernel_h, kernel_w = model.conv.kernel_size
     pool = model.avg_pool.kernel_size

@@ -2,11 +2,11 @@
 
 import torch
 
-from playground import catalog
-from playground.stopwatch import timer
+from playground import catalog, tensors
+from playground.machine import ceilings
+from playground.stopwatch import floors, timer
 from playground.stopwatch.baselines import BASELINES, prepared
 from playground.stopwatch.workload import Workload
-from playground import tensors
 
 
 class Baselines:

@@ -5,10 +5,9 @@ import functools
 
 import torch
 
-from playground import catalog
+from playground import catalog, tensors
 from playground.stopwatch import timer
 from playground.stopwatch.workload import Workload
-from playground import tensors
 from playground.worker.builds import BuildWatch
 
 
@@ -42,7 +41,7 @@ class Candidate:
     def build(self, seed):
         """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}."""
         self._forward(tensors.to(tensors.make_inputs(self.problem, seed), self.device))
-        return {"seconds": self.builds.seconds, "built": self.builds.built}
+        return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
     def run(self, inputs, outputs, poison):
         """Forward on the inputs in one file; the outputs go to another. Returns {"peak_mib"}.

@@ -34,7 +34,7 @@ class WorkerProcess:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "playground.worker", str(request_read), str(reply_write), str(os.getpid())],
             stdin=subprocess.DEVNULL,

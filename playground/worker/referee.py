@@ -25,7 +25,8 @@ class Referee:
         tensors.save(model.state_dict(), weights)
         self.oracle = Oracle(model.to(self.device), self.device)
         self.references = {}
-        self.precision = "tf32" if place == "cuda" and torch.backends.cudnn.conv.fp32_precision == "tf32" else "fp32"
+        has_tf32 = place == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+        self.precision = "tf32" if has_tf32 and torch.backends.cudnn.conv.fp32_precision == "tf32" else "fp32"
         inputs = tensors.make_inputs(self.problem, seed)
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs]
         return {"inputs": shapes, "precision": self.precision}

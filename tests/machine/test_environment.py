@@ -37,11 +37,12 @@ def test_what_is_known_everywhere():
     assert described["torch"] == torch.__version__
     assert described["cuda"] == torch.version.cuda
     assert described["python"] == platform.python_version()
-    assert described["cpu"]["name"]
-    assert described["cpu"]["threads"] == torch.get_num_threads()
-    assert 1 <= described["cpu"]["usable_logical_cores"] <= described["cpu"]["logical_cores"]
+    assert described["cpu"]
+    assert described["cpu_details"]["threads"] == torch.get_num_threads()
+    assert 1 <= described["cpu_details"]["usable_logical_cores"] <= described["cpu_details"]["logical_cores"]
     assert described["memory_mib"] > 100
     assert len(described["gpus"]) == torch.cuda.device_count()
+    assert described["gpu"] == next((gpu["name"] for gpu in described["gpus"]), None)
     for gpu in described["gpus"]:
         assert set(gpu) == {"name", "compute_capability", "memory_mib", "multiprocessors"}
         assert described["driver"]

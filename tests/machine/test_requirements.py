@@ -13,11 +13,14 @@ import torch
 from playground.machine import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = os.environ["PATH"]
 REAL_TOOLKIT = requirements.find_toolkit()
-NINJA = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+NINJA = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), PATH]))
 
 needs_ninja = pytest.mark.skipif(NINJA is None, reason="no ninja on this machine")
-needs_toolkit = pytest.mark.skipif(REAL_TOOLKIT is None, reason="no CUDA toolkit on this machine")
+needs_toolkit = pytest.mark.skipif(
+    REAL_TOOLKIT is None or shutil.which("gcc") is None, reason="no CUDA toolkit on this machine, or no gcc for it"
+)
 needs_cuda_torch = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 
 
@@ -223,6 +226,7 @@ class TestToolkit:
     @pytest.mark.parametrize("kind", ["wrapper", "link"])
     def test_a_real_nvcc_on_path_that_is_not_in_the_toolkit(self, machine, tmp_path, kind):
         self.put_on_path(machine, tmp_path / "prefix" / "bin", REAL_TOOLKIT.home, kind)
+        machine.setenv("PATH", os.pathsep.join([os.environ["PATH"], PATH]))  # nvcc --dryrun runs its host compiler
         requirements.set_cuda_home(REAL_TOOLKIT.release)
         assert Path(os.environ["CUDA_HOME"]).resolve() == REAL_TOOLKIT.home.resolve()
 

@@ -37,6 +37,7 @@ def passed(model, variant, median=0.142, inputs=(128, 8, 384, 384), settings=Non
         "shape": {"inputs": [list(inputs)], "settings": settings or {}},
         "verdict": "pass",
         "reason": None,
+        "details": "",
         "findings": [],
         "source_sha256": "0" * 64,
         "check": {

@@ -157,6 +157,7 @@ BROKEN = [
     ("results.0.shape", "big", "shape: expected an object or null"),
     ("results.0.shape.inputs", 3, "shape.inputs: expected a list, got 3"),
     ("results.0.precision", 32, "precision"),
+    ("results.0.details", ["line"], "details: expected a text"),
 ]
 
 
@@ -188,7 +189,7 @@ def test_what_is_not_right_is_never_timed(gpu_document):
 
 @pytest.mark.parametrize("key", documents.RESULT_KEYS)
 def test_keys_of_the_contract_are_required_and_later_ones_are_not(key, gpu_document):
-    later = {"precision", "shape", "findings", "baselines_ms", "baselines_unavailable"}
+    later = {"precision", "shape", "details", "findings", "baselines_ms", "baselines_unavailable"}
     for result in gpu_document["results"]:
         del result[key]
     if key in later:

@@ -130,6 +130,11 @@ def test_details_of_what_is_no_pass(gpu_document, cpu_document):
     assert "inputs (4, 8, 384, 384): batch 4 instead of 128" in text
 
 
+def test_details_keep_the_lines_of_a_compiler(gpu_document):
+    gpu_document["results"][3]["details"] = "kernel.cu(12): error\n      wodth\x1b[31m\n      ^[red]\n"
+    assert "\n    kernel.cu(12): error\n          wodth [31m\n          ^[red]\n" in draw("details", gpu_document)
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_strangers_text_is_neither_obeyed_nor_cut(view, width, gpu_document):

@@ -33,8 +33,7 @@ inline void __threadfence_system() { ::emulator::device_fence(); }
 inline void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 inline void __nanosleep(unsigned) { ::emulator::yield(); }
 
-inline long long clock64() { return (long long)__builtin_ia32_rdtsc(); }
-inline long long clock() { return clock64(); }
+inline long long clock64() { return ::emulator::clock_ticks(); }  // clock() is the C library's
 
 inline size_t __cvta_generic_to_shared(const void* pointer) { return ::emulator::shared_address(pointer); }
 inline void* __cvta_shared_to_generic(size_t address) { return ::emulator::shared_pointer((uint32_t)address); }

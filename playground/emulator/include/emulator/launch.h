@@ -1,7 +1,9 @@
 // What a rewritten `kernel<<<config>>>(arguments)` calls.
 #pragma once
 #include <emulator/runtime_api.h>
+#include <cstddef>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace emulator {
@@ -22,6 +24,7 @@ template <class F>
 const void* kernel_key(F* function) {
     return (const void*)function;
 }
+inline const void* kernel_key(std::nullptr_t) { return nullptr; }  // a kernel whose template arguments are deduced
 
 template <class Call, class... Arguments>
 void launch(const char* name, int line, const void* kernel, const LaunchConfig& config, Call call, Arguments... arguments) {
@@ -32,7 +35,7 @@ void launch(const char* name, int line, const void* kernel, const LaunchConfig& 
         [](void* p) {
             std::apply([](const Call& call, const Arguments&... arguments) { call(arguments...); }, *static_cast<Pack*>(p));
         },
-        &pack);
+        &pack, sizeof pack);
 }
 
 }  // namespace emulator

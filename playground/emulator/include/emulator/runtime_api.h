@@ -23,7 +23,7 @@ struct ThreadView {
     int linear, lane, warp;
 };
 
-extern thread_local ThreadView* current __attribute__((tls_model("initial-exec")));
+extern __thread ThreadView* current __attribute__((tls_model("initial-exec")));
 
 // The same as values. In check mode kernel text uses these, so that asking for an index is not a load of the kernel.
 uint3 thread_index() __attribute__((const));
@@ -71,6 +71,7 @@ void note_write(void* address, unsigned bytes);
 void device_fence();
 // The thread may be waiting for another one: let others run.
 void yield();
+long long clock_ticks();
 
 // ---- asynchronous copies of one thread (cp.async); they land as late as the program allows
 void async_copy(void* shared, const void* global, unsigned bytes, unsigned source_bytes);
@@ -88,8 +89,18 @@ struct LaunchConfig {
         (void)stream;
     }
 };
-// Runs `entry(arguments)` once for every thread of the grid. `kernel` identifies it for set_kernel_shared_limit.
-void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments);
+// Runs `entry(arguments)` once for every thread of the grid. `kernel` identifies it for set_kernel_shared_limit; `line` is
+// that of its definition.
+void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments,
+              size_t argument_bytes);
 void set_kernel_shared_limit(const void* kernel, size_t bytes);
 
+}  // namespace emulator
+
+namespace emulator {
+// `extern __shared__ T name[]` outside a function: the block's dynamic shared memory, wherever it is used.
+template <class T>
+struct DynamicShared {
+    operator T*() const { return (T*)dynamic_shared(); }
+};
 }  // namespace emulator

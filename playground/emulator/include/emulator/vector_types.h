@@ -26,7 +26,7 @@
     struct alignas(ALIGNMENT) NAME {                                   \
         T x, y;                                                        \
         COPY(NAME, ALIGNMENT)                                          \
-        constexpr NAME(T x, T y = T()) : x(x), y(y) {}                 \
+        constexpr NAME(T x, T y = {}) : x(x), y(y) {}                 \
     };                                                                 \
     inline NAME make_##NAME(T x, T y) { return NAME(x, y); }
 #define EMULATOR_VECTOR3(NAME, T)                                      \
@@ -38,7 +38,7 @@
     struct alignas(ALIGNMENT) NAME {                                                                 \
         T x, y, z, w;                                                                                \
         COPY(NAME, ALIGNMENT)                                                                        \
-        constexpr NAME(T x, T y = T(), T z = T(), T w = T()) : x(x), y(y), z(z), w(w) {}             \
+        constexpr NAME(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}             \
     };                                                                                               \
     inline NAME make_##NAME(T x, T y, T z, T w) { return NAME(x, y, z, w); }
 #define EMULATOR_VECTOR_PLAIN(NAME, ALIGNMENT) NAME() = default;

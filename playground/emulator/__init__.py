@@ -1,0 +1,101 @@
+"""CUDA kernels on the CPU: runs the CUDA text that a variant gives to load_inline, and finds its mistakes.
+
+    from playground import emulator
+
+    with emulator.install(mode="check"):
+        output = model(x)              # CPU tensors; torch.utils.cpp_extension.load_inline is the emulator's
+    print(emulator.launches())
+
+`fast` only computes, on all processors. `check` also looks for races, accesses out of bounds, uninitialised reads and
+barriers that do not meet, and raises a Finding. `count` counts memory transactions, too. A process uses one mode: libraries
+built for one cannot serve another.
+"""
+
+import ctypes
+
+from .errors import EmulatorError, Finding, Party, parse_finding
+from .extension import Builder
+from .runtime import Launch, launches, reset_launches
+
+__all__ = [
+    "EmulatorError",
+    "Finding",
+    "Launch",
+    "Party",
+    "active",
+    "install",
+    "launches",
+    "reset_launches",
+    "uninstall",
+]
+
+active = None  # the Installation in force
+
+
+class Installation:
+    """What install() has changed, and how to change it back."""
+
+    def __init__(self, mode, schedule, seed, processors, time_limit, debug, source_file):
+        from . import runtime
+
+        if mode not in runtime.MODES:
+            raise ValueError(f"mode is one of {', '.join(runtime.MODES)}, not {mode!r}")
+        if schedule not in runtime.SCHEDULES:
+            raise ValueError(f"schedule is one of {', '.join(runtime.SCHEDULES)}, not {schedule!r}")
+        self.mode = mode
+        self.builder = Builder(mode != "fast", debug, source_file)
+        self.settings = schedule, seed, processors, time_limit
+
+    def begin(self):
+        from concurrent.futures import ThreadPoolExecutor
+
+        from torch.utils import cpp_extension
+
+        from . import runtime, toolchain
+
+        with ThreadPoolExecutor() as pool:
+            for job in [pool.submit(toolchain.runtime_library), pool.submit(toolchain.torch_glue_library)]:
+                job.result()
+        runtime.configure(self.mode, *self.settings)
+        self.to_exception = lambda report: parse_finding(report, self.builder.file_of_library)
+        runtime.torch_glue().emulator_torch_raise_with(ctypes.py_object(self.to_exception))
+        self.original = cpp_extension.load_inline
+        cpp_extension.load_inline = self.builder.load_inline
+
+    def end(self):
+        from torch.utils import cpp_extension
+
+        from . import runtime
+
+        cpp_extension.load_inline = self.original
+        runtime.torch_glue().emulator_torch_raise_with(None)
+
+    def configure(self, schedule="forward", seed=1, processors=0, time_limit=None):
+        """Change how launches run from now on."""
+        from . import runtime
+
+        runtime.configure(self.mode, schedule, seed, processors, time_limit)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        uninstall()
+
+
+def install(mode="fast", *, schedule="forward", seed=1, processors=0, time_limit=None, debug=False, source_file=None):
+    """Replace load_inline by the emulator's. `source_file` names the file to report lines of, if it is not the caller's."""
+    global active
+    uninstall()
+    installation = Installation(mode, schedule, seed, processors, time_limit, debug, source_file)
+    installation.begin()
+    active = installation
+    return installation
+
+
+def uninstall():
+    """Put everything back. Libraries that are loaded stay loaded."""
+    global active
+    if active:
+        active.end()
+        active = None

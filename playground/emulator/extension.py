@@ -1,0 +1,160 @@
+"""The stand-in for torch.utils.cpp_extension.load_inline: the same arguments, but the CUDA text runs on the CPU."""
+
+import importlib.util
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+from . import toolchain
+from .errors import EmulatorError
+from .rewrite import rewrite
+from .sourcemap import SourceMap, calling_file
+from .text import UnsupportedError
+
+IMPLICIT_CPP = "#include <torch/extension.h>\n"
+IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
+KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
+
+
+def as_text(sources):
+    return sources if isinstance(sources, str) else "\n".join(sources or [])
+
+
+def pybind_module(functions, with_error_handling):
+    if isinstance(functions, str):
+        functions = [functions]
+    if not isinstance(functions, dict):
+        functions = {name: name for name in functions}
+    wrap = "torch::wrap_pybind_function({})" if with_error_handling else "{}"
+    lines = [f'm.def("{name}", {wrap.format(name)}, "{text}");' for name, text in functions.items()]
+    return "\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\n" + "\n".join(lines) + "\n}\n"
+
+
+def after_line(text, line, inserted):
+    """`text` with `inserted` behind its `line`-th line (0: in front)."""
+    lines = text.split("\n")
+    return "\n".join([*lines[:line], inserted, *lines[line:]])
+
+
+def first_errors(messages, name):
+    """A compiler's page of messages as an exception of a few lines."""
+    errors = [line for line in messages.splitlines() if re.search(r": (fatal )?error: |undefined reference", line)]
+    shown = errors[:4] or messages.strip().splitlines()[:4]
+    more = f"\n(and {len(errors) - 4} more)" if len(errors) > 4 else ""
+    return EmulatorError(f"{name}: the text does not compile for the emulator\n" + "\n".join(shown) + more)
+
+
+class Prepared:
+    """One text made ready for the host compiler."""
+
+    def __init__(self, text, source_file, fallback_name, torch_always=False):
+        source_map = SourceMap(text, source_file, fallback_name)
+        try:
+            rewritten = rewrite(text)
+        except UnsupportedError as error:
+            place = f"{source_map.file}:{source_map.line(error.line)}"
+            raise EmulatorError(f"{place}: the emulator does not support {error.construct}") from None
+        self.file = source_map.file
+        self.kernels = rewritten.kernels
+        self.uses_torch = rewritten.uses_torch or torch_always
+        text = rewritten.text
+        source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
+        if self.uses_torch:
+            at = rewritten.last_include_line
+            text = after_line(text, at, "#include <emulator/torch_overrides.h>")
+            source_map.lines.insert(at, None)
+        self.line = source_map.line
+        self.text = lines_of_launches(source_map.with_directives(text), source_map)
+
+
+def lines_of_launches(text, source_map):
+    """The rewriter writes a kernel's line as the text counts it; make it the file's."""
+    return re.sub(
+        r'(::emulator::launch\("(?:\\.|[^"\\])*", )(\d+)', lambda m: m[1] + str(source_map.line(int(m[2]))), text
+    )
+
+
+class Builder:
+    """Builds and loads texts under one configuration, and remembers which library came from which file."""
+
+    def __init__(self, checked, debug, source_file):
+        self.checked, self.debug, self.source_file = checked, debug, source_file
+        self.files = {}
+        self.last_file = None
+
+    def file_of_library(self, library):
+        return self.files.get(library, self.last_file)
+
+    def load_inline(
+        self,
+        name,
+        cpp_sources,
+        cuda_sources=None,
+        sycl_sources=None,
+        functions=None,
+        extra_cflags=None,
+        extra_cuda_cflags=None,
+        extra_sycl_cflags=None,
+        extra_ldflags=None,
+        extra_include_paths=None,
+        build_directory=None,
+        verbose=False,
+        with_cuda=None,
+        with_sycl=None,
+        is_python_module=True,
+        with_pytorch_error_handling=True,
+        keep_intermediates=True,
+        use_pch=False,
+        no_implicit_headers=False,
+    ):
+        """Build and load as torch.utils.cpp_extension.load_inline does."""
+        source_file = self.source_file or calling_file()
+        cpp, cuda = as_text(cpp_sources), as_text(cuda_sources)
+        if not no_implicit_headers:
+            cpp, cuda = IMPLICIT_CPP + cpp, IMPLICIT_CUDA + cuda if cuda else ""
+        if functions is not None:
+            cpp += pybind_module(functions, with_pytorch_error_handling)
+        includes = [f"-I{path}" for path in extra_include_paths or []]
+        binding = Prepared(cpp, source_file, f"<{name}: cpp_sources>", torch_always=True)
+        kernels = Prepared(cuda, source_file, f"<{name}: cuda_sources>") if cuda.strip() else None
+        self.last_file = kernels.file if kernels else binding.file
+        cpp_flags = [*filter(KEPT_FLAG.fullmatch, extra_cflags or []), *includes]
+        cuda_flags = [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or []), *includes]
+        with ThreadPoolExecutor() as pool:
+            jobs = [pool.submit(toolchain.runtime_library), pool.submit(self.compile_binding, name, binding, cpp_flags)]
+            if kernels:
+                jobs.append(pool.submit(self.compile_kernels, name, kernels, cuda_flags))
+            objects = [job.result() for job in jobs][1:]
+        extra = [flag for flag in extra_ldflags or [] if not re.search(r"cuda|cublas|cudnn", flag)]
+        library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
+        self.files[str(library)] = self.last_file
+        if is_python_module:
+            spec = importlib.util.spec_from_file_location(name, library)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+        import torch
+
+        torch.ops.load_library(str(library))
+        return str(library)
+
+    def load_kernels(self, text, name, source_file=None):
+        """A CUDA text on its own, without PyTorch: what it declares `extern "C"` can be called through ctypes."""
+        prepared = Prepared(text, source_file or self.source_file or calling_file(), f"<{name}>")
+        self.last_file = prepared.file
+        library = toolchain.link([self.compile_kernels(name, prepared, [])], name)
+        self.files[str(library)] = prepared.file
+        return library
+
+    def compile_binding(self, name, prepared, flags):
+        torch_flags = [*toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
+        flags = [f"-I{toolchain.INCLUDE}", *torch_flags, "-O0" if self.debug else "-O1", "-g1", "-fPIC", "-fno-gnu-unique", "-w", *flags]
+        return toolchain.compile_text(prepared.text, ".cpp", flags, lambda messages: first_errors(messages, name), True)
+
+    def compile_kernels(self, name, prepared, flags):
+        own = list(toolchain.kernel_flags(self.checked, self.debug))
+        if prepared.uses_torch:
+            own += [*toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
+        else:
+            own += ["-std=c++17"]
+        text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
+        return toolchain.compile_text(text, ".cpp", [*own, *flags], lambda messages: first_errors(messages, name), prepared.uses_torch)

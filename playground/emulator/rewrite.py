@@ -1,0 +1,370 @@
+"""CUDA text into C++ for the host compiler: launches, shared memory, and what else no header can provide.
+
+Every rewrite keeps the line it stands in, so that the compiler's and the emulator's lines are the text's own.
+"""
+
+import re
+from dataclasses import dataclass
+
+from .text import (
+    CLOSING,
+    OPENING,
+    UnsupportedError,
+    matching,
+    matching_back,
+    skip_blanks,
+    split_at_commas,
+    squeezed,
+    text_of,
+    tokens_of,
+)
+
+# Libraries of device code that the emulator has nothing for; naming them beats a page of errors about their contents.
+UNSUPPORTED_HEADERS = re.compile(r"cub/|thrust/|cute/|cutlass/|cuda/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$")
+UNSUPPORTED_WORDS = {
+    "surf2Dread": "surface memory",
+    "tex1D": "a texture fetch",
+    "tex2D": "a texture fetch",
+    "tex3D": "a texture fetch",
+    "tex1Dfetch": "a texture fetch",
+    "cudaTextureObject_t": "a texture object",
+    "cudaGraphLaunch": "a CUDA graph",
+}
+KERNEL_ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__attribute__"}
+DECLARATION_PREFIXES = {"static", "volatile", "const", "extern", "inline", "__device__"}
+
+
+@dataclass
+class Kernel:
+    line: int
+    template_parameters: int  # 0: not a template
+
+
+@dataclass
+class Rewritten:
+    text: str
+    kernels: dict  # name -> Kernel
+    uses_torch: bool
+    last_include_line: int  # 0: there is none
+
+
+class Rewriter:
+    """One pass over the tokens; `out` is the text so far, `scopes` says for each open brace whether it holds code."""
+
+    def __init__(self, text):
+        self.tokens = tokens_of(text)
+        self.out = []
+        self.scopes = []
+        self.kernels = find_kernels(self.tokens)
+        self.uses_torch = False
+        self.last_include_line = 0
+
+    def run(self):
+        handlers = {
+            "<<<": self.launch,
+            "__shared__": self.shared,
+            "#": self.directive,
+            "{": self.open_brace,
+            "}": self.close_brace,
+        }
+        at = 0
+        while at < len(self.tokens):
+            token = self.tokens[at]
+            if token.text in UNSUPPORTED_WORDS and token.kind == "word":
+                raise UnsupportedError(f"{UNSUPPORTED_WORDS[token.text]} ({token.text})", token.line)
+            handler = handlers.get(token.text) if token.kind in ("symbol", "word") else None
+            if handler:
+                at = handler(at)
+            else:
+                self.out.append(token)
+                at += 1
+        return Rewritten(text_of(self.out), self.kernels, self.uses_torch, self.last_include_line)
+
+    def emit(self, text, replaced):
+        """Put `text` in the place of the `replaced` tokens, with as many line ends as they had."""
+        first = replaced[0]
+        missing = text_of(replaced).count("\n") - text.count("\n")
+        self.out.extend(tokens_of(text + "\n" * missing))
+        for token in self.out[-1:]:
+            token.line = first.line
+
+    # ---- scopes
+
+    def open_brace(self, at):
+        words = []
+        back = skip_blanks(self.out, len(self.out) - 1, -1)
+        while back >= 0 and len(words) < 4 and self.out[back].kind in ("word", "string"):
+            words.append(self.out[back].text)
+            back = skip_blanks(self.out, back - 1, -1)
+        self.scopes.append(not ("namespace" in words or ("extern" in words and '"C"' in words)))
+        self.out.append(self.tokens[at])
+        return at + 1
+
+    def close_brace(self, at):
+        if self.scopes:
+            self.scopes.pop()
+        self.out.append(self.tokens[at])
+        return at + 1
+
+    # ---- preprocessor
+
+    def directive(self, at):
+        name_at = skip_blanks(self.tokens, at + 1)
+        name = self.tokens[name_at].text if name_at < len(self.tokens) else ""
+        end = name_at
+        while end < len(self.tokens) and not ("\n" in self.tokens[end].text and self.tokens[end].kind == "space"
+                                              and not self.tokens[end].text.startswith("\\")):
+            end += 1
+        line = self.tokens[at:end]
+        if name == "include":
+            self.include(line)
+        elif name == "pragma":
+            return self.pragma(at, end)
+        elif name == "define":  # its body may hold what is rewritten elsewhere
+            self.out.append(self.tokens[at])
+            return at + 1
+        self.out.extend(line)
+        return end
+
+    def include(self, line):
+        text = squeezed(line)
+        self.last_include_line = line[0].line
+        header = re.search(r'[<"](.*)[>"]', text)
+        if not header:
+            return
+        if UNSUPPORTED_HEADERS.match(header[1]):
+            raise UnsupportedError(f"#include <{header[1]}>", line[0].line)
+        self.uses_torch |= bool(re.match(r"torch/|ATen/|c10/", header[1]))
+
+    def pragma(self, at, end):
+        words = squeezed(self.tokens[at:end]).split()
+        unroll = re.fullmatch(r"# ?pragma unroll ?\(?(\d*)\)?", " ".join(words))
+        if unroll:
+            self.emit(f"#pragma GCC unroll {min(int(unroll[1] or 32), 1024)}" if unroll[1] not in ("0", "1") else "", self.tokens[at:end])
+        else:
+            self.out.extend(self.tokens[at:end])
+        return end
+
+    # ---- kernel<<<grid, block, shared, stream>>>(arguments)
+
+    def launch(self, at):
+        start = self.kernel_expression_start()
+        kernel = self.out[start:]
+        del self.out[start:]
+        end = next((i for i in range(at, len(self.tokens)) if self.tokens[i].text == ">>>"), None)
+        if end is None:
+            raise UnsupportedError("a launch without >>>", self.tokens[at].line)
+        open_at = skip_blanks(self.tokens, end + 1)
+        if open_at == len(self.tokens) or self.tokens[open_at].text != "(":
+            raise UnsupportedError("a launch without arguments in parentheses", self.tokens[at].line)
+        close_at = matching(self.tokens, open_at)
+        config = text_of(self.tokens[at + 1 : end])
+        arguments = split_at_commas(self.tokens[open_at + 1 : close_at])
+        if not squeezed(self.tokens[open_at + 1 : close_at]):
+            arguments = []
+        passed = "".join(", " + ("::emulator::Zero{}" if squeezed(a) in ("0", "NULL") else text_of(a)) for a in arguments)
+        name = squeezed(kernel)
+        line, key = self.kernel_identity(kernel, self.tokens[at].line)
+        quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+        self.emit(
+            f'::emulator::launch("{quoted}", {line}, ::emulator::kernel_key({key}), ::emulator::LaunchConfig({config}), '
+            f"[=](const auto&... emulator_a) {{ {name}(emulator_a...); }}{passed})",
+            kernel + self.tokens[at : close_at + 1],
+        )
+        return close_at + 1
+
+    def kernel_expression_start(self):
+        """Where in `out` the expression in front of <<< begins: a name, qualified, with template arguments perhaps."""
+        out = self.out
+        at = skip_blanks(out, len(out) - 1, -1)
+        if at < 0:
+            raise UnsupportedError("a launch without a kernel", 1)
+        if out[at].text == ")":
+            return matching_back(out, at)
+        if out[at].text in (">", ">>>"):
+            depth = 0
+            while at >= 0:
+                text = out[at].text
+                if text in CLOSING:
+                    at = matching_back(out, at)
+                elif text in (">", ">>>"):
+                    depth += len(text)
+                elif text == "<":
+                    depth -= 1
+                at -= 1
+                if depth == 0:
+                    break
+            at = skip_blanks(out, at, -1)
+        if at < 0 or out[at].kind != "word":
+            raise UnsupportedError("a launch of something other than a named kernel", out[max(at, 0)].line)
+        while at >= 2 and out[at - 1].text == "::" and out[at - 2].kind == "word":
+            at -= 2
+        if at >= 1 and out[at - 1].text == "::":
+            at -= 1
+        return at
+
+    def kernel_identity(self, expression, launch_line):
+        """The line of the kernel's definition, and an expression for its address where it has one."""
+        words = [token for token in expression if not token.blank]
+        head = words
+        if any(token.text == "<" for token in words):
+            head = words[: next(i for i, token in enumerate(words) if token.text == "<")]
+        kernel = self.kernels.get(head[-1].text) if head else None
+        if kernel is None:
+            return launch_line, squeezed(expression) if expression[0].text != "(" else "nullptr"
+        inner = words[len(head) + 1 : -1]
+        given = len(split_at_commas(inner)) if inner else 0
+        return kernel.line, squeezed(expression) if given >= kernel.template_parameters else "nullptr"
+
+    # ---- __shared__ T a[2][3], b;   extern __shared__ T c[];
+
+    def shared(self, at):
+        prefix_start = self.shared_prefix_start()
+        prefix = self.out[prefix_start:]
+        del self.out[prefix_start:]
+        end = at
+        depth = 0
+        while end < len(self.tokens) and not (self.tokens[end].text == ";" and depth == 0):
+            depth += (self.tokens[end].text in OPENING) - (self.tokens[end].text in CLOSING)
+            end += 1
+        everything = prefix + self.tokens[at : end + 1]
+        line = self.tokens[at].line
+        if end == len(self.tokens):
+            raise UnsupportedError("a __shared__ that declares nothing", line)
+        specifiers = {token.text for token in prefix if token.kind == "word"}
+        declaration, alignment, words = self.without_alignment(prefix + self.tokens[at + 1 : end])
+        specifiers |= words & {"extern", "volatile"}
+        declaration = [t for t in declaration if t.text not in ("extern", "static", "__device__", "__shared__")]
+        base, variables = self.declarators(declaration, line)
+        if "extern" in specifiers:
+            text = self.dynamic_shared(base, variables, line)
+        else:
+            text = "".join(self.static_shared(base, name, dims, alignment, line) for name, dims in variables)
+        self.emit(text, everything)
+        return end + 1
+
+    def shared_prefix_start(self):
+        """Specifiers that stand before __shared__ have been put out already; where do they begin?"""
+        start = len(self.out)
+        at = skip_blanks(self.out, start - 1, -1)
+        while at >= 0:
+            token = self.out[at]
+            if token.kind == "word" and token.text in DECLARATION_PREFIXES:
+                start = at
+            elif token.text == ")":
+                open_at = matching_back(self.out, at)
+                word_at = skip_blanks(self.out, open_at - 1, -1)
+                if word_at < 0 or self.out[word_at].text not in ("alignas", "__align__", "__attribute__"):
+                    break
+                start = at = word_at
+            else:
+                break
+            at = skip_blanks(self.out, at - 1, -1)
+        return start
+
+    def without_alignment(self, tokens):
+        """The declaration without alignas(...) and the like, their argument, and the words that remain."""
+        rest, alignment, at = [], None, 0
+        while at < len(tokens):
+            if tokens[at].text in ("alignas", "__align__", "__attribute__"):
+                open_at = skip_blanks(tokens, at + 1)
+                close_at = matching(tokens, open_at)
+                inner = squeezed(tokens[open_at + 1 : close_at])
+                attribute = re.search(r"aligned\s*\((.*)\)\s*\)?$", inner)
+                alignment = attribute[1].rstrip(") ") if attribute else inner
+                at = close_at + 1
+            else:
+                rest.append(tokens[at])
+                at += 1
+        return rest, alignment, {token.text for token in rest}
+
+    def declarators(self, tokens, line):
+        """(type, [(name, dimensions)]) of a declaration of plain variables and arrays."""
+        parts = split_at_template_commas(tokens)
+        found = []
+        base = ""
+        for index, part in enumerate(parts):
+            text = squeezed(part)
+            match = re.fullmatch(r"(.*?)([A-Za-z_]\w*)\s*((?:\[.*\])?)", text)
+            if not match or (index == 0) != bool(match[1].strip()) or "=" in text:
+                raise UnsupportedError(f"the shared declaration `{text}`", line)
+            base = base or match[1].strip()
+            found.append((match[2], match[3].strip()))
+        return base, found
+
+    def dynamic_shared(self, base, variables, line):
+        ((name, dimensions),) = variables if len(variables) == 1 else ((("", ""),))
+        bracket = re.fullmatch(r"\[\s*\](.*)", dimensions)
+        if not bracket:
+            raise UnsupportedError("an extern __shared__ declaration other than `T name[]`", line)
+        inner = bracket[1]
+        if not any(self.scopes):
+            return f"static ::emulator::DynamicShared<{base}> {name};"
+        if inner:
+            return f"typedef {base} {name}_row{inner}; {name}_row* {name} = ({name}_row*)::emulator::dynamic_shared();"
+        return f"{base}* {name} = ({base}*)::emulator::dynamic_shared();"
+
+    def static_shared(self, base, name, dimensions, alignment, line):
+        if not any(self.scopes):
+            raise UnsupportedError("a __shared__ variable outside a function", line)
+        kind = f"{name}_type"
+        return (
+            f"typedef {base} {kind}{dimensions}; static ::emulator::SharedDeclaration {name}_declaration"
+            f'{{sizeof({kind}), {alignment or f"alignof({kind})"}, "{name}", __LINE__}}; '
+            f"{kind}& {name} = *({kind}*)::emulator::shared_variable(&{name}_declaration); "
+        )
+
+
+def split_at_template_commas(tokens):
+    """Like split_at_commas, but < and > count as brackets, as they do in the type of a declaration."""
+    parts, depth = [[]], 0
+    for token in tokens:
+        depth += token.text in OPENING or token.text == "<"
+        depth -= len(token.text) if token.text in (">", ">>>") else token.text in CLOSING
+        if token.text == "," and depth == 0:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def find_kernels(tokens):
+    """The kernels that the text defines or declares, by name."""
+    kernels = {}
+    for at, token in enumerate(tokens):
+        if token.text != "__global__":
+            continue
+        name, ahead = None, at + 1
+        while ahead < len(tokens) and tokens[ahead].text not in ("{", ";"):
+            if tokens[ahead].kind == "word":
+                name = tokens[ahead]
+            elif tokens[ahead].text == "(":
+                if name is None or name.text not in KERNEL_ATTRIBUTES:
+                    break
+                ahead = matching(tokens, ahead)
+            ahead += 1
+        if name is not None:
+            kernels[name.text] = Kernel(name.line, template_parameters(tokens, at))
+    return kernels
+
+
+def template_parameters(tokens, at):
+    """How many parameters the template<...> in front of the declaration at `at` has; 0 without one."""
+    start = at
+    while start > 0 and tokens[start - 1].text not in (";", "}", "{"):
+        start -= 1
+    words = [token for token in tokens[start:at] if not token.blank]
+    for index, token in enumerate(words):
+        if token.text == "template" and index + 1 < len(words) and words[index + 1].text == "<":
+            depth, count = 0, 1
+            for inner in words[index + 1 :]:
+                depth += (inner.text in ("<", "(")) - (inner.text in (")",))
+                depth -= len(inner.text) if inner.text in (">", ">>>") else 0
+                count += inner.text == "," and depth == 1
+                if depth == 0:
+                    return count
+    return 0
+
+
+def rewrite(text):
+    return Rewriter(text).run()

@@ -1,0 +1,59 @@
+"""The runtime library as Python sees it."""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+from . import toolchain
+
+MODES = {"fast": 0, "check": 1, "count": 2}
+SCHEDULES = {"forward": 0, "reversed": 1, "random": 2}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: its name as the launch wrote it, and its configuration."""
+
+    kernel: str
+    grid: tuple
+    block: tuple
+    shared_bytes: int
+
+
+@functools.cache
+def library():
+    loaded = ctypes.CDLL(str(toolchain.runtime_library()), mode=ctypes.RTLD_GLOBAL)
+    loaded.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_double]
+    loaded.emulator_launches.restype = ctypes.c_char_p
+    return loaded
+
+
+@functools.cache
+def torch_glue():
+    """The runtime's PyTorch side. Needs the runtime itself first."""
+    library()
+    return ctypes.PyDLL(str(toolchain.torch_glue_library()), mode=ctypes.RTLD_GLOBAL)
+
+
+def configure(mode, schedule, seed, processors, time_limit):
+    library().emulator_configure(MODES[mode], SCHEDULES[schedule], seed, processors, time_limit or 0.0)
+
+
+def launches():
+    """Every launch since the last reset, in order."""
+
+    def triple(text):
+        return tuple(int(part) for part in text.split(","))
+
+    rows = (line.split("\t") for line in library().emulator_launches().decode().splitlines())
+    return [Launch(name, triple(grid), triple(block), int(shared)) for name, grid, block, shared in rows]
+
+
+def reset_launches():
+    library().emulator_forget_launches()
+
+
+def take_finding():
+    """The text of a finding that no receiver has taken, or None."""
+    buffer = ctypes.create_string_buffer(1 << 14)
+    return buffer.value.decode() if library().emulator_take_finding(buffer, len(buffer)) else None

@@ -1,0 +1,175 @@
+// Where threads of a block, or lanes of a warp, wait for one another.
+#include <string.h>
+
+#include "scheduler.h"
+#include "shadow.h"
+
+namespace emulator {
+namespace {
+
+Thread& self() { return *static_cast<Thread*>(current); }
+
+int vote_result(const Block& b) {
+    const int yes = b.votes[b.vote_half];
+    switch (b.vote) {
+        case Vote::count: return yes;
+        case Vote::all: return yes == b.arrived;
+        case Vote::any: return yes != 0;
+        default: return 0;
+    }
+}
+
+const char* op_name(WarpOp op) {
+    switch (op) {
+        case WarpOp::sync: return "__syncwarp";
+        case WarpOp::shuffle: return "a shuffle";
+        case WarpOp::vote: return "a vote";
+        case WarpOp::match: return "a match";
+        case WarpOp::reduce: return "a reduction";
+        case WarpOp::matrix: return "a matrix instruction";
+    }
+    return "";
+}
+
+}  // namespace
+
+void Worker::release_barrier(Block& b) {
+    b.votes[b.vote_half] = vote_result(b);  // what the waiting threads will read
+    b.vote_half ^= 1;
+    b.votes[b.vote_half] = 0;
+    b.arrived = 0;
+    if (options.checked()) block_synchronised(b);
+    for (int thread : b.waiting) make_ready(b, thread);
+    b.waiting.clear();
+}
+
+int block_barrier(Vote vote, int predicate, int line) {
+    Worker& w = *worker;
+    Thread& t = self();
+    Block& b = *t.owner;
+    if (options.checked()) {
+        if (b.arrived && b.barrier_line != line) {
+            Finding finding = w.describe("barrier divergence", "threads of one block wait at different barriers", {line, nullptr});
+            finding.party.did = "waits";
+            finding.other = w.party(b.threads[b.first_at_barrier], {b.barrier_line, nullptr}, "waits");
+            w.stop(finding);
+        }
+        if (b.alive != (int)b.threads.size()) report_early_exit(b, line);
+    }
+    if (!b.arrived) b.first_at_barrier = t.linear;
+    b.barrier_line = line;
+    b.vote = vote;
+    const int half = b.vote_half;
+    b.votes[half] += predicate;
+    ++b.arrived;
+    if (b.arrived == b.alive) {
+        // The last to come goes on behind those who waited, so that all run in the same order again.
+        b.waiting.push_back(t.linear);
+        w.release_barrier(b);
+        Fiber& other = w.next();
+        if (&other != t.fiber) {
+            w.running = &other;
+            t.fiber->switch_to(other);
+        }
+    } else {
+        b.waiting.push_back(t.linear);
+        w.wait(State::at_barrier, line);
+    }
+    return b.votes[half];
+}
+
+void named_barrier(int id, int threads, bool wait, int line) {
+    Worker& w = *worker;
+    Thread& t = self();
+    Block& b = *t.owner;
+    if (id < 0 || id > 15) w.stop(w.describe("invalid barrier", "the barriers of a block are numbered 0 to 15", {line, nullptr}));
+    NamedBarrier& barrier = b.named[id];
+    if (barrier.arrived && barrier.expected != threads)
+        w.stop(w.describe("barrier divergence", "threads bring different counts to one named barrier", {line, nullptr}));
+    barrier.expected = threads;
+    barrier.line = line;
+    ++barrier.arrived;
+    if (options.checked()) named_barrier_arrival(b, id, t);
+    if (barrier.arrived == threads) {
+        barrier.arrived = 0;
+        if (options.checked()) named_barrier_release(b, id, wait ? &t : nullptr);
+        for (int thread : barrier.waiting) w.make_ready(b, thread);
+        barrier.waiting.clear();
+    } else if (wait) {
+        barrier.waiting.push_back(t.linear);
+        w.wait(State::at_named_barrier, line);
+    }
+}
+
+namespace {
+
+// Brings the calling lane's row and waits for the others; the last to come computes.
+Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, WarpFunction compute, int line, int* half) {
+    Worker& w = *worker;
+    Thread& t = self();
+    Block& b = *t.owner;
+    Warp& warp = b.warps[t.warp];
+    if (!(mask >> t.lane & 1))
+        w.stop(w.describe("lane not in mask", std::string("a lane calls ") + op_name(op) + " with a mask that does not name it", {line, nullptr}));
+    Rendezvous* r = nullptr;
+    for (int i = 0; i < warp.used; ++i)
+        if (warp.rendezvous[i]->mask == mask) {
+            r = warp.rendezvous[i].get();
+            break;
+        }
+    if (!r) {
+        if (warp.used == (int)warp.rendezvous.size()) warp.rendezvous.push_back(std::make_unique<Rendezvous>());
+        r = warp.rendezvous[warp.used++].get();
+        r->mask = mask;
+        r->arrived = 0;
+    }
+    if (r->arrived && (r->op != op || (r->line != line && options.checked()))) {
+        Finding finding = w.describe("warp divergence", std::string("lanes of one mask meet in different operations, ") + op_name(op) + " and " + op_name(r->op), {line, nullptr});
+        finding.party.did = "waits";
+        finding.other = w.party(b.threads[r->first_thread], {r->line, nullptr}, "waits");
+        w.stop(finding);
+    }
+    if (options.checked() && mask & ~warp.alive) report_missing_lanes(b, warp, mask, line);
+    if (!r->arrived) r->first_thread = t.linear;
+    r->op = op;
+    r->line = line;
+    *half = r->half;
+    if (bytes) memcpy(r->rows[r->half] + ROW * t.lane, row, bytes);
+    r->arrived |= 1u << t.lane;
+    if (r->arrived == (mask & warp.alive)) {
+        const unsigned others = r->arrived & ~(1u << t.lane);
+        if (compute) compute(r->arrived, r->rows[r->half], r->results[r->half]);
+        r->arrived = 0;
+        r->half ^= 1;
+        if (options.checked()) lanes_synchronised(b, t.warp, mask, op);
+        for (unsigned rest = others; rest; rest &= rest - 1)
+            w.make_ready(b, t.linear - t.lane + __builtin_ctz(rest));
+    } else {
+        w.wait(State::at_warp_operation, line);
+    }
+    return *r;
+}
+
+}  // namespace
+
+const char* warp_exchange(unsigned mask, const void* row, unsigned bytes, WarpOp op, int line) {
+    int half;
+    Rendezvous& r = meet(mask, row, bytes, op, nullptr, line, &half);
+    return r.rows[half];
+}
+
+const char* warp_compute(unsigned mask, const void* row, unsigned bytes, WarpOp op, WarpFunction compute, int line) {
+    int half;
+    Rendezvous& r = meet(mask, row, bytes, op, compute, line, &half);
+    return r.results[half] + ROW * current->lane;
+}
+
+unsigned lanes_present(unsigned mask) { return mask & self().owner->warps[current->warp].alive; }
+
+void shuffle_source(unsigned mask, int lane, int line) {
+    if (mask >> lane & 1) return;
+    worker->stop(worker->describe("shuffle from absent lane",
+                                  "the shuffle reads lane " + std::to_string(lane) + ", which its mask does not name", {line, nullptr}));
+}
+
+}  // namespace emulator

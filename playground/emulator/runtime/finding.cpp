@@ -1,0 +1,68 @@
+#include "finding.h"
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace emulator {
+namespace {
+
+// Lines of "key=value", newlines in values replaced: easily read by the Python side.
+void put(std::string& text, const char* key, std::string value) {
+    for (char& c : value)
+        if (c == '\n') c = ' ';
+    text += std::string(key) + "=" + value + "\n";
+}
+
+std::string triple(const uint3& v) { return std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z); }
+
+void put_party(std::string& text, const std::string& prefix, const Party& party) {
+    if (!party.known) return;
+    put(text, (prefix + "block").c_str(), triple(party.block));
+    put(text, (prefix + "thread").c_str(), triple(party.thread));
+    put(text, (prefix + "did").c_str(), party.did);
+    if (party.place.line) put(text, (prefix + "line").c_str(), std::to_string(party.place.line));
+    if (party.place.instruction) {
+        Dl_info info{};
+        if (dladdr(party.place.instruction, &info) && info.dli_fname) {
+            put(text, (prefix + "library").c_str(), info.dli_fname);
+            // The recorded address is the one after the call, which may belong to the next line.
+            put(text, (prefix + "offset").c_str(),
+                std::to_string((uintptr_t)party.place.instruction - (uintptr_t)info.dli_fbase - 1));
+        }
+    }
+}
+
+void (*receiver)(const char*) = nullptr;
+std::string pending;
+
+}  // namespace
+
+void deliver(const Finding& finding) {
+    std::string text;
+    put(text, "kind", finding.kind);
+    put(text, "message", finding.message);
+    put(text, "kernel", finding.kernel);
+    put(text, "kernel_line", std::to_string(finding.kernel_line));
+    put_party(text, "", finding.party);
+    put_party(text, "other_", finding.other);
+    if (receiver) receiver(text.c_str());  // raises
+    if (pending.empty()) pending = text;
+}
+
+bool finding_pending() { return !pending.empty(); }
+
+}  // namespace emulator
+
+extern "C" {
+void emulator_set_receiver(void (*receiver)(const char*)) { emulator::receiver = receiver; }
+
+// Copies the pending finding and forgets it; returns its length, 0 if there is none.
+int emulator_take_finding(char* out, int size) {
+    if (emulator::pending.empty()) return 0;
+    strncpy(out, emulator::pending.c_str(), size - 1);
+    out[size - 1] = 0;
+    emulator::pending.clear();
+    return (int)strlen(out);
+}
+}

@@ -1,0 +1,32 @@
+// What the emulator has to say about a kernel: what happened, where, and who else took part.
+#pragma once
+#include <string>
+
+#include "emulator/dim3.h"
+
+namespace emulator {
+
+// A place in the kernel text: a line where the text itself knew it, or the address of an instruction.
+struct Place {
+    int line = 0;
+    const void* instruction = nullptr;
+};
+
+struct Party {
+    bool known = false;
+    uint3 block{}, thread{};
+    Place place;
+    std::string did;  // "wrote", "read", ...
+};
+
+struct Finding {
+    std::string kind, message, kernel;
+    Party party, other;
+    int kernel_line = 0;
+};
+
+// Hands the finding to whoever configured a receiver (which raises), or keeps it until emulator_take_finding.
+void deliver(const Finding& finding);
+bool finding_pending();
+
+}  // namespace emulator

@@ -1,0 +1,165 @@
+// Launches: the checks that the device makes of their configuration, the workers, and the log.
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "scheduler.h"
+#include "shadow.h"
+
+namespace emulator {
+namespace {
+
+// Workers and their OS threads live as long as the process: their fibers and arenas are worth keeping.
+class Crew {
+ public:
+    void run(Launch& launch, int count) {
+        while ((int)workers_.size() < count) workers_.push_back(std::make_unique<Worker>());
+        while ((int)helpers_ < count - 1) std::thread([this, index = ++helpers_] { help(index); }).detach();
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            launch_ = &launch;
+            wanted_ = count;
+            busy_ = count - 1;
+            ++generation_;
+        }
+        if (count > 1) wake_.notify_all();
+        workers_[0]->run(launch);
+        if (count > 1) {
+            std::unique_lock<std::mutex> lock(mutex_);
+            done_.wait(lock, [this] { return busy_ == 0; });
+        }
+    }
+
+ private:
+    void help(int index) {
+        uint64_t seen = 0;
+        for (;;) {
+            Launch* launch;
+            {
+                std::unique_lock<std::mutex> lock(mutex_);
+                wake_.wait(lock, [&] { return generation_ != seen; });
+                seen = generation_;
+                if (index >= wanted_) continue;
+                launch = launch_;
+            }
+            workers_[index]->run(*launch);
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (--busy_ == 0) done_.notify_one();
+        }
+    }
+
+    std::vector<std::unique_ptr<Worker>> workers_;
+    int helpers_ = 0, wanted_ = 0, busy_ = 0;
+    uint64_t generation_ = 0;
+    Launch* launch_ = nullptr;
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+};
+
+Crew& crew() {
+    static Crew* crew = new Crew;  // never destroyed: its threads outlive everything
+    return *crew;
+}
+
+std::mutex log_mutex, launch_mutex;
+std::string launch_log;
+std::map<const void*, size_t> shared_limits;
+Finding current_finding;
+uint64_t launches = 0;
+
+std::string text(const dim3& v) {
+    return std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z);
+}
+
+// What is wrong with the configuration on every device, or nothing.
+std::string invalid(const LaunchConfig& c, const void* kernel) {
+    const uint64_t threads = uint64_t(c.block.x) * c.block.y * c.block.z;
+    const std::string shape = "grid (" + text(c.grid) + "), block (" + text(c.block) + "): ";
+    if (!threads || !c.grid.x || !c.grid.y || !c.grid.z) return shape + "no size may be 0";
+    if (threads > 1024) return shape + std::to_string(threads) + " threads in a block; 1024 is the limit";
+    if (c.block.z > 64) return shape + "block.z is at most 64";
+    if (c.grid.x > 2147483647u) return shape + "grid.x is at most 2147483647";
+    if (c.grid.y > 65535 || c.grid.z > 65535) return shape + "grid.y and grid.z are at most 65535";
+    size_t limit = 48 << 10;
+    const auto raised = shared_limits.find(kernel);
+    if (kernel && raised != shared_limits.end() && raised->second > limit) limit = raised->second;
+    if (!kernel) limit = 227 << 10;  // a kernel whose address is not known here
+    if (c.shared_bytes > limit)
+        return std::to_string(c.shared_bytes) + " bytes of dynamic shared memory; the limit is " + std::to_string(limit) +
+               (limit == 48 << 10 ? " without cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)" : "");
+    return "";
+}
+
+}  // namespace
+
+Finding* launch_finding() { return &current_finding; }
+
+void set_kernel_shared_limit(const void* kernel, size_t bytes) {
+    std::lock_guard<std::mutex> lock(log_mutex);
+    shared_limits[kernel] = bytes;
+}
+
+void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments,
+              size_t argument_bytes) {
+    if (finding_pending()) return;  // as on the device, nothing runs after an error that nobody has looked at
+    Finding finding;
+    {
+        std::lock_guard<std::mutex> one_at_a_time(launch_mutex);
+        Launch launch;
+        launch.name = name;
+        launch.line = line;
+        launch.config = config;
+        launch.entry = entry;
+        launch.arguments = arguments;
+        launch.argument_bytes = argument_bytes;
+        launch.blocks = uint64_t(config.grid.x) * config.grid.y * config.grid.z;
+        launch.threads = int(uint64_t(config.block.x) * config.block.y * config.block.z);
+        launch.number = ++launches;
+        launch.stride = launch.blocks * 5 / 8 + options.seed % 7 + 1;
+        while (launch.blocks && std::gcd(launch.stride, launch.blocks) != 1) ++launch.stride;
+        if (options.time_limit > 0) launch.deadline = seconds_now() + options.time_limit;
+        {
+            std::lock_guard<std::mutex> lock(log_mutex);
+            launch_log += launch.name + "\t" + text(config.grid) + "\t" + text(config.block) + "\t" +
+                          std::to_string(config.shared_bytes) + "\n";
+        }
+        current_finding = Finding();
+        const std::string problem = invalid(config, kernel);
+        if (!problem.empty()) {
+            current_finding.kind = "invalid launch";
+            current_finding.message = problem;
+            current_finding.kernel = name;
+            current_finding.kernel_line = line;
+            current_finding.party.known = true;
+            current_finding.party.place.line = line;
+        } else {
+            int count = options.processors ? options.processors : (int)std::thread::hardware_concurrency();
+            if (options.checked()) count = 1;  // the shadow memory has one user, and findings come in a fixed order
+            if ((uint64_t)count > launch.blocks) count = (int)launch.blocks;
+            if (options.checked()) begin_launch_shadow(launch);
+            crew().run(launch, count);
+            if (options.checked()) end_launch_shadow(launch);
+        }
+        finding = current_finding;
+    }
+    if (!finding.kind.empty()) deliver(finding);
+}
+
+}  // namespace emulator
+
+extern "C" {
+void emulator_configure(int mode, int schedule, uint64_t seed, int processors, double time_limit) {
+    using namespace emulator;
+    options.mode = static_cast<Mode>(mode);
+    options.schedule = static_cast<Schedule>(schedule);
+    options.seed = seed ? seed : 1;
+    options.processors = processors;
+    options.time_limit = time_limit;
+}
+
+// One line a launch since the last reset: name, grid, block, dynamic shared bytes, separated by tabs.
+const char* emulator_launches() { return emulator::launch_log.c_str(); }
+void emulator_forget_launches() { emulator::launch_log.clear(); }
+}

@@ -1,0 +1,313 @@
+#include "scheduler.h"
+
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+
+#include "shadow.h"
+
+namespace emulator {
+
+__thread ThreadView* current = nullptr;
+__thread Worker* worker = nullptr;
+Options options;
+
+uint3 thread_index() { return current->thread_index; }
+uint3 block_index() { return current->block->block_index; }
+dim3 block_dim() { return current->block->block_dim; }
+dim3 grid_dim() { return current->block->grid_dim; }
+int lane_index() { return current->lane; }
+
+double seconds_now() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+uint3 Launch::block_at(uint64_t position) const {
+    uint64_t index = position;
+    if (options.schedule == Schedule::reversed) index = blocks - 1 - position;
+    if (options.schedule == Schedule::random) index = (options.seed + position * stride) % blocks;
+    return {unsigned(index % config.grid.x), unsigned(index / config.grid.x % config.grid.y),
+            unsigned(index / config.grid.x / config.grid.y)};
+}
+
+Block::~Block() {
+    if (arena) munmap(arena, ARENA_BYTES);
+    free_shadow(*this);
+}
+
+uint64_t Worker::random() {  // xorshift
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    return random_state ^= random_state << 17;
+}
+
+void Worker::prepare(Launch& next_launch) {
+    worker = this;
+    launch = &next_launch;
+    stopped = false;
+    shared_offsets.clear();
+    shared_extents.clear();
+    shared_used = ARENA_START;
+    if (const size_t bytes = launch->config.shared_bytes) {
+        shared_extents.push_back({ARENA_START, ARENA_START + bytes, nullptr});
+        shared_used = ARENA_START + bytes + RED_ZONE;
+    }
+    random_state = options.seed * 0x9e3779b97f4a7c15ull + launch->number + 1;
+}
+
+// Takes the next block of the grid and makes it the running one; false if there is none.
+bool Worker::start_block() {
+    const uint64_t position = launch->next_block.fetch_add(1);
+    if (position >= launch->blocks) return false;
+    if (idle_blocks.empty()) {
+        pool.push_back(std::make_unique<Block>());
+        idle_blocks.push_back(pool.back().get());
+    }
+    Block& b = *idle_blocks.back();
+    idle_blocks.pop_back();
+    if (!b.arena) {
+        void* arena = mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (arena == MAP_FAILED) throw std::bad_alloc();
+        b.arena = static_cast<char*>(arena);
+    }
+    const int count = launch->threads;
+    const dim3 size = launch->config.block;
+    b.block_index = launch->block_at(position);
+    if ((int)b.threads.size() != count || b.block_dim.x != size.x || b.block_dim.y != size.y || b.block_dim.z != size.z) {
+        b.threads.assign(count, Thread{});
+        b.warps = std::vector<Warp>((count + 31) / 32);
+        b.start_order.resize(count);
+        for (int i = 0; i < count; ++i) {
+            Thread& t = b.threads[i];
+            t.thread_index = {unsigned(i) % size.x, unsigned(i) / size.x % size.y, unsigned(i) / size.x / size.y};
+            t.block = t.owner = &b;
+            t.linear = i;
+            t.lane = i % 32;
+            t.warp = i / 32;
+        }
+    }
+    b.block_dim = size;
+    b.grid_dim = launch->config.grid;
+    for (int i = 0; i < count; ++i) {
+        b.threads[i].state = State::ready;
+        b.threads[i].fiber = nullptr;
+        b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
+    }
+    if (options.schedule == Schedule::random)
+        for (int i = count - 1; i > 0; --i) std::swap(b.start_order[i], b.start_order[random() % (i + 1)]);
+    for (size_t w = 0; w < b.warps.size(); ++w) {
+        const int lanes = std::min(32, count - int(w) * 32);
+        b.warps[w].alive = lanes == 32 ? ~0u : (1u << lanes) - 1;
+        b.warps[w].used = 0;
+    }
+    b.ready.reset(count);
+    b.waiting.clear();
+    for (NamedBarrier& barrier : b.named) barrier.arrived = 0, barrier.waiting.clear();
+    b.started = b.arrived = b.yields = b.grid_barriers = 0;
+    b.alive = count;
+    resident.push_back(&b);
+    block = &b;
+    if (options.checked()) begin_block_shadow(b);
+    return true;
+}
+
+void Worker::retire(Block& b) {
+    if (options.checked()) end_block_shadow(b);
+    resident.erase(std::find(resident.begin(), resident.end(), &b));
+    idle_blocks.push_back(&b);
+}
+
+void Worker::run(Launch& next_launch) {
+    prepare(next_launch);
+    while (!launch->failed && start_block()) {
+        running = &main;
+        Fiber& first = idle_fiber();
+        running = &first;
+        main.switch_to(first);
+        current = nullptr;
+        if (stopped) {
+            // The fibers stopped half way; what they held on their stacks is forgotten with them.
+            launch->failed = true;
+            idle_fibers.clear();
+            fibers.clear();
+            while (!resident.empty()) retire(*resident.back());
+        }
+    }
+    block = nullptr;
+    worker = nullptr;
+}
+
+Fiber& Worker::idle_fiber() {
+    if (idle_fibers.empty()) {
+        fibers.push_back(std::make_unique<Fiber>(&Worker::fiber_body));
+        idle_fibers.push_back(fibers.back().get());
+    }
+    Fiber* fiber = idle_fibers.back();
+    idle_fibers.pop_back();
+    return *fiber;
+}
+
+void Worker::fiber_body() {
+    for (;;) worker->run_threads();
+}
+
+// One fiber runs thread after thread of the block, as long as they end without waiting.
+void Worker::run_threads() {
+    Fiber* me = running;
+    Block& b = *block;
+    while (b.started < (int)b.threads.size()) {
+        Thread& t = b.threads[b.start_order[b.started++]];
+        t.fiber = me;
+        current = &t;
+        launch->entry(launch->arguments);
+        t.state = State::ended;
+        b.yields = 0;
+        --b.alive;
+        Warp& warp = b.warps[t.warp];
+        warp.alive &= ~(1u << t.lane);
+        if (options.checked()) thread_ends(t);
+        if (b.alive && b.arrived == b.alive) release_barrier(b);
+        if (block != &b) break;
+    }
+    idle_fibers.push_back(me);
+    Fiber& other = next();
+    if (&other != me) {
+        running = &other;
+        me->switch_to(other);
+    }
+}
+
+void Worker::make_ready(Block& b, int thread) {
+    b.threads[thread].state = State::ready;
+    b.yields = 0;
+    b.ready.push(thread);
+}
+
+// Decides what this worker does next: a thread that can go on, a thread not yet begun, another block that this one may
+// wait for, or, when all is done, the launch's end.
+Fiber& Worker::next() {
+    for (;;) {
+        Block& b = *block;
+        const bool stalled = b.yields > 2 * (int)b.threads.size() && b.started == (int)b.threads.size();
+        if (!b.ready.empty() && !stalled) {
+            const int which = options.schedule == Schedule::random ? int(random() % b.ready.size()) : 0;
+            Thread& t = b.threads[b.ready.pop(which)];
+            current = &t;
+            return *t.fiber;
+        }
+        if (b.started < (int)b.threads.size()) return idle_fiber();
+        if (!b.alive) {
+            retire(b);
+            if (resident.empty()) return main;
+            block = resident.front();
+            continue;
+        }
+        if (b.ready.empty() && release_active_masks(b)) continue;
+        if (b.ready.empty()) report_deadlock(b);
+        // All that can run only waits for something outside: let the other blocks run.
+        b.yields = 0;
+        if (launch->failed) return main;
+        if (launch->deadline && seconds_now() > launch->deadline) {
+            current = &b.threads[b.ready.pop()];
+            stop(describe("time limit", "the launch has not ended; its threads wait for something that does not come", {}));
+        }
+        const size_t position = std::find(resident.begin(), resident.end(), &b) - resident.begin();
+        if (!start_block()) block = resident[(position + 1) % resident.size()];
+    }
+}
+
+void Worker::wait(State state, int line) {
+    Thread& t = *static_cast<Thread*>(current);
+    t.state = state;
+    t.waits_at_line = line;
+    Fiber& other = next();
+    if (&other != t.fiber) {
+        running = &other;
+        t.fiber->switch_to(other);
+    }
+}
+
+void Worker::pause() {
+    Thread& t = *static_cast<Thread*>(current);
+    Block& b = *t.owner;
+    ++b.yields;
+    b.ready.push(t.linear);
+    Fiber& other = next();
+    if (&other != t.fiber) {
+        running = &other;
+        t.fiber->switch_to(other);
+    }
+}
+
+void yield() {
+    if (worker) worker->pause();
+}
+
+long long clock_ticks() { return (long long)(seconds_now() * 1e9); }
+
+void Worker::stop(const Finding& finding) {
+    stopped = true;
+    if (!launch->failed.exchange(true)) *launch_finding() = finding;
+    Fiber* from = running;
+    running = &main;
+    from->switch_to(main);
+    __builtin_unreachable();
+}
+
+Party Worker::party(const Thread& thread, Place place, const char* did) const {
+    return {true, thread.block->block_index, thread.thread_index, place, did};
+}
+
+Finding Worker::describe(const char* kind, const std::string& message, Place place) {
+    Finding finding;
+    finding.kind = kind;
+    finding.message = message;
+    finding.kernel = launch->name;
+    finding.kernel_line = launch->line;
+    if (current) finding.party = party(*static_cast<Thread*>(current), place, "");
+    return finding;
+}
+
+void Worker::report_deadlock(Block& b) {
+    int at_barrier = 0, at_warp = 0, at_named = 0;
+    Thread* someone = nullptr;
+    for (Thread& t : b.threads) {
+        at_barrier += t.state == State::at_barrier;
+        at_warp += t.state == State::at_warp_operation;
+        at_named += t.state == State::at_named_barrier;
+        if (t.state == State::at_warp_operation && (!someone || someone->state != State::at_warp_operation)) someone = &t;
+        if (t.state != State::ended && !someone) someone = &t;
+    }
+    current = someone;
+    std::string message = "no thread of the block can go on:";
+    if (at_warp) {
+        Warp& warp = b.warps[someone->warp];
+        unsigned missing = 0;
+        for (int i = 0; i < warp.used; ++i) {
+            const Rendezvous& r = *warp.rendezvous[i];
+            if (r.arrived >> someone->lane & 1) missing = r.mask & ~r.arrived;
+        }
+        message += " " + std::to_string(at_warp) + " wait in a warp operation whose mask names lanes that never arrive (missing here: ";
+        char digits[16];
+        snprintf(digits, sizeof digits, "0x%x", missing);
+        message += std::string(digits) + ")";
+    }
+    if (at_barrier)
+        message += (at_warp ? "," : "") + (" " + std::to_string(at_barrier)) + " of " + std::to_string(b.alive) +
+                   " wait at the block's barrier in line " + std::to_string(b.barrier_line);
+    if (at_named) message += " " + std::to_string(at_named) + " wait at a named barrier";
+    Finding finding = describe(at_warp ? "warp lanes never arrive" : "barrier never completes", message, {someone->waits_at_line, nullptr});
+    for (Thread& t : b.threads)
+        if (t.state != State::ended && t.state != someone->state) {
+            finding.other = party(t, {t.waits_at_line, nullptr}, "waits");
+            break;
+        }
+    stop(finding);
+}
+
+bool Worker::release_active_masks(Block&) { return false; }
+
+}  // namespace emulator

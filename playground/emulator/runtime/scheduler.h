@@ -1,0 +1,183 @@
+// Blocks, their threads, and the worker (one for each processor) that runs them on fibers.
+#pragma once
+#include <stdint.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "emulator/runtime_api.h"
+#include "fiber.h"
+#include "finding.h"
+
+namespace emulator {
+
+enum class Mode { fast, check, count };
+enum class Schedule { forward, reversed, random };
+
+struct Options {
+    Mode mode = Mode::fast;
+    Schedule schedule = Schedule::forward;
+    uint64_t seed = 1;
+    int processors = 0;        // 0: all
+    double time_limit = 0;     // seconds a launch may take; 0: no limit
+    bool checked() const { return mode != Mode::fast; }
+};
+extern Options options;
+
+struct Launch {
+    std::string name;
+    int line = 0;
+    LaunchConfig config{dim3(), dim3()};
+    void (*entry)(void*) = nullptr;
+    void* arguments = nullptr;
+    size_t argument_bytes = 0;
+    uint64_t blocks = 0;
+    int threads = 0;  // in a block
+    uint64_t number = 0;
+    uint64_t stride = 1;  // of the random schedule's walk over the blocks; has no divisor in common with their number
+    double deadline = 0;
+    std::atomic<uint64_t> next_block{0};
+    std::atomic<bool> failed{false};
+    uint3 block_at(uint64_t position) const;  // in the order of the schedule
+};
+
+enum class State : uint8_t { ready, at_barrier, at_named_barrier, at_warp_operation, at_active_mask, ended };
+
+struct Block;
+
+struct Thread : ThreadView {
+    Block* owner = nullptr;
+    Fiber* fiber = nullptr;
+    State state = State::ready;
+    int waits_at_line = 0;
+    uint32_t segment = 0;  // see shadow.h
+};
+
+// Where the lanes of one mask meet. Rows are kept twice: a fast lane may bring its row for the next operation while a slow
+// one still reads the rows of this one; it cannot come to the operation after that before all have left this one.
+struct Rendezvous {
+    unsigned mask = 0, arrived = 0;
+    WarpOp op{};
+    int line = 0, half = 0, first_thread = 0;
+    alignas(64) char rows[2][32 * ROW];
+    alignas(64) char results[2][32 * ROW];
+};
+
+struct Warp {
+    unsigned alive = 0;  // lanes that have not ended
+    int used = 0;        // rendezvous of this block's run
+    std::vector<std::unique_ptr<Rendezvous>> rendezvous;
+};
+
+struct NamedBarrier {
+    int expected = 0, arrived = 0, line = 0;
+    std::vector<int> waiting;
+};
+
+// The threads that can go on, in the order in which they may.
+class ReadyQueue {
+ public:
+    void reset(int capacity) { slots_.assign(capacity, 0), head_ = count_ = 0; }
+    bool empty() const { return count_ == 0; }
+    int size() const { return count_; }
+    void push(int thread) {
+        int at = head_ + count_++;
+        if (at >= (int)slots_.size()) at -= (int)slots_.size();
+        slots_[at] = thread;
+    }
+    int pop(int which = 0) {
+        if (which) {
+            int at = head_ + which;
+            if (at >= (int)slots_.size()) at -= (int)slots_.size();
+            std::swap(slots_[at], slots_[head_]);
+        }
+        const int thread = slots_[head_];
+        if (++head_ == (int)slots_.size()) head_ = 0;
+        --count_;
+        return thread;
+    }
+
+ private:
+    std::vector<int> slots_;
+    int head_ = 0, count_ = 0;
+};
+
+constexpr size_t ARENA_BYTES = 512 << 10;   // the shared window of a block
+constexpr size_t ARENA_START = 1024;        // address 0 stays invalid; what comes first is aligned as the device aligns it
+constexpr size_t RED_ZONE = 128;            // between the variables in it
+
+struct BlockShadow;
+
+struct Block : BlockView {
+    std::vector<Thread> threads;
+    std::vector<Warp> warps;
+    ReadyQueue ready;
+    std::vector<int> start_order;
+    int started = 0, alive = 0;
+    // the barrier of the whole block
+    int arrived = 0, barrier_line = 0, first_at_barrier = 0;
+    Vote vote = Vote::none;
+    int votes[2] = {0, 0}, vote_half = 0;
+    std::vector<int> waiting;
+    NamedBarrier named[16];
+    int yields = 0;          // in a row, without any other progress
+    int grid_barriers = 0;   // passed
+    char* arena = nullptr;
+    BlockShadow* shadow = nullptr;
+    ~Block();
+};
+
+struct Worker {
+    Launch* launch = nullptr;
+    Block* block = nullptr;                // the one that runs
+    std::vector<Block*> resident;          // begun and not finished; more than one only if blocks wait for one another
+    std::vector<std::unique_ptr<Block>> pool, all_blocks_;
+    std::vector<Block*> idle_blocks;
+    Fiber main;
+    std::vector<Fiber*> idle_fibers;
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    Fiber* running = nullptr;
+    std::vector<int64_t> shared_offsets;   // of each declaration, -1 before its first use in this launch
+    struct Extent {
+        size_t begin, end;
+        const SharedDeclaration* declaration;
+    };
+    std::vector<Extent> shared_extents;
+    size_t shared_used = 0;
+    uint64_t random_state = 1;
+    bool stopped = false;                  // a finding ended the launch
+
+    void run(Launch& launch);
+    uint64_t random();
+
+    // Called on a fiber.
+    void wait(State state, int line);      // until somebody makes the thread ready
+    void make_ready(Block& block, int thread);
+    void pause();                          // the thread stays ready; others run first
+    [[noreturn]] void stop(const Finding& finding);
+    Finding describe(const char* kind, const std::string& message, Place place);
+    Party party(const Thread& thread, Place place, const char* did) const;
+    Fiber& next();                         // chooses what runs now
+    bool ends_block_barrier(Block& block);
+    void release_barrier(Block& block);
+
+ private:
+    void prepare(Launch& launch);
+    bool start_block();
+    void retire(Block& block);
+    Fiber& idle_fiber();
+    void resume(Block& block, int thread);
+    bool release_active_masks(Block& block);
+    [[noreturn]] void report_deadlock(Block& block);
+    static void fiber_body();
+    void run_threads();
+};
+
+extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
+
+double seconds_now();
+
+}  // namespace emulator

@@ -1,0 +1,175 @@
+"""The host compiler, and a cache of what it made.
+
+Everything is kept under a hash of all that it depends on, is made in a temporary place and is renamed into its own, so that
+processes that build the same thing at once do not disturb one another.
+"""
+
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from .errors import EmulatorError
+
+ROOT = Path(__file__).parent
+INCLUDE = ROOT / "include"
+RUNTIME = ROOT / "runtime"
+
+
+def cache_folder():
+    folder = os.environ.get("PLAYGROUND_EMULATOR_CACHE")
+    if not folder:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda-kernel-playground" / "emulator"
+    return Path(folder)
+
+
+@functools.cache
+def compiler():
+    """The command of the compiler and its version's text."""
+    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    if not shutil.which(command[0]):
+        raise EmulatorError(f"the emulator needs a C++ compiler; {command[0]!r} is not on PATH (install g++, or set CXX)")
+    return command, subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
+
+
+@functools.cache
+def machine_flags():
+    """Instructions for the conversions and contractions that a GPU has in hardware."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    present = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
+    return ("-mavx2", "-mfma", "-mf16c") if {"avx2", "fma", "f16c"} <= present else ()
+
+
+@functools.cache
+def digest_of(*folders):
+    """A digest of the emulator's own sources in some folders."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def torch_flags():
+    """What a text that includes PyTorch's headers is compiled with, and what it is linked with."""
+    import torch
+    from torch.utils import cpp_extension
+
+    folders = [path for path in cpp_extension.include_paths() if Path(path).is_dir()]
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+    flags = [
+        "-std=c++20" if version >= (2, 12) else "-std=c++17",
+        *(f"-isystem{folder}" for folder in folders),
+        f"-isystem{sysconfig.get_path('include')}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        "-DTORCH_API_INCLUDE_EXTENSION_H",
+    ]
+    libraries = Path(torch.__file__).parent / "lib"
+    return flags, [f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", f"-Wl,-rpath,{libraries}"]
+
+
+@functools.cache
+def torch_identity():
+    import sys
+
+    import torch
+
+    return torch.__version__, sys.version_info[:3]
+
+
+def kept(kind, suffix, key, make):
+    """The cached file for `key`; `make(path)` writes it if it is not there."""
+    own = digest_of(INCLUDE, RUNTIME) if kind == "runtime" else digest_of(INCLUDE)
+    digest = hashlib.sha256(repr((key, own, compiler())).encode()).hexdigest()[:32]
+    folder = cache_folder() / kind
+    path = folder / (digest + suffix)
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as temporary:
+        made = Path(temporary) / path.name
+        make(made)
+        made.replace(path)
+    return path
+
+
+def compile_command(flags, source, output):
+    return [*compiler()[0], *flags, "-c", str(source), "-o", str(output)]
+
+
+def run_compiler(command, explain=None):
+    """Runs it; `explain` turns the compiler's messages into an exception."""
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode:
+        raise explain(run.stderr) if explain else EmulatorError(f"{shlex.join(command)}\n{run.stderr}")
+
+
+def compile_text(text, suffix, flags, explain=None, uses_torch=False):
+    """The cached object file of a text."""
+    flags = tuple(flags)
+
+    def make(path):
+        source = path.with_suffix(suffix)
+        source.write_text(text)
+        run_compiler(compile_command(flags, source, path), explain)
+
+    return kept("objects", ".o", (text, flags, torch_identity() if uses_torch else None), make)
+
+
+def runtime_library():
+    """The emulator's own runtime, compiled once."""
+
+    def make(path):
+        flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", *machine_flags(), f"-I{INCLUDE}"]
+        run_compiler([*compiler()[0], *flags, *map(str, sorted(RUNTIME.glob("*.cpp"))), "-o", str(path), "-lpthread", "-ldl"])
+
+    return kept("runtime", "-libemulator.so", "runtime", make)
+
+
+def torch_glue_library():
+    """The part of the runtime that knows PyTorch: exceptions, and the guarded allocator."""
+    flags, link = torch_flags()
+
+    def make(path):
+        source = RUNTIME / "torch" / "glue.cpp"
+        run_compiler([*compiler()[0], *flags, "-O1", "-fPIC", "-shared", f"-I{INCLUDE}", str(source), "-o", str(path), *link])
+
+    return kept("runtime", "-libemulator_torch.so", ("glue", torch_identity()), make)
+
+
+KERNEL_FLAGS = ("-g1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-ffp-contract=fast", "-w", "-DEMULATOR")
+
+
+def kernel_flags(checked, debug):
+    """How kernel text is compiled: nvcc contracts a * b + c, so this does."""
+    flags = [*KERNEL_FLAGS, *machine_flags(), f"-I{INCLUDE}"]
+    flags += ["-O0", "-g3"] if debug else ["-O2"]
+    if checked:
+        # Only the calls that it puts at loads and stores are wanted; they lead to the emulator's runtime.
+        flags += ["-fsanitize=thread", "-DEMULATOR_CHECKED"]
+    return tuple(flags)
+
+
+def link(objects, output_name, extra=()):
+    """The cached library of some object files."""
+    runtime = runtime_library()
+
+    def make(path):
+        run_compiler([
+            *compiler()[0], "-shared", *map(str, objects), "-o", str(path), str(runtime), f"-Wl,-rpath,{runtime.parent}",
+            "-Wl,-Bsymbolic", *extra,
+        ])
+
+    return kept("libraries", f"-{output_name}.so", (tuple(map(str, objects)), tuple(extra), str(runtime)), make)
