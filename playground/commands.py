@@ -71,29 +71,23 @@ def _add_common(parser):
 
 
 def plan(model, variants, device, settings):
-    """A task for each variant that `device` concerns. Settings given by the user win over the place's own.
-
-    Raises Impossible when the device is named and this machine lacks it.
-    """
+    """A task for each variant that `device` concerns. Settings given by the user win over the place's own."""
     tasks = []
     for variant in variants:
-        place, skip = _place(variant, device)
-        if place or skip:
-            sizes = catalog.SETTINGS.get(place, {}).get(model.name, {})
-            tasks.append(Task(model, variant, place, {**sizes, **settings}, skip))
+        place = _place(variant, device)
+        if place:
+            sizes = catalog.SETTINGS[place].get(model.name, {})
+            tasks.append(Task(model, variant, place, {**sizes, **settings}))
     return sorted(tasks, key=lambda task: task.place != "cuda")
 
 
 def _place(variant, device):
-    """(place, reason why it is skipped): (None, None) when the variant is of no concern to the device."""
+    """Where a variant runs; None when it is of no concern to the device."""
     if variant.backend == "cpu":
-        return ("cpu", None) if device in ("auto", "cpu") else (None, None)
-    missing = requirements.missing_for("cuda")
-    if device == "cuda" or (device == "auto" and missing is None):
-        return "cuda", None
+        return "cpu" if device in ("auto", "cpu") else None
     if device == "auto":
-        return None, str(missing)
-    return None, None
+        return "emulator" if requirements.missing_for("cuda") else "cuda"
+    return device if device in ("cuda", "emulator") else None
 
 
 def _run(given, make_tasks, options, show):
@@ -102,9 +96,8 @@ def _run(given, make_tasks, options, show):
         requirements.prepare_environment()
         _require_device(given.device)
         tasks = make_tasks()
-        if not any(task.place for task in tasks):
-            reasons = {task.skip for task in tasks if task.skip} or {f"no variant runs on --device {given.device}"}
-            raise Impossible("; ".join(sorted(reasons)))
+        if not tasks:
+            raise Impossible(f"none of these variants runs on --device {given.device}")
         _clear_locks()
         with Progress() as progress:
             results = Runner(options, progress).run(tasks)

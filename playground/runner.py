@@ -19,13 +19,12 @@ PROBES = ("own", "scaled")
 
 @dataclass(frozen=True)
 class Task:
-    """A variant of a model, the place where it runs ("cuda", "cpu", "emulator"; None: nowhere, for the reason `skip`)."""
+    """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator"."""
 
     model: catalog.Model
     variant: catalog.Variant
-    place: str | None
+    place: str
     settings: dict = field(default_factory=dict)
-    skip: str | None = None
 
     @property
     def group(self):
@@ -57,10 +56,9 @@ class Runner:
     def run(self, tasks):
         """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised."""
         results = {id(task): _blank_result(task) for task in tasks}
-        runnable = [task for task in tasks if task.place]
         try:
-            self._build_all(runnable, results)
-            for _, group in itertools.groupby(runnable, key=lambda task: task.group):
+            self._build_all(tasks, results)
+            for _, group in itertools.groupby(tasks, key=lambda task: task.group):
                 built = [task for task in group if results[id(task)]["verdict"] is None]
                 if built:
                     self._run_group(built, results)
@@ -289,8 +287,8 @@ def _blank_result(task):
         "variant": task.variant.name,
         "backend": task.variant.backend,
         "ran_on": task.place,
-        "verdict": None if task.place else "skipped",
-        "reason": task.skip,
+        "verdict": None,
+        "reason": None,
         "details": "",
         "source_sha256": catalog.sha256(task.variant.path),
         "model_sha256": catalog.sha256(task.model.path),

@@ -9,6 +9,8 @@ Why it is faster
     arithmetic. So that the arithmetic units see multiply-adds and little else, a thread works on 16 output channels at
     once: one input value from shared memory feeds 16 multiply-adds, one weight the whole window. What it costs: a kernel
     that must be built for its channels, kernel and pool size, and the tensor cores stay unused (v3 cuts the arithmetic).
+    Predicted 3 to 3.5 ms on an H200, measured 6.3 (eager 11.2): copying tiles, with its index arithmetic and its barriers,
+    is not hidden behind the multiply-adds, which run at 40% of their peak.
 
 Mathematics
     pooled[b,o,i,j] = bias[o] + 1/p^2 * sum over u,v < p, c,r,s of w[o,c,r,s] * x[b,c, p*i+u+r, p*j+v+s]
@@ -352,6 +354,7 @@ __global__ void __launch_bounds__(THREADS)
 
     for (int r = 0; r < KERNEL_H; ++r)
         for (int s = 0; s < KERNEL_W; ++s) {
+            float sum_here[PIXELS][IN_BLOCK] = {};  // of this kernel element alone: shorter chains of additions err less
             const float* source[PIXELS];
             bool exists[PIXELS];
             const int row = (h - r) / POOL_H;
@@ -377,10 +380,14 @@ __global__ void __launch_bounds__(THREADS)
                         const float value = exists[k] ? *source[k] : 0.0f;
                         source[k] += windows;
 #pragma unroll
-                        for (int c = 0; c < IN_BLOCK; ++c) sum[k][c] += value * weights[o][c];
+                        for (int c = 0; c < IN_BLOCK; ++c) sum_here[k][c] += value * weights[o][c];
                     }
                 __syncthreads();  // the weights have been read; the next may overwrite them
             }
+#pragma unroll
+            for (int k = 0; k < PIXELS; ++k)
+#pragma unroll
+                for (int c = 0; c < IN_BLOCK; ++c) sum[k][c] += sum_here[k][c];
         }
 #pragma unroll
     for (int k = 0; k < PIXELS; ++k)

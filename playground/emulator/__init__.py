@@ -59,6 +59,12 @@ class Installation:
         runtime.configure(self.mode, *self.settings)
         self.to_exception = lambda report: parse_finding(report, self.builder.file_of_library)
         runtime.torch_glue().emulator_torch_raise_with(ctypes.py_object(self.to_exception))
+        if self.mode != "fast":
+            from .outputs import OperatorWatch
+
+            runtime.torch_glue().emulator_torch_guard_tensors(1)
+            self.builder.watch = OperatorWatch(self.builder)
+            self.builder.watch.begin()
         self.original = cpp_extension.load_inline
         cpp_extension.load_inline = self.builder.load_inline
 
@@ -68,6 +74,9 @@ class Installation:
         from . import runtime
 
         cpp_extension.load_inline = self.original
+        if self.builder.watch:
+            self.builder.watch.end()
+            runtime.torch_glue().emulator_torch_guard_tensors(0)
         runtime.torch_glue().emulator_torch_raise_with(None)
 
     def configure(self, schedule="forward", seed=1, processors=0, time_limit=None):

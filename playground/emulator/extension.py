@@ -63,14 +63,14 @@ class Prepared:
             text = after_line(text, at, "#include <emulator/torch_overrides.h>")
             source_map.lines.insert(at, None)
         self.line = source_map.line
-        self.text = lines_of_launches(source_map.with_directives(text), source_map)
+        # The rewriter writes a kernel's line as the text counts it; make it the file's.
+        self.launch_lines = {}
 
+        def renumber(match):
+            self.launch_lines[match[2]] = source_map.line(int(match[4]))
+            return f"{match[1]}{match[2]}{match[3]}{self.launch_lines[match[2]]}"
 
-def lines_of_launches(text, source_map):
-    """The rewriter writes a kernel's line as the text counts it; make it the file's."""
-    return re.sub(
-        r'(::emulator::launch\("(?:\\.|[^"\\])*", )(\d+)', lambda m: m[1] + str(source_map.line(int(m[2]))), text
-    )
+        self.text = re.sub(r'(::emulator::launch\(")((?:\\.|[^"\\])*)(", )(\d+)', renumber, source_map.with_directives(text))
 
 
 class Builder:
@@ -78,8 +78,11 @@ class Builder:
 
     def __init__(self, checked, debug, source_file):
         self.checked, self.debug, self.source_file = checked, debug, source_file
-        self.files = {}
+        self.files = {}  # library -> the Python file of its text
+        self.namespaces = {}  # of operators -> the Python file
+        self.kernel_lines = {}  # kernel as launched -> the line of its definition
         self.last_file = None
+        self.watch = None  # an OperatorWatch
 
     def file_of_library(self, library):
         return self.files.get(library, self.last_file)
@@ -126,11 +129,15 @@ class Builder:
             objects = [job.result() for job in jobs][1:]
         extra = [flag for flag in extra_ldflags or [] if not re.search(r"cuda|cublas|cudnn", flag)]
         library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
-        self.files[str(library)] = self.last_file
+        self.files[str(library)] = self.namespaces[name] = self.last_file
+        self.kernel_lines.update(kernels.launch_lines if kernels else {})
         if is_python_module:
             spec = importlib.util.spec_from_file_location(name, library)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
+            if self.watch and functions:
+                names = [functions] if isinstance(functions, str) else list(functions)
+                self.watch.wrap_module(module, names, self.last_file)
             return module
         import torch
 

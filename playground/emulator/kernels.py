@@ -14,6 +14,8 @@ class KernelLibrary:
         self.mode = mode
         self.builder = Builder(mode != "fast", debug, source_file)
         runtime.library()
+        if mode != "fast":
+            runtime.torch_glue().emulator_torch_guard_tensors(1)
         self.library = ctypes.CDLL(str(self.builder.load_kernels(text, name, source_file)))
 
     def call(self, function, *arguments, schedule="forward", seed=1, processors=0, time_limit=None):
@@ -25,3 +27,8 @@ class KernelLibrary:
         report = runtime.take_finding()
         if report:
             raise parse_finding(report, self.builder.file_of_library)
+
+    def close(self):
+        """Give PyTorch its own allocator back."""
+        if self.mode != "fast":
+            runtime.torch_glue().emulator_torch_guard_tensors(0)

@@ -25,6 +25,8 @@ def library():
     loaded = ctypes.CDLL(str(toolchain.runtime_library()), mode=ctypes.RTLD_GLOBAL)
     loaded.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_double]
     loaded.emulator_launches.restype = ctypes.c_char_p
+    loaded.emulator_first_unwritten.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
+    loaded.emulator_first_unwritten.restype = ctypes.c_longlong
     return loaded
 
 
@@ -57,3 +59,14 @@ def take_finding():
     """The text of a finding that no receiver has taken, or None."""
     buffer = ctypes.create_string_buffer(1 << 14)
     return buffer.value.decode() if library().emulator_take_finding(buffer, len(buffer)) else None
+
+
+def first_unwritten(tensor):
+    """The byte offset in the tensor's storage, from its first element, of an element that nothing has written, or None."""
+    if tensor.numel() == 0 or not tensor.data_ptr():
+        return None
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    if span != tensor.numel():  # not dense: what lies between its elements is not its own
+        return None
+    at = library().emulator_first_unwritten(tensor.data_ptr(), span * tensor.element_size())
+    return None if at < 0 else at

@@ -5,9 +5,11 @@ literals. So runs of equal lines are looked for, and each run gets a #line direc
 """
 
 import linecache
+import re
 import sys
 from pathlib import Path
 
+LINE_DIRECTIVE = re.compile(r"\s*#\s*line\s+(\d+)\s*$")
 HERE = str(Path(__file__).parent)
 
 
@@ -35,25 +37,28 @@ def line_map(text, file_lines):
     for number, line in enumerate(file_lines, 1):
         if line.strip():
             places.setdefault(line, []).append(number)
+    def run_length(at, place):
+        length = 0
+        while at + length < len(lines) and place - 1 + length < len(file_lines) and lines[at + length] == file_lines[place - 1 + length]:
+            length += 1
+        return length
+
     result = [None] * len(lines)
-    at = 0
+    at = expected = 0  # the line of the file that follows the last one found
     while at < len(lines):
-        best, best_place = 0, None
-        for place in places.get(lines[at], ()):
-            run = weight = 0
-            while at + run < len(lines) and place - 1 + run < len(file_lines) and lines[at + run] == file_lines[place - 1 + run]:
-                weight += len(lines[at + run].strip())
-                run += 1
-            if weight > best:
-                best, best_place = weight, place
-                best_run = run
+        candidates = places.get(lines[at], ())
+        # A line may stand in the file more than once: the one behind the last is meant, or else the longest run of equals.
+        if expected in candidates:
+            place = expected
+        else:
+            place = max(candidates, key=lambda place: run_length(at, place), default=None)
+        length = run_length(at, place) if place else 0
         # A lone brace or the like matches by accident.
-        if best_place is None or best < 8:
-            at += 1
-            continue
-        for offset in range(best_run):
-            result[at + offset] = best_place + offset
-        at += best_run
+        if length and (place == expected or sum(len(line.strip()) for line in lines[at : at + length]) >= 8):
+            result[at : at + length] = range(place, place + length)
+            at, expected = at + length, place + length
+        else:
+            at, expected = at + 1, expected + 1 if expected else 0
     # Around a raw literal's quotes the file's line holds more than the text's; it still is the next one.
     for at in range(1, len(result)):
         if result[at] is None and result[at - 1] is not None:
@@ -61,11 +66,25 @@ def line_map(text, file_lines):
     return result
 
 
+def explicit_map(text):
+    """The lines' numbers by the text's own #line directives."""
+    numbers, following = [], 1
+    for line in text.split("\n"):
+        numbers.append(following)
+        directive = LINE_DIRECTIVE.match(line)
+        following = int(directive[1]) if directive else following + 1
+    return numbers
+
+
 class SourceMap:
     """Maps lines of one text. `file` is what #line names: the Python file, or a made-up name where it was not found."""
 
     def __init__(self, text, source_file, fallback_name):
-        self.lines = line_map(text, lines_of_file(source_file)) if source_file else [None] * (text.count("\n") + 1)
+        self.explicit = any(map(LINE_DIRECTIVE.match, text.split("\n")))
+        if self.explicit:
+            self.lines = explicit_map(text)
+        else:
+            self.lines = line_map(text, lines_of_file(source_file)) if source_file else [None] * (text.count("\n") + 1)
         self.found = any(line is not None for line in self.lines)
         self.file = source_file if self.found else fallback_name
 
@@ -78,7 +97,9 @@ class SourceMap:
     def with_directives(self, text):
         """The text with a #line wherever the numbering jumps."""
         quoted = str(self.file).replace("\\", "\\\\").replace('"', '\\"')
-        if not self.found:
+        if self.explicit:
+            text = "\n".join(LINE_DIRECTIVE.sub(rf'#line \1 "{quoted}"', line) for line in text.split("\n"))
+        if self.explicit or not self.found:
             return f'#line 1 "{quoted}"\n{text}'
         out, expected = [], None
         continued = False

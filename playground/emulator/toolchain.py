@@ -158,7 +158,7 @@ def kernel_flags(checked, debug):
     flags += ["-O0", "-g3"] if debug else ["-O2"]
     if checked:
         # Only the calls that it puts at loads and stores are wanted; they lead to the emulator's runtime.
-        flags += ["-fsanitize=thread", "-DEMULATOR_CHECKED"]
+        flags += ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-DEMULATOR_CHECKED"]
     return tuple(flags)
 
 

@@ -1,9 +1,10 @@
 """How far from float64 a result may be.
 
-Errors are the largest deviation of any element, in units of the *spread* of the true values, not of their size: a sum of half a
-million sigmoids is large whatever the kernel does, and its spread over varying inputs is what the kernel computes.
+Errors are deviations in units of the *spread* of the true values, not of their size: a sum of half a million sigmoids is large
+whatever the kernel does, and its spread over varying inputs is what the kernel computes. Two are taken, the largest of any
+element and the root mean square: where rounding sends the gradient of a maximum to another element, the largest says nothing.
 
-Allowed is twice the largest of
+Allowed is, for each, twice the largest of
 - the error of eager PyTorch on the same inputs,
 - the error that the stated precision mode permits (TF32: the float64 model on operands rounded to TF32),
 - a few units in the last place of the largest value in float32, which no float32 result can avoid.
@@ -20,7 +21,7 @@ FLOAT32_EPSILON = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor against the truth; errors in units of the truth's spread. `complaint` is None when it is right."""
+    """One tensor against the truth; the largest errors, in units of its spread. `complaint` is None when it is right."""
 
     max_error: float | None
     allowed: float | None
@@ -43,26 +44,30 @@ class Reference:
         magnitude = finite.abs().max().item() if finite.numel() else 0.0
         deviation = finite.std(correction=0).item() if finite.numel() else 0.0
         self.spread = (deviation if deviation > 1e-12 * magnitude else magnitude) or 1.0
-        self.eager_error = self._error(eager)
-        permitted = UNITS_IN_THE_LAST_PLACE * FLOAT32_EPSILON * magnitude / self.spread
+        self.eager_error, eager_rms = self._errors(eager)
+        permitted = permitted_rms = UNITS_IN_THE_LAST_PLACE * FLOAT32_EPSILON * magnitude / self.spread
         if rounded is not None:
-            permitted = max(permitted, self._error(rounded))
+            rounded_error, rounded_rms = self._errors(rounded)
+            permitted, permitted_rms = max(permitted, rounded_error), max(permitted_rms, rounded_rms)
         self.allowed = SLACK * max(self.eager_error, permitted)
+        self._allowed_rms = SLACK * max(eager_rms, permitted_rms)
 
-    def _error(self, actual):
-        """Largest deviation over the spread, where the truth is finite."""
+    def _errors(self, actual):
+        """(largest, root mean square) deviation over the spread, where the truth is finite."""
         if self.truth.numel() == 0:
-            return 0.0
-        difference = torch.where(torch.isfinite(self.truth), actual.double() - self.truth, 0.0).abs()
-        return difference.max().item() / self.spread
+            return 0.0, 0.0
+        difference = torch.where(torch.isfinite(self.truth), actual.double() - self.truth, 0.0)
+        return difference.abs().max().item() / self.spread, difference.square().mean().sqrt().item() / self.spread
 
     def compare(self, name, actual):
         """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
         max_error, complaint = None, self._wrong_form(name, actual)
         if complaint is None:
-            max_error = self._error(actual)
+            max_error, rms_error = self._errors(actual)
             if not max_error <= self.allowed:
                 complaint = f"{name} is off by {max_error:.2e} of its spread; allowed are {self.allowed:.2e}"
+            elif not rms_error <= self._allowed_rms:
+                complaint = f"{name} is off by {rms_error:.2e} of its spread in the root mean square; allowed are {self._allowed_rms:.2e}"
         return Comparison(max_error, self.allowed, self.eager_error, complaint)
 
     def _wrong_form(self, name, actual):

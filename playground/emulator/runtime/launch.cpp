@@ -132,8 +132,6 @@ void run_grid(const char* name, int line, const void* kernel, const LaunchConfig
             current_finding.message = problem;
             current_finding.kernel = name;
             current_finding.kernel_line = line;
-            current_finding.party.known = true;
-            current_finding.party.place.line = line;
         } else {
             int count = options.processors ? options.processors : (int)std::thread::hardware_concurrency();
             if (options.checked()) count = 1;  // the shadow memory has one user, and findings come in a fixed order

@@ -34,7 +34,7 @@ uint3 Launch::block_at(uint64_t position) const {
 }
 
 Block::~Block() {
-    if (arena) munmap(arena, ARENA_BYTES);
+    if (arena) munmap(arena - ARENA_MARGIN, ARENA_BYTES + 2 * ARENA_MARGIN);
     free_shadow(*this);
 }
 
@@ -54,6 +54,7 @@ void Worker::prepare(Launch& next_launch) {
     if (const size_t bytes = launch->config.shared_bytes) {
         shared_extents.push_back({ARENA_START, ARENA_START + bytes, nullptr});
         shared_used = ARENA_START + bytes + RED_ZONE;
+        if (options.checked()) shared_variable_appears(shared_extents.back());
     }
     random_state = options.seed * 0x9e3779b97f4a7c15ull + launch->number + 1;
 }
@@ -69,9 +70,10 @@ bool Worker::start_block() {
     Block& b = *idle_blocks.back();
     idle_blocks.pop_back();
     if (!b.arena) {
-        void* arena = mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (arena == MAP_FAILED) throw std::bad_alloc();
-        b.arena = static_cast<char*>(arena);
+        void* space = mmap(nullptr, ARENA_BYTES + 2 * ARENA_MARGIN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (space == MAP_FAILED) throw std::bad_alloc();
+        b.arena = static_cast<char*>(space) + ARENA_MARGIN;
+        mprotect(b.arena, ARENA_BYTES, PROT_READ | PROT_WRITE);
     }
     const int count = launch->threads;
     const dim3 size = launch->config.block;
@@ -94,6 +96,7 @@ bool Worker::start_block() {
     for (int i = 0; i < count; ++i) {
         b.threads[i].state = State::ready;
         b.threads[i].fiber = nullptr;
+        b.threads[i].watched = nullptr;
         b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
     }
     if (options.schedule == Schedule::random)
@@ -115,9 +118,9 @@ bool Worker::start_block() {
 }
 
 void Worker::retire(Block& b) {
-    if (options.checked()) end_block_shadow(b);
     resident.erase(std::find(resident.begin(), resident.end(), &b));
     idle_blocks.push_back(&b);
+    if (options.checked()) end_block_shadow(b);
 }
 
 void Worker::run(Launch& next_launch) {
@@ -244,6 +247,13 @@ void Worker::pause() {
 
 void yield() {
     if (worker) worker->pause();
+}
+
+void may_be_waiting(const void* address) {
+    Thread* t = static_cast<Thread*>(current);
+    if (!t) return;
+    if (t->watched == address) worker->pause();
+    t->watched = address;
 }
 
 long long clock_ticks() { return (long long)(seconds_now() * 1e9); }

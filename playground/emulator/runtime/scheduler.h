@@ -53,7 +53,9 @@ struct Thread : ThreadView {
     Fiber* fiber = nullptr;
     State state = State::ready;
     int waits_at_line = 0;
-    uint32_t segment = 0;  // see shadow.h
+    uint32_t segment = 0;  // see clock.h
+    const void* watched = nullptr;  // where it last looked for a sign of another thread, and what it saw
+    uint64_t watched_value = 0;
 };
 
 // Where the lanes of one mask meet. Rows are kept twice: a fast lane may bring its row for the next operation while a slow
@@ -108,6 +110,7 @@ class ReadyQueue {
 constexpr size_t ARENA_BYTES = 512 << 10;   // the shared window of a block
 constexpr size_t ARENA_START = 1024;        // address 0 stays invalid; what comes first is aligned as the device aligns it
 constexpr size_t RED_ZONE = 128;            // between the variables in it
+constexpr size_t ARENA_MARGIN = 16 << 20;   // around the arena; nothing else lies there
 
 struct BlockShadow;
 

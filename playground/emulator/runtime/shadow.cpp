@@ -1,21 +1,523 @@
+// What check mode knows of every word of shared and of device memory, and the rules that make a finding of it.
 #include "shadow.h"
-#include "emulator/runtime_api.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+
+#include "access.h"
+#include "clock.h"
+#include "counters.h"
+#include "device_memory.h"
+
 namespace emulator {
-void begin_launch_shadow(Launch&) {}
-void end_launch_shadow(Launch&) {}
-void begin_block_shadow(Block&) {}
-void end_block_shadow(Block&) {}
-void free_shadow(Block&) {}
-void shared_variable_appears(const Worker::Extent&) {}
-void thread_ends(Thread&) {}
-void block_synchronised(Block&) {}
-void lanes_synchronised(Block&, int, unsigned, WarpOp) {}
-void named_barrier_arrival(Block&, int, Thread&) {}
-void named_barrier_release(Block&, int, Thread*) {}
-void report_early_exit(Block&, int line) { worker->stop(worker->describe("early exit before a barrier", "", {line, nullptr})); }
-void report_missing_lanes(Block&, Warp&, unsigned, int line) { worker->stop(worker->describe("warp lanes never arrive", "", {line, nullptr})); }
-void note_atomic(void*, unsigned) {}
-void note_read(const void*, unsigned) {}
-void note_write(void*, unsigned) {}
-void device_fence() {}
+
+struct BlockShadow {
+    BlockClock clock;
+    Cell* cells = nullptr;         // of the arena
+    std::vector<uint32_t> split;   // words of the arena whose cell is split
+    Finding uninitialised;         // the first such read, kept back: if a write follows that it raced with, that is the finding
+};
+
+BlockClock& clock_of(Block& block) { return block.shadow->clock; }
+
+namespace {
+
+// ---- cells
+
+constexpr uint32_t SEGMENT_BITS = SEGMENT_LIMIT - 1;
+constexpr uint32_t SPLIT = 1u << 31;   // in `writer`: the four bytes have a cell each; `writer_instruction` says where
+constexpr uint32_t ATOMIC = 1u << 30;  // in `writer`: it was an atomic operation
+constexpr uint32_t IN_FLIGHT = ~0u;    // as `reader`: an asynchronous copy by `writer` has not been waited for
+
+// In `reader`, two bits: whether others have read since without being ordered behind the one that is named.
+enum Readers : uint32_t { one = 0, one_warp = 1u << 30, one_block = 2u << 30, blocks = 3u << 30 };
+constexpr uint32_t READERS = 3u << 30;
+
+std::vector<std::array<Cell, 4>> split_cells(1);
+std::vector<uint32_t> unused_split_cells;
+
+void split(Cell& cell) {
+    uint32_t index;
+    if (unused_split_cells.empty()) {
+        index = (uint32_t)split_cells.size();
+        split_cells.emplace_back();
+    } else {
+        index = unused_split_cells.back();
+        unused_split_cells.pop_back();
+    }
+    split_cells[index].fill(cell);
+    cell = {SPLIT, index, 0, 0};
+}
+
+void unsplit(Cell& cell) {
+    if (!(cell.writer & SPLIT)) return;
+    unused_split_cells.push_back(cell.writer_instruction);
+    cell = Cell{};
+}
+
+// ---- the layout of the arena, the same for all blocks of a launch
+
+constexpr size_t ARENA_WORDS = ARENA_BYTES / 4;
+uint8_t word_extent[ARENA_WORDS];  // 1 + index in `extents`, 0 for what belongs to no variable
+std::vector<Worker::Extent> extents;
+
+// ---- the access under examination
+
+struct Site {
+    Thread& thread;
+    BlockShadow& shadow;
+    Access access;
+    bool shared;
+    uintptr_t address;
+    unsigned bytes;
+    const void* instruction;
+};
+
+const char* verb(Access access) {
+    switch (access) {
+        case Access::read: case Access::strong_read: return "reads";
+        case Access::write: case Access::strong_write: return "writes";
+        case Access::atomic: return "atomically updates";
+        case Access::lands: return "lands in";
+    }
+    return "";
+}
+
+std::string bytes_text(uint64_t bytes) { return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes"); }
+
+std::string name_of(const Worker::Extent& e) {
+    return e.declaration ? "`" + std::string(e.declaration->name) + "`" : "the dynamic shared memory";
+}
+
+// "byte 128 of `tile`" or "byte 4096 of a tensor of 8192 bytes"
+std::string place_text(const Site& s) {
+    if (s.shared) {
+        const size_t offset = s.address - uintptr_t(s.thread.owner->arena);
+        const Worker::Extent* best = nullptr;
+        for (const Worker::Extent& e : extents)
+            if (!best || (e.begin <= offset && (best->begin > offset || e.begin > best->begin))) best = &e;
+        if (!best) return "shared memory, of which the kernel has none";
+        return "byte " + std::to_string((long long)offset - (long long)best->begin) + " of " + name_of(*best) + " (" + bytes_text(best->end - best->begin) + ")";
+    }
+    const Allocation* a = device_memory.base() ? device_memory.nearest((void*)s.address) : nullptr;
+    if (!a) return "an address that is in no tensor";
+    const long long offset = (long long)(s.address - uintptr_t(a->begin));
+    if (!device_memory.contains((void*)s.address)) return "an address far from every tensor";
+    return "byte " + std::to_string(offset) + " of a tensor of " + bytes_text(a->bytes);
+}
+
+Finding finding(const Site& s, const char* kind, const std::string& message) {
+    Finding f = worker->describe(kind, message, {0, s.instruction});
+    f.party.did = verb(s.access);
+    return f;
+}
+
+Party party_of(Segment segment, uint32_t instruction, const Site& s, const char* did) {
+    const Chunk& chunk = launch_clock.chunk(segment);
+    const unsigned linear = chunk.warp * 32 + (segment & 31);
+    const dim3& size = s.thread.block->block_dim;
+    // The cell keeps the lower half of the address; the upper is that of the instruction at hand.
+    const uintptr_t here = uintptr_t(s.instruction);
+    uintptr_t there = (here & ~uintptr_t(0xffffffffu)) | instruction;
+    return {true, launch_clock.block_index(chunk.block),
+            {linear % size.x, linear / size.x % size.y, linear / size.x / size.y}, {0, (const void*)there}, did};
+}
+
+[[noreturn]] void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
+    const bool blocks_differ = launch_clock.chunk(other).block != s.shadow.clock.serial;
+    Finding f = finding(s, s.shared ? "shared memory race" : blocks_differ ? "race between blocks" : "global memory race",
+                        std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did +
+                            " with nothing to order the two");
+    f.other = party_of(other, instruction, s, did);
+    worker->stop(f);
+}
+
+[[noreturn]] void report_in_flight(const Site& s, const Cell& c) {
+    Finding f = finding(s, "asynchronous copy not waited for",
+                        std::string(verb(s.access)) + " " + place_text(s) + ", into which an asynchronous copy is still under way");
+    f.other = party_of(c.writer & SEGMENT_BITS, c.writer_instruction, s, "began the copy");
+    worker->stop(f);
+}
+
+__attribute__((noinline)) void note_uninitialised(const Site& s) {
+    if (s.shadow.uninitialised.kind.empty())
+        s.shadow.uninitialised = finding(s, s.shared ? "uninitialised shared read" : "uninitialised global read",
+                                         std::string(verb(s.access)) + " " + place_text(s) + ", which nothing has written");
+}
+
+[[noreturn]] __attribute__((noinline)) void report_bounds(const Site& s) {
+    worker->stop(finding(s, s.shared ? "shared memory out of bounds" : "global memory out of bounds",
+                         std::string(verb(s.access)) + " " + bytes_text(s.bytes) + " at " + place_text(s)));
+}
+
+// ---- the rules
+
+// Are all who read, the named one and those that its flag stands for, ordered before what the thread does now?
+inline bool readers_ordered(uint32_t reader, const Site& s) {
+    const Segment first = reader & SEGMENT_BITS;
+    const BlockClock& clock = s.shadow.clock;
+    switch (reader & READERS) {
+        case one: return launch_clock.ordered(first, s.thread, clock, false);
+        case one_warp: return launch_clock.ordered(first, s.thread, clock, true);
+        case one_block: {
+            const Chunk& chunk = launch_clock.chunk(first);
+            if (chunk.block == clock.serial && clock.others.empty()) return first < clock.barrier;
+            return launch_clock.ordered(first, s.thread, clock, true);
+        }
+        default: return !clock.acquired.empty();  // cannot be told apart: assume the best
+    }
+}
+
+inline void add_reader(Cell& c, const Site& s, Segment oldest, uint32_t here) {
+    const Segment me = s.thread.segment, first = c.reader & SEGMENT_BITS;
+    if (first == me) return;
+    if (first >= oldest) {
+        const uint32_t flag = c.reader & READERS;
+        if (flag == blocks) return;
+        const Chunk& chunk = launch_clock.chunk(first);
+        const bool same_block = chunk.block == s.shadow.clock.serial;
+        if (flag == one_block && same_block && first >= s.shadow.clock.barrier && s.shadow.clock.others.empty()) return;
+        if (!readers_ordered(c.reader, s)) {
+            const uint32_t relation = !same_block ? blocks : int(chunk.warp) == s.thread.warp ? one_warp : one_block;
+            c.reader = std::max(flag, relation) | first;
+            return;
+        }
+    }
+    c.reader = me;
+    c.reader_instruction = here;
+}
+
+// Examines an access to a cell and notes it. Segments before `oldest` are of no concern.
+inline void visit(Cell& c, const Site& s, Segment oldest) {
+    const Segment me = s.thread.segment, writer = c.writer & SEGMENT_BITS;
+    const uint32_t here = uint32_t(uintptr_t(s.instruction));
+    const bool strong = s.access == Access::atomic || s.access == Access::strong_read || s.access == Access::strong_write;
+    if (c.reader == IN_FLIGHT && writer >= oldest) {
+        if (s.access != Access::lands) report_in_flight(s, c);
+        c = {me, c.writer_instruction, 0, 0};
+        return;
+    }
+    if (writer >= oldest && writer != me && !(strong && c.writer & ATOMIC) &&
+        !launch_clock.ordered(writer, s.thread, s.shadow.clock, false))
+        report_race(s, writer, c.writer_instruction, c.writer & ATOMIC ? "atomically updated" : "wrote");
+    if (s.access == Access::read) return add_reader(c, s, oldest, here);
+    if (s.access == Access::strong_read) return;
+    if ((c.reader & SEGMENT_BITS) >= oldest && c.reader != me && !readers_ordered(c.reader, s)) {
+        const Segment reader = c.reader & SEGMENT_BITS;
+        report_race(s, reader, c.reader_instruction, "read");
+    }
+    if (strong && writer == me && !(c.writer & ATOMIC)) return;  // the plain write before it counts: others race with that
+    c = {me | (strong ? ATOMIC : 0), here, 0, 0};
+}
+
+inline bool is_whole(const Site& s) { return ((s.address | s.bytes) & 3) == 0; }
+
+// Calls `function` for the cell of each word, or of each byte where the access does not cover whole words.
+template <class Split, class Function>
+inline void for_each_cell(Cell* cell, const Site& s, Split remember_split, Function function) {
+    if (is_whole(s)) {
+        for (unsigned word = 0; word < s.bytes / 4; ++word) {
+            Cell& c = cell[word];
+            if (!(c.writer & SPLIT)) {
+                function(c, word * 4);
+            } else {
+                const uint32_t index = c.writer_instruction;
+                for (int byte = 0; byte < 4; ++byte) function(split_cells[index][byte], word * 4);
+            }
+        }
+        return;
+    }
+    const unsigned skew = s.address & 3;
+    for (unsigned byte = 0; byte < s.bytes; ++byte) {
+        Cell& c = cell[(skew + byte) / 4];
+        if (!(c.writer & SPLIT)) {
+            split(c);
+            remember_split(&c);
+        }
+        function(split_cells[c.writer_instruction][(skew + byte) % 4], byte);
+    }
+}
+
+inline bool reads(Access access) { return access == Access::read || access == Access::atomic || access == Access::strong_read; }
+
+// ---- shared memory
+
+inline void shared_access(const Site& s) {
+    const size_t offset = s.address - uintptr_t(s.thread.owner->arena);
+    const uint8_t extent = word_extent[offset / 4];
+    if (!extent || word_extent[(offset + s.bytes - 1) / 4] != extent || offset + s.bytes > extents[extent - 1].end) report_bounds(s);
+    const Segment oldest = s.shadow.clock.first;
+    Cell* cells = s.shadow.cells;
+    for_each_cell(
+        cells + offset / 4, s, [&](Cell* c) { s.shadow.split.push_back(uint32_t(c - cells)); },
+        [&](Cell& c, unsigned) {
+            if (reads(s.access) && (c.writer & SEGMENT_BITS) < oldest) note_uninitialised(s);
+            visit(c, s, oldest);
+        });
+}
+
+// ---- device memory
+
+inline void global_access(const Site& s) {
+    Allocation* a = device_memory.find((void*)s.address);
+    if (!a || s.address < uintptr_t(a->begin) || s.address + s.bytes > uintptr_t(a->begin) + a->bytes) report_bounds(s);
+    if (!reads(s.access) || s.access == Access::atomic) s.shadow.clock.fenced[s.thread.linear] &= s.access != Access::write;
+    const Segment oldest = launch_clock.launch_first;
+    for_each_cell(
+        device_memory.cell((void*)s.address), s, [&](Cell*) { a->has_split_cells = true; },
+        [&](Cell& c, unsigned offset) {
+            if (c.writer == 0 && reads(s.access)) {
+                const uintptr_t word = (s.address + offset) & ~uintptr_t(3);
+                if (*(const uint32_t*)word == POISON) note_uninitialised(s);
+            }
+            visit(c, s, oldest);
+        });
+}
+
+// ---- memory that is neither
+
+struct Image {
+    uintptr_t begin, end;
+};
+std::vector<Image> images;  // of the libraries that are loaded: __constant__ and __device__ variables, tables
+Image last_image{0, 0};
+
+int add_images(dl_phdr_info* info, size_t, void*) {
+    for (int i = 0; i < info->dlpi_phnum; ++i)
+        if (info->dlpi_phdr[i].p_type == PT_LOAD) {
+            const uintptr_t begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+            images.push_back({begin, begin + info->dlpi_phdr[i].p_memsz});
+        }
+    return 0;
+}
+
+__attribute__((noinline)) void other_access(Site& s) {
+    if (s.thread.fiber->owns((void*)s.address)) return;
+    if (s.address - uintptr_t(worker->launch->arguments) < worker->launch->argument_bytes) return;
+    if (s.address - last_image.begin < last_image.end - last_image.begin) return;
+    for (const Image& image : images)
+        if (s.address >= image.begin && s.address < image.end) {
+            last_image = image;
+            return;
+        }
+    s.shared = s.address - (uintptr_t(s.thread.owner->arena) - ARENA_MARGIN) < ARENA_BYTES + 2 * ARENA_MARGIN;
+    report_bounds(s);
+}
+
+void report_misaligned(const Site& s) {
+    worker->stop(finding(s, "misaligned access",
+                         std::string(verb(s.access)) + " " + bytes_text(s.bytes) + " at " + place_text(s) +
+                             ", an address that is no multiple of " + std::to_string(s.bytes)));
+}
+
+uint64_t accesses = 0;
+
+void check_time(const Site& s) {
+    if (worker->launch->deadline && seconds_now() > worker->launch->deadline)
+        worker->stop(finding(s, "time limit", "the launch has not ended in time; this thread was found here"));
+}
+
+}  // namespace
+
+void examine(const void* address, unsigned bytes, Access access, bool aligned, const void* instruction) {
+    if (!current) return;  // host code
+    Thread& t = *static_cast<Thread*>(current);
+    Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction};
+    if (!(++accesses & 0xffff)) check_time(s);
+    if (s.address - uintptr_t(t.owner->arena) < ARENA_BYTES) {
+        s.shared = true;
+        if (aligned && s.address & (bytes - 1)) report_misaligned(s);
+        shared_access(s);
+        if (options.mode == Mode::count) count_shared(t, uint32_t(s.address - uintptr_t(t.owner->arena)), bytes, instruction);
+    } else if (device_memory.contains(address)) {
+        if (aligned && s.address & (bytes - 1)) report_misaligned(s);
+        global_access(s);
+        if (options.mode == Mode::count) count_global(t, s.address, bytes, instruction);
+    } else {
+        other_access(s);
+    }
+}
+
+void mark_in_flight(void* address, unsigned bytes, const void* instruction) {
+    Thread& t = *static_cast<Thread*>(current);
+    // As the write that it will be: bounds and races are found where the copy begins.
+    examine(address, bytes, Access::write, true, instruction);
+    Site s{t, *t.owner->shadow, Access::write, true, uintptr_t(address), bytes, instruction};
+    const size_t offset = s.address - uintptr_t(t.owner->arena);
+    for_each_cell(s.shadow.cells + offset / 4, s, [](Cell*) {}, [](Cell& c, unsigned) { c.reader = IN_FLIGHT; });
+}
+
+bool is_device_range(const void* address, size_t bytes) {
+    if (!device_memory.contains(address)) return false;
+    const Allocation* a = device_memory.find(address);
+    return a && (char*)address >= a->begin && (char*)address + bytes <= a->begin + a->bytes;
+}
+
+// ---- what the scheduler tells
+
+void begin_launch_shadow(Launch&) {
+    launch_clock.begin_launch();
+    memset(word_extent, 0, sizeof word_extent);
+    extents.clear();
+    images.clear();
+    last_image = {0, 0};
+    dl_iterate_phdr(add_images, nullptr);
+    if (options.mode == Mode::count) begin_launch_counters();
+}
+
+void end_launch_shadow(Launch& launch) {
+    if (options.mode == Mode::count) end_launch_counters(launch);
+}
+
+void begin_block_shadow(Block& b) {
+    if (!b.shadow) b.shadow = new BlockShadow;
+    if (!b.shadow->cells) {
+        void* cells = mmap(nullptr, ARENA_WORDS * sizeof(Cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (cells == MAP_FAILED) throw std::bad_alloc();
+        b.shadow->cells = static_cast<Cell*>(cells);
+    }
+    launch_clock.begin_block(b);
+    // What earlier blocks left must not look like an answer.
+    const size_t words = (worker->shared_used + 3) / 4;
+    for (size_t word = 0; word < words; ++word) ((uint32_t*)b.arena)[word] = POISON;
+}
+
+void end_block_shadow(Block& b) {
+    Finding pending = b.shadow->uninitialised;
+    b.shadow->uninitialised = Finding();
+    for (uint32_t word : b.shadow->split) unsplit(b.shadow->cells[word]);
+    b.shadow->split.clear();
+    if (options.mode == Mode::count) end_block_counters(b);
+    if (!pending.kind.empty() && !worker->launch->failed) worker->stop(pending);
+}
+
+void free_shadow(Block& b) {
+    if (b.shadow && b.shadow->cells) munmap(b.shadow->cells, ARENA_WORDS * sizeof(Cell));
+    delete b.shadow;
+}
+
+void shared_variable_appears(const Worker::Extent& extent) {
+    extents.push_back(extent);
+    if (extents.size() > 255) return;
+    for (size_t word = extent.begin / 4; word < (extent.end + 3) / 4; ++word) word_extent[word] = uint8_t(extents.size());
+    for (Block* b : worker->resident)
+        for (size_t word = extent.begin / 4; word < (extent.end + 3) / 4; ++word) ((uint32_t*)b->arena)[word] = POISON;
+}
+
+void forget_split_cells(const Allocation& a) {
+    for (size_t word = 0; word < (a.bytes + 3) / 4; ++word) unsplit(device_memory.cell(a.begin)[word]);
+}
+
+void thread_ends(Thread& t) {
+    Block& b = *t.owner;
+    t.state = State::ended;
+    if (!b.arrived) return;
+    Thread& waiting = b.threads[b.first_at_barrier];
+    Finding f = worker->describe("early exit before a barrier", "a thread waits at the block's barrier, but another has ended", {b.barrier_line, nullptr});
+    f.party = worker->party(waiting, {b.barrier_line, nullptr}, "waits");
+    f.other = worker->party(t, {}, "ended");
+    worker->stop(f);
+}
+
+void report_early_exit(Block& b, int line) {
+    Finding f = worker->describe("early exit before a barrier", "a thread comes to the block's barrier, but another has ended", {line, nullptr});
+    f.party.did = "waits";
+    for (const Thread& t : b.threads)
+        if (t.state == State::ended) {
+            f.other = worker->party(t, {}, "ended");
+            break;
+        }
+    worker->stop(f);
+}
+
+void report_missing_lanes(Block& b, Warp& warp, unsigned mask, int line) {
+    const int lane = __builtin_ctz(mask & ~warp.alive), linear = int(&warp - b.warps.data()) * 32 + lane;
+    Finding f = worker->describe("warp lanes never arrive", "the mask of a warp operation names lane " + std::to_string(lane) +
+                                     (linear < (int)b.threads.size() ? ", which has ended" : ", which the block does not have"), {line, nullptr});
+    f.party.did = "waits";
+    if (linear < (int)b.threads.size()) f.other = worker->party(b.threads[linear], {}, "ended");
+    worker->stop(f);
+}
+
+void block_synchronised(Block& b) {
+    launch_clock.block_synchronised(b);
+    if (launch_clock.exhausted()) worker->stop(worker->describe("launch too large for check mode", "too many synchronisations; use smaller sizes", {}));
+    if (options.mode == Mode::count) count_barrier(b);
+}
+
+void lanes_synchronised(Block& b, int warp, unsigned mask, WarpOp op) {
+    // Only __syncwarp orders memory: shuffles, votes and the like exchange registers.
+    if (op == WarpOp::sync) launch_clock.lanes_synchronised(b, warp, mask);
+}
+
+void named_barrier_arrival(Block& b, int id, Thread& t) { launch_clock.arrive(b, id, t); }
+
+void named_barrier_release(Block& b, int id, Thread* last) {
+    for (int thread : b.named[id].waiting) launch_clock.leave(b, id, b.threads[thread]);
+    if (last) launch_clock.leave(b, id, *last);
+    clock_of(b).named[id].clear();
+}
+
+// ---- atomics and fences
+
+namespace {
+
+// The same value seen twice in a row at one address: the thread may be waiting for another one.
+void notice_spinning(Thread& t, const void* address, unsigned bytes) {
+    uint64_t value = 0;
+    memcpy(&value, address, bytes < 8 ? bytes : 8);
+    const bool same = t.watched == address && t.watched_value == value;
+    t.watched = address;
+    t.watched_value = value;
+    if (same) worker->pause();
+}
+
+}  // namespace
+
+void strong_access(const void* address, unsigned bytes, Access access, const void* instruction) {
+    if (!current) return;
+    Thread& t = *static_cast<Thread*>(current);
+    if (access == Access::strong_read) notice_spinning(t, address, bytes);
+    if (access != Access::strong_write) launch_clock.acquire(t, uintptr_t(address));
+    examine(address, bytes, access, true, instruction);
+    if (access != Access::strong_read) launch_clock.release(t, uintptr_t(address));
+}
+
+void note_atomic(void* address, unsigned bytes) {
+    if (!options.checked()) return;
+    strong_access(address, bytes, Access::atomic, __builtin_return_address(0));
+    if (options.mode == Mode::count) count_atomic();
+}
+void note_read(const void* address, unsigned bytes) {
+    if (options.checked()) examine(address, bytes, Access::read, true, __builtin_return_address(0));
+}
+void note_write(void* address, unsigned bytes) {
+    if (options.checked()) examine(address, bytes, Access::write, true, __builtin_return_address(0));
+}
+
+void device_fence() {
+    if (options.checked() && current) {
+        Thread& t = *static_cast<Thread*>(current);
+        t.owner->shadow->clock.fenced[t.linear] = 1;
+    }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+}  // namespace emulator
+
+// The offset of the first element of [begin, begin + bytes) that nothing has written, or -1.
+extern "C" long long emulator_first_unwritten(const char* begin, long long bytes) {
+    using namespace emulator;
+    if (!bytes || !device_memory.contains(begin)) return -1;
+    for (long long at = 0; at + 4 <= bytes; at += 4) {
+        uint32_t word;
+        memcpy(&word, begin + at, 4);
+        if (word == POISON && (uintptr_t(begin + at) & 3) == 0 && !device_memory.cell(begin + at)->writer) return at;
+    }
+    return -1;
 }

@@ -25,7 +25,6 @@ struct Word<8> {
 template <class T, class Update>
 EMULATOR_UNCHECKED inline T atomic_update(T* address, Update update) {
     using Bits = typename Word<sizeof(T)>::type;
-    note_atomic(address, sizeof(T));
     Bits* word = (Bits*)address;
     Bits expected = __atomic_load_n(word, __ATOMIC_SEQ_CST);
     for (;;) {
@@ -34,7 +33,10 @@ EMULATOR_UNCHECKED inline T atomic_update(T* address, Update update) {
         const T next = update(old);
         Bits desired;
         memcpy(&desired, &next, sizeof(T));
-        if (__atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return old;
+        if (__atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+            if (desired == expected) may_be_waiting(address);
+            return old;
+        }
     }
 }
 
@@ -50,6 +52,7 @@ using Given = typename Same<T>::type;  // keeps a parameter out of deduction, so
 #define EMULATOR_ATOMIC(NAME, EXPRESSION)                                                              \
     template <class T>                                                                                 \
     EMULATOR_INLINE T NAME(T* address, ::emulator::Given<T> value) {                                   \
+        ::emulator::note_atomic(address, sizeof(T));                                                   \
         return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { return EXPRESSION; }); \
     }                                                                                                  \
     template <class T>                                                                                 \
@@ -74,6 +77,7 @@ EMULATOR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 
 template <class T>
 EMULATOR_INLINE T atomicCAS(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
+    ::emulator::note_atomic(address, sizeof(T));
     return ::emulator::atomic_update(address,
                                      [&](T old) EMULATOR_UNCHECKED -> T { return !memcmp(&old, &compare, sizeof(T)) ? value : old; });
 }

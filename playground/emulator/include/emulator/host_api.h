@@ -56,12 +56,12 @@ enum cudaMemcpyKind {
 };
 template <class T>
 inline cudaError_t cudaMalloc(T** pointer, size_t bytes) {
-    *pointer = (T*)aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *pointer = (T*)::emulator::device_allocate(bytes);
     return *pointer || !bytes ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 template <class T>
 inline cudaError_t cudaMallocAsync(T** pointer, size_t bytes, cudaStream_t) { return cudaMalloc(pointer, bytes); }
-inline cudaError_t cudaFree(void* pointer) { return free(pointer), cudaSuccess; }
+inline cudaError_t cudaFree(void* pointer) { return ::emulator::device_release(pointer), cudaSuccess; }
 inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) { return memcpy(to, from, bytes), cudaSuccess; }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {

@@ -71,7 +71,13 @@ void note_write(void* address, unsigned bytes);
 void device_fence();
 // The thread may be waiting for another one: let others run.
 void yield();
+// An atomic operation has changed nothing: if that happens again, the thread waits for somebody.
+void may_be_waiting(const void* address);
 long long clock_ticks();
+
+// ---- device memory for cudaMalloc
+void* device_allocate(size_t bytes);
+void device_release(void* pointer);
 
 // ---- asynchronous copies of one thread (cp.async); they land as late as the program allows
 void async_copy(void* shared, const void* global, unsigned bytes, unsigned source_bytes);

@@ -29,7 +29,7 @@ EMULATOR_UNCHECKED inline unsigned vote(unsigned mask, int predicate, int line) 
     const char bit = predicate != 0;
     return *(const unsigned*)warp_compute(
         mask, &bit, 1, WarpOp::vote,
-        [](unsigned mask, const char* rows, char* results) {
+        [](unsigned mask, const char* rows, char* results) EMULATOR_UNCHECKED {
             unsigned ballot = 0;
             for (int lane = 0; lane < 32; ++lane)
                 if (mask >> lane & 1) ballot |= unsigned(rows[lane * ROW]) << lane;
@@ -82,7 +82,7 @@ template <class T>
 EMULATOR_UNCHECKED inline unsigned __match_any_sync(unsigned mask, T value, EMULATOR_LINE) {
     return *(const unsigned*)::emulator::warp_compute(
         mask, &value, sizeof(T), ::emulator::WarpOp::match,
-        [](unsigned mask, const char* rows, char* results) {
+        [](unsigned mask, const char* rows, char* results) EMULATOR_UNCHECKED {
             for (int lane = 0; lane < 32; ++lane) {
                 unsigned same = 0;
                 for (int other = 0; other < 32; ++other)
@@ -105,7 +105,7 @@ template <class T, class Combine>
 EMULATOR_UNCHECKED inline T reduce(unsigned mask, T value, Combine, int line) {
     return *(const T*)warp_compute(
         mask, &value, sizeof(T), WarpOp::reduce,
-        [](unsigned mask, const char* rows, char* results) {
+        [](unsigned mask, const char* rows, char* results) EMULATOR_UNCHECKED {
             T total{};
             bool first = true;
             for (int lane = 0; lane < 32; ++lane) {

@@ -1,0 +1,70 @@
+"""Elements of an operator's results that no kernel has written."""
+
+from . import runtime
+from .errors import Finding, FindingData
+
+
+def tensors_in(value):
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def check(results, file, lines):
+    """Raises a Finding if a tensor among `results` has an element that was never written. The last launch is blamed."""
+    import torch
+
+    for tensor in tensors_in(results):
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or type(tensor).__name__ == "FakeTensor":
+            continue
+        at = runtime.first_unwritten(tensor)
+        if at is None:
+            continue
+        last = (runtime.launches() or [None])[-1]
+        kernel = last.kernel if last else "?"
+        element = at // tensor.element_size()
+        message = f"element {element} of a result of shape {tuple(tensor.shape)} was never written"
+        raise Finding(FindingData("output never written", message, kernel, file, lines.get(kernel)))
+
+
+class OperatorWatch:
+    """While in force, the results of operators whose namespace the emulator built are checked as they return."""
+
+    def __init__(self, builder):
+        self.builder = builder
+
+    def begin(self):
+        from torch._ops import OpOverloadPacket
+
+        self.original = original = OpOverloadPacket.__call__
+        builder = self.builder
+
+        def call(packet, /, *args, **kwargs):
+            result = original(packet, *args, **kwargs)
+            namespace = packet._qualified_op_name.split("::")[0]
+            if namespace in builder.namespaces:
+                check(result, builder.namespaces[namespace], builder.kernel_lines)
+            return result
+
+        OpOverloadPacket.__call__ = call
+
+    def end(self):
+        from torch._ops import OpOverloadPacket
+
+        OpOverloadPacket.__call__ = self.original
+
+    def wrap_module(self, module, functions, file):
+        """The same for the functions of a pybind module."""
+        for name in functions:
+            function = getattr(module, name)
+
+            def call(*args, function=function, **kwargs):
+                result = function(*args, **kwargs)
+                check(result, file, self.builder.kernel_lines)
+                return result
+
+            setattr(module, name, call)

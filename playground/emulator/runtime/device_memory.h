@@ -1,0 +1,54 @@
+// Device memory in check mode: one reserved range of addresses, in which every allocation keeps a distance to the next, is
+// filled with a value that stands for "never written", and has shadow memory at a fixed place.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace emulator {
+
+// A NaN as half, bfloat16, float and double, and nothing that an integer tensor is likely to hold.
+constexpr uint32_t POISON = 0xfff5fff5u;
+
+// What is known of one word (4 bytes) of memory: who wrote it and who read it last, and by which instructions.
+struct Cell {
+    uint32_t writer;  // Segment and flags; 0: nobody
+    uint32_t writer_instruction;
+    uint32_t reader;
+    uint32_t reader_instruction;
+};
+
+struct Allocation {
+    char* begin = nullptr;
+    size_t bytes = 0;
+    bool has_split_cells = false;
+};
+
+class DeviceMemory {
+ public:
+    void* allocate(size_t bytes);
+    void release(void* pointer);
+    bool contains(const void* address) const { return size_t((const char*)address - base_) < size_; }
+    // The allocation that holds the byte at `address`, or the nearest one, or nullptr.
+    Allocation* find(const void* address);
+    Allocation* nearest(const void* address);
+    Cell* cell(const void* address) const { return cells_ + (size_t((const char*)address - base_) >> 2); }
+    char* base() const { return base_; }
+    size_t size() const { return size_; }
+
+ private:
+    void reserve();
+    char* place(size_t span);
+
+    char* base_ = nullptr;
+    size_t size_ = 0, next_ = 0;
+    Cell* cells_ = nullptr;
+    uint32_t* page_owner_ = nullptr;  // by page: 1 + index of the allocation
+    friend struct DeviceMemoryState;
+};
+
+extern DeviceMemory device_memory;
+
+// Called before an allocation's shadow disappears.
+void forget_split_cells(const Allocation& allocation);
+
+}  // namespace emulator

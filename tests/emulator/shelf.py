@@ -1,0 +1,709 @@
+"""Small kernels, each with one planted mistake, and for each its right twin.
+
+A pair is one text with a gap: `...` alone on a line, or several, which `wrong` and `right` fill. The line or lines that the
+finding must name end in `// here`. Every text defines `run(out, in, n)`, which launches.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ALL = ("forward", "reversed", "random")
+LINES = Path(__file__).read_text().splitlines()
+
+
+@dataclass
+class Pair:
+    name: str
+    kind: str  # of the finding
+    text: str
+    wrong: str
+    right: str
+    schedules: tuple = ALL  # in which the mistake shows
+
+
+PAIRS = [
+    Pair(
+        "missing_barrier",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[64];
+    row[threadIdx.x] = threadIdx.x;  // here
+    GAP
+    out[threadIdx.x] = row[63 - threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "write_after_read",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[64];
+    float sum = 0;
+    for (int i = 0; i < 2; ++i) {
+        row[threadIdx.x] = i;  // here
+        __syncthreads();
+        sum += row[63 - threadIdx.x];  // here
+        GAP
+    }
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "race_within_a_warp",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[32];
+    row[threadIdx.x] = threadIdx.x;  // here
+    GAP
+    out[threadIdx.x] = row[31 - threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="",
+        right="__syncwarp();",
+    ),
+    Pair(
+        "shuffle_orders_no_memory",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[32];
+    row[threadIdx.x] = threadIdx.x;  // here
+    float v = __shfl_xor_sync(0xffffffffu, threadIdx.x, 1);
+    GAP
+    out[threadIdx.x] = v + row[31 - threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="",
+        right="__syncwarp();",
+    ),
+    Pair(
+        "syncwarp_for_a_block",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[64];
+    row[threadIdx.x] = threadIdx.x;  // here
+    GAP
+    out[threadIdx.x] = row[63 - threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="__syncwarp();",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "all_write_one_word",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ int winner;
+    GAP winner = threadIdx.x;  // here
+    __syncthreads();
+    out[threadIdx.x] = winner;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="",
+        right="if (threadIdx.x == 0)",
+    ),
+    Pair(
+        "double_buffer",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float buffer[2][64];
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) {
+        GAP
+        tile[threadIdx.x] = in[threadIdx.x] + i;  // here
+        __syncthreads();
+        sum += tile[63 - threadIdx.x];  // here
+    }
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong="float* tile = buffer[0];",
+        right="float* tile = buffer[i % 2];",
+    ),
+    Pair(
+        "neighbouring_bytes",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ unsigned char flags[64];
+    flags[GAP] = threadIdx.x;  // here
+    __syncthreads();
+    out[threadIdx.x] = flags[threadIdx.x / 2];
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="threadIdx.x / 2",
+        right="threadIdx.x",
+    ),
+    Pair(
+        "plain_beside_atomic",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    GAP  // here
+    __syncthreads();
+    out[threadIdx.x] = count;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="if (threadIdx.x < 32) atomicAdd(&count, 1); else count = count + 1;",
+        right="atomicAdd(&count, 1);",
+    ),
+    Pair(
+        "counter_not_reset_in_time",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;  // here
+    GAP
+    atomicAdd(&count, 1);  // here
+    __syncthreads();
+    out[threadIdx.x] = count;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "uninitialised_shared",
+        "uninitialised shared read",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[64];
+    GAP row[threadIdx.x] = 1;
+    __syncthreads();
+    out[threadIdx.x] = row[threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="if (threadIdx.x != 63)",
+        right="",
+    ),
+    Pair(
+        "left_by_an_earlier_block",
+        "uninitialised shared read",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[64];
+    GAP row[threadIdx.x] = 1;
+    __syncthreads();
+    out[blockIdx.x * 64 + threadIdx.x] = row[threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<2, 64>>>(out); }
+""",
+        wrong="if (blockIdx.x == 0)",
+        right="",
+    ),
+    Pair(
+        "global_write_one_too_far",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (GAP) out[i] = i;  // here
+}
+void run(float* out, float*, int n) { kernel<<<(n + 64) / 64, 64>>>(out, n); }
+""",
+        wrong="i <= n",
+        right="i < n",
+    ),
+    Pair(
+        "global_read_before_the_start",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out, const float* in, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    out[i] = in[i] - (GAP ? in[i - 1] : 0);  // here
+}
+void run(float* out, float* in, int n) { kernel<<<(n + 63) / 64, 64>>>(out, in, n); }
+""",
+        wrong="true",
+        right="i > 0",
+    ),
+    Pair(
+        "stencil_past_the_end",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out, const float* in, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    out[i] = in[i] + (i + 1 GAP n ? in[i + 1] : 0);  // here
+}
+void run(float* out, float* in, int n) { kernel<<<(n + 63) / 64, 64>>>(out, in, n); }
+""",
+        wrong="<=",
+        right="<",
+    ),
+    Pair(
+        "shared_one_too_far",
+        "shared memory out of bounds",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float a[GAP], b[64];
+    b[threadIdx.x] = 2;
+    a[threadIdx.x + 1] = 1;  // here
+    __syncthreads();
+    out[threadIdx.x] = a[threadIdx.x + 1] + b[threadIdx.x];
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="64",
+        right="65",
+    ),
+    Pair(
+        "dynamic_shared_too_small",
+        "shared memory out of bounds",
+        r"""
+__global__ void kernel(float* out) {
+    extern __shared__ float row[];
+    row[threadIdx.x] = 1;  // here
+    __syncthreads();
+    out[threadIdx.x] = row[63 - threadIdx.x];
+}
+void run(float* out, float*, int) { kernel<<<1, 64, GAP>>>(out); }
+""",
+        wrong="64 * sizeof(float) - 1",
+        right="64 * sizeof(float)",
+    ),
+    Pair(
+        "misaligned_vector",
+        "misaligned access",
+        r"""
+__global__ void kernel(float* out, const float* in, int n) {
+    const int i = threadIdx.x;
+    if (i >= n / 4 - 1) return;
+    const float4 v = *reinterpret_cast<const float4*>(in + 4 * i + GAP);  // here
+    out[i] = v.x + v.y + v.z + v.w;
+}
+void run(float* out, float* in, int n) { kernel<<<1, 64>>>(out, in, n); }
+""",
+        wrong="1",
+        right="4",
+    ),
+    Pair(
+        "misaligned_shared_vector",
+        "misaligned access",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(16) float tile[8][GAP];
+    for (int i = threadIdx.x; i < 8 * 33; i += 32) tile[i / 33][i % 33] = i;
+    __syncthreads();
+    if (threadIdx.x < 8) {
+        const float2 v = *reinterpret_cast<float2*>(&tile[threadIdx.x][2]);  // here
+        out[threadIdx.x] = v.x + v.y;
+    }
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="33",
+        right="34",
+    ),
+    Pair(
+        "diverging_barriers",
+        "barrier divergence",
+        r"""
+__global__ void kernel(float* out) {
+    if (threadIdx.x < GAP) {
+        __syncthreads();  // here
+        out[threadIdx.x] = 1;
+    } else {
+        out[threadIdx.x] = 2;
+        __syncthreads();  // here
+    }
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="32",
+        right="64",
+    ),
+    Pair(
+        "early_exit",
+        "early exit before a barrier",
+        r"""
+__global__ void kernel(float* out, int n) {
+    __shared__ float row[64];
+    if (threadIdx.x >= GAP) return;
+    row[threadIdx.x] = 1;
+    __syncthreads();  // here
+    out[threadIdx.x] = row[threadIdx.x];
+}
+void run(float* out, float*, int n) { kernel<<<1, 64>>>(out, n); }
+""",
+        wrong="63",
+        right="64",
+    ),
+    Pair(
+        "barrier_in_a_loop_of_unequal_length",
+        "early exit before a barrier",
+        r"""
+__global__ void kernel(float* out) {
+    for (int i = 0; i < GAP; ++i)
+        __syncthreads();  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="int(threadIdx.x / 32 + 1)",
+        right="2",
+    ),
+    Pair(
+        "shuffle_in_a_branch",
+        "warp lanes never arrive",
+        r"""
+__global__ void kernel(float* out) {
+    float v = threadIdx.x;
+    if (threadIdx.x < GAP)
+        v += __shfl_down_sync(0xffffffffu, v, 1);  // here
+    __syncthreads();  // here
+    out[threadIdx.x] = v;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="16",
+        right="32",
+    ),
+    Pair(
+        "shuffle_after_an_exit",
+        "warp lanes never arrive",
+        r"""
+__global__ void kernel(float* out) {
+    float v = threadIdx.x;
+    if (threadIdx.x >= GAP) return;
+    v += __shfl_xor_sync(0xffffffffu, v, 1);  // here
+    out[threadIdx.x] = v;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="31",
+        right="32",
+    ),
+    Pair(
+        "ballot_of_a_partial_warp",
+        "warp lanes never arrive",
+        r"""
+__global__ void kernel(float* out) {
+    out[threadIdx.x] = __popc(__ballot_sync(GAP, threadIdx.x & 1));  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 24>>>(out); }
+""",
+        wrong="0xffffffffu",
+        right="0x00ffffffu",
+    ),
+    Pair(
+        "shuffle_from_outside_the_mask",
+        "shuffle from absent lane",
+        r"""
+__global__ void kernel(float* out) {
+    float v = threadIdx.x;
+    if (threadIdx.x < 16)
+        v = __shfl_sync(0x0000ffffu, v, GAP);  // here
+    out[threadIdx.x] = v;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="16",
+        right="15",
+    ),
+    Pair(
+        "lane_not_in_its_mask",
+        "lane not in mask",
+        r"""
+__global__ void kernel(float* out) {
+    float v = threadIdx.x;
+    if (threadIdx.x < 16)
+        v += __shfl_xor_sync(GAP, v, 1);  // here
+    out[threadIdx.x] = v;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="0xffff0000u",
+        right="0x0000ffffu",
+    ),
+    Pair(
+        "different_operations_of_one_warp",
+        "warp divergence",
+        r"""
+__global__ void kernel(float* out) {
+    if (threadIdx.x < GAP)
+        out[threadIdx.x] = __any_sync(0xffffffffu, 1);  // here
+    else
+        out[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 0);  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="16",
+        right="32",
+    ),
+    Pair(
+        "blocks_write_one_element",
+        "race between blocks",
+        r"""
+__global__ void kernel(float* out) {
+    out[GAP] = blockIdx.x;  // here
+}
+void run(float* out, float*, int) { kernel<<<2, 64>>>(out); }
+""",
+        wrong="threadIdx.x",
+        right="blockIdx.x * 64 + threadIdx.x",
+    ),
+    Pair(
+        "blocks_overlap_by_one",
+        "race between blocks",
+        r"""
+__global__ void kernel(float* out) {
+    for (int i = threadIdx.x; i < GAP; i += 32)
+        out[blockIdx.x * 64 + i] = i;  // here
+}
+void run(float* out, float*, int) { kernel<<<2, 32>>>(out); }
+""",
+        wrong="65",
+        right="64",
+    ),
+    Pair(
+        "sum_without_atomics",
+        "race between blocks",
+        r"""
+__global__ void kernel(float* out) {
+    if (threadIdx.x == 0)
+        GAP;  // here
+}
+void run(float* out, float*, int) { cudaMemset(out, 0, 4); kernel<<<4, 32>>>(out); }
+""",
+        wrong="out[0] += 1",
+        right="atomicAdd(out, 1)",
+    ),
+    Pair(
+        "read_what_another_block_writes",
+        "race between blocks",
+        r"""
+__global__ void kernel(float* out, const float* in, int n) {
+    const int i = blockIdx.x * 64 + threadIdx.x;
+    if (i + 1 < n) out[i] = in[i] + (threadIdx.x == 63 ? GAP[i + 1] : 0);  // here
+}
+void run(float* out, float* in, int n) { cudaMemset(out, 0, n * 4); kernel<<<(n + 63) / 64, 64>>>(out, in, n); }
+""",
+        wrong="out",
+        right="in",
+    ),
+    Pair(
+        "last_block_without_a_fence",
+        "race between blocks",
+        r"""
+__device__ unsigned finished;
+__global__ void kernel(float* out, float* partial) {
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = blockIdx.x;  // here
+        GAP
+        last = atomicAdd(&finished, 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    float sum = 0;
+    for (int i = threadIdx.x; i < gridDim.x; i += 32) sum += partial[i];  // here
+    out[threadIdx.x] = sum;
+    if (threadIdx.x == 0) finished = 0;
+}
+void run(float* out, float* in, int) {
+    const unsigned zero = 0;
+    cudaMemcpyToSymbol(finished, &zero, 4);
+    kernel<<<8, 32>>>(out, in);
+}
+""",
+        wrong="",
+        right="__threadfence();",
+    ),
+    Pair(
+        "scratch_in_global_memory",
+        "global memory race",
+        r"""
+__global__ void kernel(float* out, float* scratch) {
+    scratch[threadIdx.x] = threadIdx.x;  // here
+    GAP
+    out[threadIdx.x] = scratch[63 - threadIdx.x];  // here
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "scratch_not_filled",
+        "uninitialised global read",
+        r"""
+__global__ void fill(float* scratch) {
+    if (threadIdx.x < GAP) scratch[threadIdx.x] = 1;
+}
+__global__ void kernel(float* out, const float* scratch) {
+    out[threadIdx.x] = scratch[threadIdx.x];  // here
+}
+void run(float* out, float*, int) {
+    float* scratch;
+    cudaMalloc(&scratch, 64 * sizeof(float));
+    fill<<<1, 64>>>(scratch);
+    kernel<<<1, 64>>>(out, scratch);
+    cudaFree(scratch);
+}
+""",
+        wrong="63",
+        right="64",
+    ),
+    Pair(
+        "used_after_it_was_freed",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out, float* scratch) {
+    scratch[threadIdx.x] = 1;  // here
+    out[threadIdx.x] = scratch[threadIdx.x];
+}
+void run(float* out, float*, int) {
+    float* scratch;
+    cudaMalloc(&scratch, 64 * sizeof(float));
+    GAP
+    kernel<<<1, 64>>>(out, scratch);
+}
+""",
+        wrong="cudaFree(scratch);",
+        right="",
+    ),
+    Pair(
+        "host_memory",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    out[threadIdx.x] = in[threadIdx.x];  // here
+}
+void run(float* out, float* in, int) {
+    float host[64] = {};
+    kernel<<<1, 64>>>(out, GAP);
+}
+""",
+        wrong="host",
+        right="in",
+    ),
+    Pair(
+        "too_much_shared_memory",
+        "invalid launch",
+        r"""
+__global__ void kernel(float* out) {  // here
+    extern __shared__ float row[];
+    row[threadIdx.x] = 1;
+    out[threadIdx.x] = row[threadIdx.x];
+}
+void run(float* out, float*, int) {
+    GAP
+    kernel<<<1, 64, 64 << 10>>>(out);
+}
+""",
+        wrong="",
+        right="cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10);",
+    ),
+    Pair(
+        "too_many_threads",
+        "invalid launch",
+        r"""
+__global__ void kernel(float* out) {  // here
+    if (threadIdx.x < 64) out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, GAP>>>(out); }
+""",
+        wrong="1025",
+        right="1024",
+    ),
+    Pair(
+        "grid_too_high",
+        "invalid launch",
+        r"""
+__global__ void kernel(float* out) {  // here
+    out[blockIdx.y % 64 * 0 + (blockIdx.x | blockIdx.y)] = 1;
+}
+void run(float* out, float*, int) { kernel<<<dim3(1, GAP), 1>>>(out); }
+""",
+        wrong="65536",
+        right="64",
+    ),
+    Pair(
+        "endless_loop",
+        "time limit",
+        r"""
+__global__ void kernel(float* out) {
+    volatile float* v = out;
+    v[threadIdx.x] = 0;
+    while (v[threadIdx.x] == GAP) continue;  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="0",
+        right="1",
+    ),
+    Pair(
+        "flag_that_nobody_sets",
+        "time limit",
+        r"""
+__device__ int flag;
+__global__ void kernel(float* out) {
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        while (atomicAdd(&flag, 0) != 1) continue;  // here
+    if (blockIdx.x == GAP && threadIdx.x == 0) atomicExch(&flag, 1);
+    out[blockIdx.x * 32 + threadIdx.x] = 1;
+}
+void run(float* out, float*, int) {
+    const int zero = 0;
+    cudaMemcpyToSymbol(flag, &zero, 4);
+    kernel<<<3, 32>>>(out);
+}
+""",
+        wrong="3",
+        right="2",
+    ),
+]
+
+
+def first_line(pair):
+    """Of the pair, in this file."""
+    return 1 + LINES.index(f'        "{pair.name}",')
+
+
+def text_of(pair, which):
+    """One half of a pair in a namespace of its own, with a function for ctypes."""
+    body = pair.text.replace("GAP", getattr(pair, which))
+    name = f"{pair.name}_{which}"
+    return (
+        f"#line {first_line(pair) + 2}\nnamespace of_{name} {{{body}}}\n"
+        f'extern "C" void {name}(float* out, float* in, int n) {{ of_{name}::run(out, in, n); }}\n'
+    )
+
+
+def whole_text():
+    return "".join(text_of(pair, which) for pair in PAIRS for which in ("wrong", "right"))
+
+
+def lines_marked(pair):
+    """The lines of this file that a finding about the pair may name."""
+    start = first_line(pair)
+    end = next(i for i in range(start, len(LINES)) if LINES[i].strip().startswith("wrong="))
+    return {i + 1 for i in range(start, end) if LINES[i].rstrip().endswith("// here")}
