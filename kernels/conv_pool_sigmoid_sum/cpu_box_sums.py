@@ -5,7 +5,7 @@ are applied to those sums. The full-size convolution is never computed.
 
 Why it is faster
     PyTorch computes 16 convolution outputs for every pooled one and then averages them. Here each pooled output costs as
-    many multiplications as one convolution output: 2.65 GFLOP a sample become 0.083 at the original's size. The box sums
+    many multiplications as one convolution output: 1.34 GFLOP a sample become 0.083 at the original's size. The box sums
     are separable, cheap, and stay in a core's cache; the product keeps a tile of output channels x windows in registers,
     and the sigmoid is applied to that tile, so nothing but one float a chunk leaves the core. While one pooled row is
     multiplied, the next one's input is fetched into the cache.
@@ -18,7 +18,7 @@ Mathematics
     stride of p, one broadcast a value. All windows that the floor rule of pooling keeps are used, and no others.
     Only the order of additions differs from the original; the sums have few terms of equal weight, so the error is that of
     PyTorch. exp in the sigmoid is a polynomial of degree 6 on [-1/2, 1/2] times a power of 2: the sigmoid's relative error is
-    at most @@ERR8@@ for |x| < 8 and @@ERR87@@ down to -87, below which it stays at 1.6e-38.
+    at most 2.8e-7 for |x| < 8 and 1.3e-6 down to -87, below which it stays at 1.6e-38.
 
 Loops
     loop               over                                        where
@@ -32,7 +32,9 @@ Loops
 Floor
     At batch 4: 18.9 MB read, 0.33 GFLOP and 2.3 million sigmoids. At 34 GB/s and 200 GFLOP/s (two cores with AVX-512) 0.6 ms
     and 1.7 ms; arithmetic binds.
-@@MEASURED@@
+    Measured on two Zen 4 cores (AMD EPYC, AVX-512), torch 2.13.0, batch 4, medians of 15 interleaved calls: 2.9 ms; PyTorch
+    156 ms, torch.compile 83 ms. On one of the cores: 5.5, 259 and 133 ms.
+
 Takes
     float32 CPU tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
     original takes. Anything else raises. Forward only: a gradient raises NotImplementedError. Needs GCC or Clang.

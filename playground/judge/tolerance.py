@@ -67,7 +67,7 @@ class Reference:
             if not max_error <= self.allowed:
                 complaint = f"{name} is off by {max_error:.2e} of its spread; allowed are {self.allowed:.2e}"
             elif not rms_error <= self._allowed_rms:
-                complaint = f"{name} is off by {rms_error:.2e} of its spread in the root mean square; allowed are {self._allowed_rms:.2e}"
+                complaint = f"{name} is off by {rms_error:.2e} of its spread (RMS); allowed are {self._allowed_rms:.2e}"
         return Comparison(max_error, self.allowed, self.eager_error, complaint)
 
     def _wrong_form(self, name, actual):

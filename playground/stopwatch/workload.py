@@ -8,24 +8,22 @@ MODES = ("forward", "weights", "weights_and_input")
 INPUT_SETS = 3  # rotated, so that no call sees the content of the call before
 
 
+def input_sets(problem, device, seed):
+    """INPUT_SETS lists of the problem's inputs, on the device."""
+    return [tensors.to(tensors.make_inputs(problem, seed + offset), device) for offset in range(INPUT_SETS)]
+
+
 class Workload:
-    """A model on a rotation of its own inputs.
+    """A model on a rotation of inputs.
 
     mode "forward" runs without gradients; "weights" trains the parameters; "weights_and_input" the float inputs as well.
     `memory_format` converts 4-d and 5-d inputs beforehand. Calling the workload runs one step.
     """
 
-    def __init__(self, model, problem, mode, device, seed, memory_format=None):
+    def __init__(self, model, sets, mode, memory_format=None):
         self._model = model
         self._mode = mode
-        self._sets = []
-        for offset in range(INPUT_SETS):
-            inputs = tensors.to(tensors.make_inputs(problem, seed + offset), device)
-            self._sets.append([_converted(value, memory_format) for value in inputs])
-        if mode == "weights_and_input":
-            for inputs in self._sets:
-                for value in filter(tensors.differentiable, inputs):
-                    value.requires_grad_()
+        self._sets = [[_prepared(value, mode, memory_format) for value in inputs] for inputs in sets]
         self._upstream = None
         self._calls = 0
 
@@ -44,7 +42,9 @@ class Workload:
         return torch.autograd.grad(outputs, wanted, self._upstream, allow_unused=True)
 
 
-def _converted(value, memory_format):
-    if memory_format == "channels_last" and isinstance(value, torch.Tensor) and value.dim() in (4, 5):
-        return value.to(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
-    return value
+def _prepared(value, mode, memory_format):
+    if not isinstance(value, torch.Tensor):
+        return value
+    if memory_format == "channels_last" and value.dim() in (4, 5):
+        value = value.to(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
+    return value.detach().requires_grad_(mode == "weights_and_input" and tensors.differentiable(value))

@@ -6,7 +6,7 @@ from playground import catalog, tensors
 from playground.machine import ceilings
 from playground.stopwatch import floors, timer
 from playground.stopwatch.baselines import BASELINES, prepared
-from playground.stopwatch.workload import Workload
+from playground.stopwatch.workload import Workload, input_sets
 
 
 class Baselines:
@@ -19,12 +19,14 @@ class Baselines:
         self.model = tensors.make_model(self.problem, self.problem.Model, seed)
         self.model.load_state_dict(tensors.load(weights))
         self.model.to(self.device)
+        self.input_sets = None
         return {}
 
     def time(self, baseline, mode, seed, seconds):
         """As Candidate.time, for one of stopwatch.baselines.BASELINES. The flags it needs are set for this call alone."""
+        self.input_sets = self.input_sets or input_sets(self.problem, self.device, seed)
         with prepared(self.model, BASELINES[baseline]) as (model, memory_format):
-            workload = Workload(model, self.problem, mode, self.device, seed, memory_format)
+            workload = Workload(model, self.input_sets, mode, memory_format)
             return timer.measure(workload, self.device, seconds)
 
     def floor(self, name, seed, precision):

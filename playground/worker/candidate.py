@@ -7,7 +7,7 @@ import torch
 
 from playground import catalog, tensors
 from playground.stopwatch import timer
-from playground.stopwatch.workload import Workload
+from playground.stopwatch.workload import Workload, input_sets
 from playground.worker.builds import BuildWatch
 
 
@@ -36,6 +36,7 @@ class Candidate:
         if weights is not None:
             copy_weights(self.model, tensors.load(weights))
         self.model.to(self.device)
+        self.input_sets = None
         return {}
 
     def build(self, seed):
@@ -74,7 +75,8 @@ class Candidate:
 
     def time(self, mode, seed, seconds):
         """Milliseconds of every repetition within the budget of `seconds`, and the peak memory: {"samples_ms", "peak_mib"}."""
-        workload = Workload(self.model, self.problem, mode, self.device, seed)
+        self.input_sets = self.input_sets or input_sets(self.problem, self.device, seed)
+        workload = Workload(self.model, self.input_sets, mode)
         return timer.measure(workload, self.device, seconds)
 
     def _forward(self, inputs):
