@@ -61,9 +61,13 @@ def sha256(path):
 
 def models():
     """The project's models, in the order of the README."""
+    return sorted((Model(path.stem, path) for path in MODELS.glob("*.py")), key=lambda model: reading_order(model.name))
+
+
+def reading_order(name):
+    """A sort key for names of models: as listed in SETTINGS, then the rest by name."""
     order = list(SETTINGS["cpu"])
-    known = [Model(path.stem, path) for path in sorted(MODELS.glob("*.py"))]
-    return sorted(known, key=lambda model: order.index(model.name) if model.name in order else len(order))
+    return (order.index(name) if name in order else len(order), name)
 
 
 def find_model(name_or_path):

@@ -108,7 +108,7 @@ struct Shape {
 };
 
 // The larger one; NaN if either is, as in PyTorch's pooling.
-inline vec nan_max(vec a, vec b) { return (b > a) | (b != b) ? b : a; }
+inline vec nan_max(vec a, vec b) { return ((b > a) | (b != b)) ? b : a; }
 
 // weight (outputs, channels, KERNEL_D, KERNEL_H, KERNEL_W) * sign -> packed [outputs / LANES][point][channel][KERNEL_D][LANES].
 // A point is a place in the kernel, or in G w G^T, the transform of a 3 x 3 kernel.
@@ -164,8 +164,8 @@ inline void transform_input(const float* const* rows, int64_t valid, float* v, i
 }
 
 // acc[depth][tile] += sum over channels and kernel depths of weight (a vector of output channels) * v (one value a tile).
-inline void accumulate(vec (&acc)[DEPTHS][BLOCK], const float* v, const int64_t* slots, int64_t channel_stride,
-                       const float* weights, int64_t channels) {
+__attribute__((always_inline)) inline void accumulate(vec (&acc)[DEPTHS][BLOCK], const float* v, const int64_t* slots,
+                                                      int64_t channel_stride, const float* weights, int64_t channels) {
     const float* slices[DEPTHS + KERNEL_D - 1];
     for (int s = 0; s < DEPTHS + KERNEL_D - 1; ++s) slices[s] = v + slots[s];
     for (int64_t c = 0; c < channels; ++c, weights += KERNEL_D * LANES) {

@@ -160,6 +160,7 @@ __attribute__((noinline)) vec tile_sum(const float* sums, const float* packed, c
         for (int v = 0; v < VECTORS; ++v) acc[p][v] = *(const unaligned_vec*)(bias + v * LANES);
     const int64_t padded = shape.padded_outputs(), rows = shape.channels * KERNEL_H;
     for (int64_t r = 0; r < rows; ++r, sums += PITCH)
+#pragma GCC unroll 4
         for (int e = 0; e < KERNEL_W; ++e, packed += padded) {
             vec w[VECTORS];
             for (int v = 0; v < VECTORS; ++v) w[v] = *(const unaligned_vec*)(packed + v * LANES);

@@ -43,7 +43,7 @@ class Kernel:
 @dataclass
 class Rewritten:
     text: str
-    kernels: dict  # name -> Kernel
+    kernels: dict  # name -> [Kernel], in the order of the text
     uses_torch: bool
     last_include_line: int  # 0: there is none
 
@@ -209,9 +209,10 @@ class Rewriter:
         head = words
         if any(token.text == "<" for token in words):
             head = words[: next(i for i, token in enumerate(words) if token.text == "<")]
-        kernel = self.kernels.get(head[-1].text) if head else None
-        if kernel is None:
+        known = self.kernels.get(head[-1].text) if head else None
+        if known is None:
             return launch_line, squeezed(expression) if expression[0].text != "(" else "nullptr"
+        kernel = next((kernel for kernel in reversed(known) if kernel.line <= launch_line), known[0])
         inner = words[len(head) + 1 : -1]
         given = len(split_at_commas(inner)) if inner else 0
         return kernel.line, squeezed(expression) if given >= kernel.template_parameters else "nullptr"
@@ -329,7 +330,7 @@ def split_at_template_commas(tokens):
 
 
 def find_kernels(tokens):
-    """The kernels that the text defines or declares, by name."""
+    """The kernels that the text defines or declares, by name; several in different namespaces may share one."""
     kernels = {}
     for at, token in enumerate(tokens):
         if token.text != "__global__":
@@ -344,7 +345,7 @@ def find_kernels(tokens):
                 ahead = matching(tokens, ahead)
             ahead += 1
         if name is not None:
-            kernels[name.text] = Kernel(name.line, template_parameters(tokens, at))
+            kernels.setdefault(name.text, []).append(Kernel(name.line, template_parameters(tokens, at)))
     return kernels
 
 

@@ -98,8 +98,8 @@ class SourceMap:
         """The text with a #line wherever the numbering jumps."""
         quoted = str(self.file).replace("\\", "\\\\").replace('"', '\\"')
         if self.explicit:
-            text = "\n".join(LINE_DIRECTIVE.sub(rf'#line \1 "{quoted}"', line) for line in text.split("\n"))
-        if self.explicit or not self.found:
+            return "\n".join(LINE_DIRECTIVE.sub(rf'#line \1 "{quoted}"', line) for line in text.split("\n"))
+        if not self.found:
             return f'#line 1 "{quoted}"\n{text}'
         out, expected = [], None
         continued = False

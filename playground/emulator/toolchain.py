@@ -149,16 +149,18 @@ def torch_glue_library():
     return kept("runtime", "-libemulator_torch.so", ("glue", torch_identity()), make)
 
 
-KERNEL_FLAGS = ("-g1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-ffp-contract=fast", "-w", "-DEMULATOR")
+# DWARF 4: in version 5 the first file of the line table is the generated one, whatever #line says.
+KERNEL_FLAGS = ("-g1", "-gdwarf-4", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-ffp-contract=fast", "-w", "-DEMULATOR")
 
 
 def kernel_flags(checked, debug):
     """How kernel text is compiled: nvcc contracts a * b + c, so this does."""
     flags = [*KERNEL_FLAGS, *machine_flags(), f"-I{INCLUDE}"]
-    flags += ["-O0", "-g3"] if debug else ["-O2"]
+    flags += ["-O0", "-g3", "-gdwarf-4"] if debug else ["-O2"]
     if checked:
-        # Only the calls that it puts at loads and stores are wanted; they lead to the emulator's runtime.
-        flags += ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-DEMULATOR_CHECKED"]
+        # Only the calls that it puts at loads and stores are wanted; they lead to the emulator's runtime. Functions that are
+        # equal stay apart, or one would be reported under the other's lines.
+        flags += ["-fsanitize=thread", "-fno-ipa-icf", "--param=tsan-distinguish-volatile=1", "-DEMULATOR_CHECKED"]
     return tuple(flags)
 
 

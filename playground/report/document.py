@@ -81,7 +81,7 @@ def write_whole(path, text):
 def date_of(environment):
     """The moment at which a document was recorded; without a time zone it is taken as UTC."""
     moment = datetime.datetime.fromisoformat(environment["date"].replace("Z", "+00:00"))
-    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
 
 
 def validate(document):

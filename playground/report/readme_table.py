@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 
+from playground.catalog import reading_order
 from playground.report.document import DocumentError, date_of, read, write_whole
 from playground.report.figures import (
     ROOT,
@@ -96,14 +97,14 @@ def _is_full_size(result, root):
 
 def _run(root, path, document):
     parts = []
-    for model_file in _sources(root / "models"):
+    for model_file in sorted(_sources(root / "models"), key=lambda file: reading_order(file.stem)):
         of_model = [result for result in document["results"] if result["model"] == model_file.stem]
         full_size = {result["variant"]: result for result in of_model if _is_full_size(result, root)}
         parts.append(_model(root, model_file, full_size))
     day = date_of(document["environment"]).date().isoformat()
     parts.append(
         f"Measured on {_cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
-        "fastest baseline. Each variant was timed beside the baselines; of a baseline's medians their median is shown."
+        "fastest baseline."
     )
     return "\n\n".join(parts)
 

@@ -96,7 +96,7 @@ bool Worker::start_block() {
     for (int i = 0; i < count; ++i) {
         b.threads[i].state = State::ready;
         b.threads[i].fiber = nullptr;
-        b.threads[i].watched = nullptr;
+        b.threads[i].watched = b.threads[i].watches_from = nullptr;
         b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
     }
     if (options.schedule == Schedule::random)
@@ -194,8 +194,10 @@ void Worker::make_ready(Block& b, int thread) {
 Fiber& Worker::next() {
     for (;;) {
         Block& b = *block;
+        // Threads that only look whether something has happened must not keep others from starting.
+        const bool waiting = b.yields > b.ready.size() && b.started < (int)b.threads.size();
         const bool stalled = b.yields > 2 * (int)b.threads.size() && b.started == (int)b.threads.size();
-        if (!b.ready.empty() && !stalled) {
+        if (!b.ready.empty() && !stalled && !waiting) {
             const int which = options.schedule == Schedule::random ? int(random() % b.ready.size()) : 0;
             Thread& t = b.threads[b.ready.pop(which)];
             current = &t;
@@ -214,8 +216,10 @@ Fiber& Worker::next() {
         b.yields = 0;
         if (launch->failed) return main;
         if (launch->deadline && seconds_now() > launch->deadline) {
-            current = &b.threads[b.ready.pop()];
-            stop(describe("time limit", "the launch has not ended; its threads wait for something that does not come", {}));
+            Thread& t = b.threads[b.ready.pop()];
+            current = &t;
+            stop(describe("time limit", "the launch has not ended; its threads wait for something that does not come",
+                          {0, t.watches_from}));
         }
         const size_t position = std::find(resident.begin(), resident.end(), &b) - resident.begin();
         if (!start_block()) block = resident[(position + 1) % resident.size()];

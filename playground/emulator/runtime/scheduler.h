@@ -56,6 +56,7 @@ struct Thread : ThreadView {
     uint32_t segment = 0;  // see clock.h
     const void* watched = nullptr;  // where it last looked for a sign of another thread, and what it saw
     uint64_t watched_value = 0;
+    const void* watches_from = nullptr;  // the instruction, where it is known
 };
 
 // Where the lanes of one mask meet. Rows are kept twice: a fast lane may bring its row for the next operation while a slow

@@ -482,6 +482,7 @@ void notice_spinning(Thread& t, const void* address, unsigned bytes) {
 void strong_access(const void* address, unsigned bytes, Access access, const void* instruction) {
     if (!current) return;
     Thread& t = *static_cast<Thread*>(current);
+    t.watches_from = instruction;
     if (access == Access::strong_read) notice_spinning(t, address, bytes);
     if (access != Access::strong_write) launch_clock.acquire(t, uintptr_t(address));
     examine(address, bytes, access, true, instruction);

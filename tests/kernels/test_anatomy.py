@@ -1,0 +1,146 @@
+"""Every variant stands alone and reads alike: what a future author must keep to, and what the failure tells them to do."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import shelf_files
+
+from playground import catalog
+
+FILES = sorted(catalog.KERNELS.glob("*/*.py"))
+VARIANTS = pytest.mark.parametrize("model, variant", shelf_files.variants())
+
+# Headings at the left edge, in this order, each with an indented text below; others may stand between them.
+SECTIONS = {
+    "Why it is faster": r"Why it is (fast|faster|slow)",
+    "Mathematics": r"Mathematics",
+    "Launches (Loops on the CPU)": r"(Launches|Loops)( \(.+\))?",
+    "Floor": r"Floor",
+    "Takes": r"Takes",
+}
+
+IMPORT_ALL = """
+import runpy, subprocess, sys
+import torch.utils.cpp_extension as cpp_extension
+
+def refuse(*args, **kwargs):
+    raise AssertionError("something is built or started before the first forward")
+
+cpp_extension.load = cpp_extension.load_inline = cpp_extension._jit_compile = subprocess.Popen = refuse
+for path in sys.argv[1:]:
+    print(path)
+    runpy.run_path(path, run_name="imported")
+"""
+
+
+def run_python(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, env=os.environ | environment
+    )
+
+
+def build_text(path):
+    """The source of a file's function `build`, with its decorators."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "build":
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])
+    return None
+
+
+def test_build_is_the_same_text_everywhere():
+    exemplar = catalog.KERNELS / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"
+    expected = build_text(exemplar)
+    assert expected
+    different = [str(path.relative_to(catalog.ROOT)) for path in FILES if build_text(path) != expected]
+    assert not different, f"copy the function `build` of {exemplar.relative_to(catalog.ROOT)} into these, unchanged: {different}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_name(path):
+    assert path.parent.name in [model.name for model in catalog.models()], f"no model is called {path.parent.name}"
+    assert re.fullmatch(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+", path.stem), "call it v<N>_<idea>.py, or cpu_<idea>.py"
+    claims = {"optimized", "optimised", "final", "fast", "best", "new"} & set(path.stem.split("_"))
+    assert not claims, f"name the idea, not its worth: {claims}"
+
+
+@VARIANTS
+def test_name_says_where_it_runs(model, variant):
+    assert variant.name.startswith("cpu_") == (variant.backend == "cpu")
+    name = shelf_files.constant(variant, "NAME")
+    assert name == f"{model.name}_{variant.name}", "NAME names the build and the operators: the model's name and the file's"
+
+
+def test_numbers_are_not_used_twice():
+    for model in catalog.models():
+        numbers = [variant.name.split("_")[0] for variant in catalog.variants(model) if not variant.name.startswith("cpu_")]
+        assert len(set(numbers)) == len(numbers), f"{model.name}: {numbers}"
+
+
+@VARIANTS
+def test_imports_only_torch_and_the_standard_library(model, variant):
+    imported = set()
+    for node in ast.walk(ast.parse(shelf_files.text_of(variant))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import does not work in a notebook cell"
+            imported.add(node.module)
+    foreign = {name for name in imported if name.split(".")[0] not in {"torch", *sys.stdlib_module_names}}
+    assert not foreign, f"a variant stands alone; it imports {foreign}"
+
+
+@VARIANTS
+def test_docstring(model, variant):
+    docstring = ast.get_docstring(ast.parse(shelf_files.text_of(variant)))
+    assert docstring, "the file begins with a docstring"
+    title, blank, first_words, *_ = [*docstring.split("\n"), "", ""]
+    assert re.fullmatch(rf"{model.name}\b.*: .+\.", title), f'the first line is "{model.name}, v<N>: <the idea>."; it is {title!r}'
+    assert not blank, "the title stands alone: a blank line follows"
+    assert first_words and not first_words.startswith(" "), "what it is like and what is new, in prose, follows the title"
+
+    headings = re.findall(r"^(\S.*)\n {4}\S", docstring, re.MULTILINE)
+    found = [name for heading in headings for name, pattern in SECTIONS.items() if re.fullmatch(pattern, heading)]
+    assert found == list(SECTIONS), (
+        f"the docstring needs these headings, in this order, at the left edge and with an indented text below: {list(SECTIONS)}; "
+        f"found: {found} among {headings}"
+    )
+
+
+@pytest.mark.parametrize("model, variant", shelf_files.variants("cuda"))
+def test_cuda_text_has_no_torch_header(model, variant):
+    cuda = shelf_files.constant(variant, "CUDA")
+    assert isinstance(cuda, str), "the CUDA text is the module constant CUDA, one string literal"
+    included = re.findall(r'^\s*#\s*include\s*[<"](.+?)[>"]', cuda, re.MULTILINE)
+    torch_headers = [header for header in included if header.split("/")[0] in ("torch", "ATen", "c10", "caffe2", "pybind11")]
+    assert not torch_headers, f"they cost half a minute a build; they belong into BINDING: {torch_headers}"
+
+
+def test_nothing_is_built_on_import():
+    result = run_python("-c", IMPORT_ALL, *FILES)
+    assert result.returncode == 0, f"importing {result.stdout.splitlines()[-1:]} failed:\n{result.stderr}"
+    assert result.stdout.splitlines() == [str(path) for path in FILES]
+
+
+@pytest.mark.parametrize("model, variant", shelf_files.variants("cuda"))
+def test_as_a_script_without_a_gpu(model, variant):
+    result = run_python(variant.path, CUDA_VISIBLE_DEVICES="")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(rf"{model.name}_{variant.name}: needs an NVIDIA GPU and .+\n", result.stdout), "one line: what is missing"
+
+
+@pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))
+def test_as_a_script_on_the_cpu(model, variant):
+    result = run_python(variant.path)
+    assert result.returncode == 0, result.stderr
+    line = rf"{model.name}_{variant.name}: differs from \S+ by ([-+.e\d]+) .*; ([.\d]+) ms, PyTorch ([.\d]+) ms.*\n"
+    match = re.fullmatch(line, result.stdout)
+    assert match, f"one line: the difference, both times; got {result.stdout!r}"
+    error, ours, theirs = map(float, match.groups())
+    assert error < 1e-3
+    assert ours > 0 and theirs > 0

@@ -1,0 +1,41 @@
+"""Every variant has its original's parameters: the same names, in the same order, with the same bits after the same seed."""
+
+import inspect
+
+import pytest
+import shelf_files
+import torch
+
+from playground import catalog, tensors
+
+
+@pytest.fixture(params=shelf_files.variants_as_one())
+def pair(request):
+    """(original, variant), both built after the same seed."""
+    model, variant = request.param
+    problem = catalog.load_problem(model.path)
+    new = catalog.load_variant(variant.path).ModelNew
+    return tensors.make_model(problem, problem.Model, seed=3), tensors.make_model(problem, new, seed=3)
+
+
+def test_same_seed_same_weights(pair):
+    original, new = (model.state_dict() for model in pair)
+    assert list(new) == list(original)
+    assert all(torch.equal(new[name], original[name]) for name in original)
+
+
+def test_parameters_ask_for_gradients(pair):
+    original, new = ({name: p.requires_grad for name, p in model.named_parameters()} for model in pair)
+    assert new == original
+
+
+def test_state_dict_fits_both_ways(pair):
+    original, new = pair
+    new.load_state_dict(original.state_dict(), strict=True)
+    original.load_state_dict(new.state_dict(), strict=True)
+
+
+def test_signatures(pair):
+    for method in ("__init__", "forward"):
+        original, new = (inspect.signature(getattr(type(model), method)) for model in pair)
+        assert str(new) == str(original), method
