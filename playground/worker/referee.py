@@ -47,8 +47,6 @@ class Referee:
         rounded = self.oracle.rounded_to_tf32(made) if self.precision == "tf32" else None
         self.references[probe] = _references(truth, eager, rounded)
         tensors.save({"inputs": made.inputs, "upstream": made.upstream, "wanted_inputs": made.wanted_inputs}, inputs)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the candidate needs the memory now
         return {"differentiable": bool(eager.gradients)}
 
     def compare_outputs(self, probe, outputs):

@@ -1,5 +1,9 @@
 """What a worker can be asked: the names and their functions."""
 
+import contextlib
+
+import torch
+
 from playground.worker.baselines import Baselines
 from playground.worker.candidate import Candidate
 from playground.worker.referee import Referee
@@ -11,6 +15,16 @@ def answerer():
 
     def answer(name, arguments):
         role, method = name.split(".")
-        return getattr(roles[role], method)(**arguments)
+        try:
+            return getattr(roles[role], method)(**arguments)
+        finally:
+            _release_memory()
 
     return answer
+
+
+def _release_memory():
+    """Give back what torch's CUDA allocator keeps: another worker needs it now."""
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # after a fault nothing can be given back
+            torch.cuda.empty_cache()

@@ -9,10 +9,12 @@ import torch
 from playground import catalog, tensors
 
 
-@pytest.fixture(params=shelf_files.variants_as_one())
-def pair(request):
+pytestmark = pytest.mark.parametrize("model, variant", shelf_files.variants())
+
+
+@pytest.fixture
+def pair(model, variant):
     """(original, variant), both built after the same seed."""
-    model, variant = request.param
     problem = catalog.load_problem(model.path)
     new = catalog.load_variant(variant.path).ModelNew
     return tensors.make_model(problem, problem.Model, seed=3), tensors.make_model(problem, new, seed=3)

@@ -153,7 +153,7 @@ def test_command_rewrites_and_checks(root, record, capsys):
     assert readme_table.main(["--check"], root) == 0
     text = (root / "README.md").read_text()
     assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
-    assert text.endswith("their median is shown.\n<!-- results:end -->\n\nThe rest.\n")
+    assert text.endswith("'The best' is the fastest baseline.\n<!-- results:end -->\n\nThe rest.\n")
     capsys.readouterr()
 
 

@@ -1,0 +1,167 @@
+"""The truth is float64, and it is the same whether a batch fits into memory or has to be computed in chunks."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from playground.judge.oracle import NotSeparable, Oracle
+from playground.judge.precision import round_to_tf32
+from playground.judge.probes import Probe
+
+CPU = torch.device("cpu")
+
+
+class Fits(nn.Module):
+    """`model`, on a device that has memory for `largest` samples."""
+
+    def __init__(self, model, largest):
+        super().__init__()
+        self.model = model
+        self.largest = largest
+
+    def forward(self, x, *more):
+        if x.shape[0] > self.largest:
+            raise torch.OutOfMemoryError(f"no memory for {x.shape[0]} samples")
+        return self.model(x, *more)
+
+
+class Function(nn.Module):
+    """A model without parameters."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def probe(*inputs, upstream=None):
+    wanted = tuple(i for i, value in enumerate(inputs) if value.is_floating_point())
+    return Probe("test", list(inputs), upstream, wanted if upstream else ())
+
+
+def assert_same(outcome, expected):
+    assert outcome.gradients.keys() == expected.gradients.keys()
+    everything = zip([*outcome.outputs, *outcome.gradients.values()], [*expected.outputs, *expected.gradients.values()], strict=True)
+    for value, wanted in everything:
+        torch.testing.assert_close(value, wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_truth_is_float64_by_hand():
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.1, 1e8]]))
+        model.bias.fill_(0.3)
+    x = torch.tensor([[0.7, 1.0], [0.2, -1.0]])
+    (w0, w1), b = model.weight[0].tolist(), model.bias.item()
+    expected = torch.tensor([[w0 * r0 + w1 * r1 + b] for r0, r1 in x.tolist()], dtype=torch.float64)
+    oracle = Oracle(model, CPU)
+    (truth,) = oracle.truth(probe(x)).outputs
+    (eager,) = oracle.eager(probe(x)).outputs
+    assert truth.dtype == torch.float64 and eager.dtype == torch.float32
+    torch.testing.assert_close(truth, expected, rtol=1e-15, atol=0)
+    assert torch.equal(eager, torch.tensor([[1e8], [-1e8]])), "float32 has no room for the small terms"
+    assert model.weight.dtype == torch.float32, "the model itself stays as it was"
+
+
+def test_gradients_by_hand():
+    model = nn.Linear(2, 1)
+    x, upstream = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[10.0], [100.0]])
+    gradients = Oracle(model, CPU).truth(probe(x, upstream=[upstream])).gradients
+    assert gradients["weight"].tolist() == [[310.0, 420.0]]
+    assert gradients["bias"].tolist() == [110.0]
+    assert torch.equal(gradients["input0"], upstream.double() * model.weight.detach().double())
+
+
+def test_rounded_to_tf32_rounds_the_operands():
+    model = nn.Linear(8, 3)
+    x = torch.randn(4, 8)
+    (rounded,) = Oracle(model, CPU).rounded_to_tf32(probe(x)).outputs
+    weight, bias = model.weight.detach().double(), model.bias.detach().double()
+    torch.testing.assert_close(rounded, round_to_tf32(x.double()) @ round_to_tf32(weight).T + bias, rtol=1e-14, atol=1e-14)
+
+
+def test_integer_inputs_stay_integers():
+    embedding = nn.Embedding(5, 3)
+    indices = torch.tensor([[0, 4], [2, 2]])
+    (truth,) = Oracle(embedding, CPU).truth(probe(indices)).outputs
+    assert torch.equal(truth, embedding.weight.detach().double()[indices])
+
+
+def network():
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(3 * 4 * 5, 2))
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 5, 6])
+def test_chunks_give_the_same_as_the_whole(largest):
+    model, x, upstream = network(), torch.randn(7, 2, 6, 7), torch.randn(7, 2)
+    for what in ("truth", "eager", "rounded_to_tf32"):
+        whole = getattr(Oracle(model, CPU), what)(probe(x, upstream=[upstream]))
+        chunked = getattr(Oracle(Fits(model, largest), CPU), what)(probe(x, upstream=[upstream]))
+        chunked.gradients = {name.removeprefix("model."): value for name, value in chunked.gradients.items()}
+        if what == "eager":  # in float32 the order of the additions shows
+            assert chunked.gradients.keys() == whole.gradients.keys()
+            for name in whole.gradients:
+                torch.testing.assert_close(chunked.gradients[name], whole.gradients[name], rtol=1e-4, atol=1e-5)
+        else:
+            assert_same(chunked, whole)
+
+
+def test_parameter_gradients_are_added_and_input_gradients_put_side_by_side():
+    model = Fits(nn.Linear(2, 1, bias=False), 1)
+    x, upstream = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[10.0], [100.0]])
+    gradients = Oracle(model, CPU).truth(probe(x, upstream=[upstream])).gradients
+    assert gradients["model.weight"].tolist() == [[310.0, 420.0]]
+    assert gradients["input0"].shape == x.shape
+
+
+def test_every_input_of_the_batch_is_split_and_the_others_are_not():
+    model = Fits(Function(lambda x, y, table: {"sum": x + y, "looked up": table.sum() * x}), 2)
+    x, y, table = torch.randn(5, 3), torch.randn(5, 3), torch.randn(4)
+    outcome = Oracle(model, CPU).truth(probe(x, y, table))
+    assert_same(outcome, Oracle(model.model, CPU).truth(probe(x, y, table)))
+
+
+def test_an_output_that_depends_on_nothing_has_no_gradient():
+    model = Fits(Function(lambda x, y: 2 * x), 1)
+    x, y = torch.randn(3, 2), torch.randn(3, 2)
+    gradients = Oracle(model, CPU).truth(probe(x, y, upstream=[torch.ones(3, 2)])).gradients
+    assert gradients["input1"] is None
+    assert torch.equal(gradients["input0"], torch.full((3, 2), 2.0, dtype=torch.float64))
+
+
+SAMPLES_MEET = {
+    "batch norm": nn.BatchNorm1d(3),
+    "mean over the batch": Function(lambda x: x.mean(0)),
+    "mean over the batch, kept": Function(lambda x: x.mean(0, keepdim=True)),
+    "distance from the mean": Function(lambda x: x - x.mean(0)),
+    "a loss": Function(lambda x: x.square().mean()),
+    "batch as the second dimension": Function(lambda x: x.T.softmax(1)),
+    "similarity of samples": Function(lambda x: x @ x.T),
+}
+
+
+@pytest.mark.parametrize("model", SAMPLES_MEET.values(), ids=SAMPLES_MEET.keys())
+def test_a_model_whose_samples_meet_is_not_chunked(model):
+    x = torch.randn(6, 3)
+    Oracle(Fits(model, 6), CPU).truth(probe(x))
+    with pytest.raises(NotSeparable, match="--set"):
+        Oracle(Fits(model, 3), CPU).truth(probe(x))
+
+
+def test_batch_norm_in_evaluation_is_chunked():
+    model, x = nn.BatchNorm1d(3).eval(), torch.randn(6, 3)
+    assert_same(Oracle(Fits(model, 2), CPU).truth(probe(x)), Oracle(model, CPU).truth(probe(x)))
+
+
+def test_a_sample_that_does_not_fit_alone_is_out_of_memory():
+    with pytest.raises(torch.OutOfMemoryError):
+        Oracle(Fits(nn.Linear(3, 2), 0), CPU).truth(probe(torch.randn(4, 3)))
+
+
+def test_truth_leaves_buffers_as_they_are():
+    model = nn.BatchNorm1d(3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    Oracle(model, CPU).truth(probe(torch.randn(6, 3)))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -1,0 +1,76 @@
+"""Inputs that make a model's outputs vary."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from playground import tensors
+from playground.judge import probes
+
+
+def problem(*make):
+    return SimpleNamespace(get_inputs=lambda: [function() for function in make])
+
+
+UNIFORM = problem(lambda: torch.rand(64, 50, 100))
+
+
+def test_own_is_what_the_problem_gives():
+    probe = probes.own(UNIFORM, 3)
+    torch.manual_seed(3)
+    assert torch.equal(probe.inputs[0], torch.rand(64, 50, 100))
+    assert probe.upstream is None and probe.wanted_inputs == ()
+
+
+@pytest.mark.parametrize("make", [probes.own, probes.scaled])
+def test_content_follows_the_seed(make):
+    (first,), (same,), (other,) = (make(UNIFORM, seed).inputs for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_scaled_gives_each_sample_a_scale_and_an_offset_of_its_own():
+    (x,) = probes.scaled(UNIFORM, 0).inputs
+    assert x.shape == (64, 50, 100) and x.dtype == torch.float32
+    samples = x.reshape(64, -1)
+    scales, offsets = samples.std(dim=1), samples.mean(dim=1)
+    assert scales.min() > 0.24 and scales.max() < 4.1
+    assert scales.max() / scales.min() > 8
+    assert (offsets.abs() < 1 + 0.25).all()
+    assert offsets.max() - offsets.min() > 1
+    assert x.min() < 0 < x.max()
+
+
+def test_scaled_leaves_integers_and_what_is_no_tensor():
+    indices = torch.tensor([[1, 2], [3, 4]])
+    mask = torch.tensor([True, False])
+    x, found, where, number = probes.scaled(
+        problem(lambda: torch.rand(2, 3), lambda: indices, lambda: mask, lambda: 0.5), 0
+    ).inputs
+    assert not ((x >= 0) & (x < 1)).all()
+    assert torch.equal(found, indices) and torch.equal(where, mask) and number == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_scaled_keeps_the_type(dtype):
+    (x,) = probes.scaled(problem(lambda: torch.ones(4, 3, dtype=dtype)), 0).inputs
+    assert x.dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
+def test_scaled_of_unusual_shapes(shape):
+    (x,) = probes.scaled(problem(lambda: torch.ones(shape)), 0).inputs
+    assert x.shape == shape
+
+
+def test_upstream_where_an_output_and_an_input_can_have_a_gradient():
+    probe = probes.scaled(problem(lambda: torch.rand(2, 3), lambda: torch.tensor([1, 2]), lambda: torch.rand(2)), 0)
+    outputs = [torch.rand(2, 5), torch.tensor([1, 0]), torch.rand(())]
+    with_upstream = probes.with_upstream(probe, outputs, 7)
+    first, second, third = with_upstream.upstream
+    assert first.shape == (2, 5) and second is None and third.shape == ()
+    assert first.min() < 0, "normal values, so that signs show"
+    assert with_upstream.wanted_inputs == (0, 2)
+    assert all(a is b for a, b in zip(with_upstream.inputs, probe.inputs, strict=True))
+    assert not any(tensors.differentiable(value) and value.requires_grad for value in probe.inputs)

@@ -1,0 +1,199 @@
+"""What counts as right, for one tensor: errors in units of the spread, against what eager and the precision permit."""
+
+import math
+
+import pytest
+import torch
+
+from playground.judge.tolerance import FLOAT32_EPSILON, Reference, worst, wrong
+
+NAN, INF = math.nan, math.inf
+
+
+def double(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def reference(*truth):
+    """Eager is the truth in float32."""
+    return Reference(double(*truth), double(*truth).float())
+
+
+@pytest.fixture
+def many():
+    """(truth, Reference) of 1000 normal values beside 1e4, so that their size says nothing."""
+    truth = 1e4 + torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return truth, Reference(truth, truth.float())
+
+
+def test_spread_is_the_standard_deviation():
+    assert reference(1, 3, 1, 3).spread == 1
+    assert reference(1001, 1003, 1001, 1003).spread == 1
+
+
+def test_spread_leaves_out_what_is_not_finite():
+    assert reference(1, 3, NAN, INF, -INF).spread == 1
+
+
+@pytest.mark.parametrize("truth, spread", [((-5,), 5), ((-5, -5, -5), 5), ((0, 0), 1), ((), 1), ((NAN,), 1)])
+def test_spread_where_nothing_varies(truth, spread):
+    assert reference(*truth).spread == spread
+
+
+def test_error_is_measured_in_spreads():
+    allowing = Reference(double(0, 20), torch.tensor([0.0, 25.0]))
+    assert allowing.spread == 10
+    assert allowing.eager_error == 0.5
+    assert allowing.allowed == 1.0
+    assert allowing.compare("y", torch.tensor([9.0, 20.0])).max_error == pytest.approx(0.9)
+
+
+def test_allowed_is_twice_the_largest_of_three():
+    truth = double(-1, 1)
+    units = 2 * 4 * FLOAT32_EPSILON
+    assert Reference(truth, truth.float()).allowed == pytest.approx(units)
+    assert Reference(truth, torch.tensor([-1.25, 1])).allowed == pytest.approx(0.5)
+    assert Reference(truth, truth.float(), double(-1, 1.5)).allowed == pytest.approx(1.0)
+    assert Reference(truth, torch.tensor([-2.0, 1]), double(-1, 1.5)).allowed == pytest.approx(2.0)
+
+
+def test_units_in_the_last_place_follow_the_size():
+    """Near 1e4 float32 has steps of 1e-3: no result of that type is better, whatever the spread."""
+    assert reference(1e4, 1e4 + 2).allowed == pytest.approx(2 * 4 * FLOAT32_EPSILON * (1e4 + 2))
+
+
+def test_a_tiny_error_passes_and_a_wrong_constant_fails(many):
+    truth, expected = many
+    assert expected.compare("y", truth.float()).complaint is None
+    assert expected.compare("y", (truth + 1e-3).float()).complaint is None
+    constant = torch.full((1000,), 1e4)
+    assert torch.allclose(constant, truth.float(), rtol=1e-3), "the usual check passes it"
+    comparison = expected.compare("the output", constant)
+    assert comparison.complaint.startswith("the output is off by") and "of its spread" in comparison.complaint
+    assert comparison.max_error > 2 > 0.02 > comparison.allowed
+
+
+@pytest.mark.parametrize("factor", [1.001, 0.999, -1.0, 0.0])
+def test_a_wrong_factor_fails(many, factor):
+    truth, expected = many
+    assert expected.compare("y", (1e4 + (truth - 1e4) * (1 + 20 * (factor - 1))).float()).complaint
+
+
+def test_the_root_mean_square_catches_what_the_largest_error_does_not():
+    """A maximum whose gradient rounding has sent elsewhere: one element of eager's is far off, and the rest is exact."""
+    truth = torch.randn(10000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    eager = truth.float()
+    eager[123] += 1
+    expected = Reference(truth, eager)
+    elsewhere = truth.float()
+    elsewhere[456] -= 1
+    assert expected.compare("y", elsewhere).complaint is None
+    everywhere = (truth + 0.1).float()
+    comparison = expected.compare("y", everywhere)
+    assert comparison.max_error < comparison.allowed
+    assert "(RMS)" in comparison.complaint
+
+
+def test_missing():
+    comparison = reference(1, 2).compare("the gradient of bias", None)
+    assert comparison.complaint == "the gradient of bias is missing"
+    assert comparison.max_error is None
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2), (3,), (0,), ()])
+def test_shape(shape):
+    complaint = reference(1, 2).compare("y", torch.ones(shape)).complaint
+    assert complaint == f"y has the shape {shape} instead of (2,)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32])
+def test_type(dtype):
+    complaint = reference(1, 2).compare("y", torch.tensor([1, 2], dtype=dtype)).complaint
+    assert complaint == f"y has the type {dtype} instead of torch.float32"
+
+
+# truth, actual, what the complaint says
+SPECIAL = [
+    ((1, 2, 3), (1, NAN, 3), "y is NaN in 1 of 3 elements where the original is not"),
+    ((1, NAN, 3), (1, 2, 3), "y is not NaN in 1 of 3 elements where the original is"),
+    ((1, 2, 3), (INF, 2, -INF), "y is infinite in 2 of 3 elements where the original is not"),
+    ((1, INF, 3), (1, 2, 3), "y is not infinite in 1 of 3 elements where the original is"),
+    ((NAN, 2, 3), (1, NAN, 3), "y is NaN in 1 of 3 elements where the original is not"),
+    ((INF, 2, 3), (NAN, 2, 3), "y is NaN in 1 of 3 elements where the original is not"),
+    ((1, NAN, INF), (1, NAN, INF), None),
+    ((NAN, NAN), (NAN, NAN), None),
+    ((INF, 1, 2), (-INF, 1, 2), "y is infinite with the wrong sign in 1 of 3 elements"),
+    ((1, NAN, 3), (1.5, NAN, 3), "y is off by"),
+]
+
+
+@pytest.mark.parametrize("truth, actual, complaint", SPECIAL)
+def test_nan_and_infinity_stand_where_eager_has_them(truth, actual, complaint):
+    found = reference(*truth).compare("y", torch.tensor(actual)).complaint
+    assert found == complaint or (complaint and found and found.startswith(complaint))
+
+
+@pytest.mark.parametrize("overflow", [INF, NAN])
+def test_what_overflows_in_float32_alone_permits_nothing_elsewhere(overflow):
+    """float64 has room for what eager turns into infinity or NaN: no error can be measured there, and none is forgiven."""
+    expected = Reference(double(1, 2, 1e300, 4), torch.tensor([1.0, 2.0, overflow, 4.0]))
+    assert expected.allowed < 1e-5
+    assert expected.compare("y", torch.tensor([1.0, 2.0, overflow, 4.0])).complaint is None
+    assert "off by" in expected.compare("y", torch.tensor([1.0, 2.5, overflow, 4.0])).complaint
+    assert "where the original" in expected.compare("y", torch.tensor([1.0, 2.0, 3.0, 4.0])).complaint
+
+
+def test_a_value_that_never_varies():
+    expected = reference(*[0.5] * 100)
+    assert expected.compare("y", torch.full((100,), 0.5)).complaint is None
+    assert expected.compare("y", torch.full((100,), 0.5001)).complaint
+
+
+def test_zeros():
+    expected = reference(0, 0)
+    assert expected.compare("y", torch.zeros(2)).complaint is None
+    assert expected.compare("y", torch.tensor([0, 1e-6])).complaint
+
+
+def test_one_number():
+    expected = Reference(torch.tensor(3.0, dtype=torch.float64), torch.tensor(3.0))
+    assert expected.compare("y", torch.tensor(3.0)).complaint is None
+    assert expected.compare("y", torch.tensor(3.001)).complaint
+
+
+def test_an_empty_tensor():
+    empty = Reference(torch.empty(0, 3, dtype=torch.float64), torch.empty(0, 3))
+    assert empty.compare("y", torch.empty(0, 3)).complaint is None
+    assert "the shape (3, 0)" in empty.compare("y", torch.empty(3, 0)).complaint
+
+
+@pytest.mark.parametrize(
+    "truth, other",
+    [
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])),
+        (torch.tensor(7), torch.tensor(8)),
+        (torch.tensor([10**9, 0], dtype=torch.int32), torch.tensor([10**9 + 1, 0], dtype=torch.int32)),
+        (torch.tensor([True, False]), torch.tensor([True, True])),
+    ],
+)
+def test_integers_must_be_exact(truth, other):
+    expected = Reference(truth, truth)
+    assert expected.compare("y", truth).complaint is None
+    assert "off by" in expected.compare("y", other).complaint
+
+
+def test_half_precision_models_are_judged_in_their_own_precision():
+    truth = torch.randn(1000, dtype=torch.float64)
+    expected = Reference(truth, truth.half())
+    assert expected.compare("y", truth.half()).complaint is None
+    assert expected.compare("y", (1.01 * truth).half()).complaint
+
+
+def test_worst_is_the_first_complaint_or_the_nearest_to_what_is_allowed():
+    expected = reference(0, 2)
+    near, far = expected.compare("y", torch.tensor([0, 2 + 1e-6])), expected.compare("y", torch.tensor([0.0, 2.0]))
+    assert near.complaint is None and near.max_error > far.max_error
+    assert worst([far, near, far]) == near
+    assert worst([near, wrong("no such luck"), wrong("neither")]) == wrong("no such luck")
+    exact = Reference(torch.tensor([1]), torch.tensor([1])).compare("y", torch.tensor([1]))
+    assert worst([exact]) == exact

@@ -1,0 +1,75 @@
+"""Every CUDA text, as the model's own constants make it: it compiles without a warning and spills no register."""
+
+import nvcc
+import pytest
+import shelf_files
+
+from playground import catalog, tensors
+
+NVCC = nvcc.find()
+# (model/variant, kernel, architecture) -> why its spills are accepted.
+ACCEPTED_SPILLS = {}
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
+@pytest.mark.parametrize("model, variant", shelf_files.variants("cuda"))
+def test_text(model, variant, tmp_path, capsys):
+    problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"].get(model.name))
+    new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, seed=0)
+    recipe = nvcc.recipe(new, problem.get_inputs())
+    assert recipe.text, f"{variant.name} has no CUDA text"
+
+    whole_name, complaints = f"{model.name}/{variant.name}", []
+    for architecture in recipe.architectures:
+        kernels, warnings = nvcc.compile_cubin(NVCC, recipe, architecture, tmp_path)
+        assert kernels, f"no kernel in the text of {whole_name}"
+        with capsys.disabled():
+            print(f"\n{whole_name}, {architecture}")
+            print(f"  {'kernel':40} {'registers':>9} {'stack':>6} {'spilled':>8} {'loaded':>7} {'static shared':>14}  (bytes)")
+            for k in kernels:
+                print(f"  {k.name:40} {k.registers:9} {k.stack:6} {k.spill_stores:8} {k.spill_loads:7} {k.shared:14}")
+        complaints += [f"{architecture}: {warning}" for warning in warnings]
+        spilling = [kernel for kernel in kernels if kernel.spills]
+        complaints += [
+            f"{architecture}: {kernel.name} spills {kernel.spill_stores} bytes"
+            for kernel in spilling
+            if (whole_name, kernel.name, architecture) not in ACCEPTED_SPILLS
+        ]
+    assert not complaints, "\n".join(complaints)
+
+
+def test_accepted_spills_are_of_variants_that_exist():
+    known = {param.id for param in shelf_files.variants("cuda")}
+    assert {name for name, _, _ in ACCEPTED_SPILLS} <= known
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
+def test_spills_and_warnings_are_seen(tmp_path):
+    """The parser against a kernel that must spill, with an unused variable."""
+    values = 64
+    text = f"""
+    template <int N> __global__ void __launch_bounds__(1024) hungry(float* p) {{
+        int unused;
+        float v[N];
+        #pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = p[i * 1024 + threadIdx.x];
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < N; ++i) p[i * 1024 + threadIdx.x] = v[i] * v[(i * 7 + 1) % N];
+    }}
+    __global__ void modest(float* p) {{ __shared__ float s[32]; s[threadIdx.x] = p[threadIdx.x]; p[0] = s[31 - threadIdx.x]; }}
+    void launch(float* p) {{ hungry<{values * 2}><<<1, 1024>>>(p); modest<<<1, 32>>>(p); }}
+    """
+    kernels, warnings = nvcc.compile_cubin(NVCC, nvcc.Recipe(text, ()), "sm_80", tmp_path)
+    by_name = {kernel.name: kernel for kernel in kernels}
+    assert any("unused" in warning for warning in warnings)
+    assert by_name["hungry<128>"].spills or by_name["hungry<(int)128>"].spills
+    assert not by_name["modest"].spills and by_name["modest"].shared == 128
+    with pytest.raises(AssertionError, match="undeclared_thing"):
+        nvcc.compile_cubin(NVCC, nvcc.Recipe("int undeclared() { return undeclared_thing; }", ()), "sm_80", tmp_path)
+
+
+def test_a_flag_that_names_an_architecture_is_the_only_one():
+    flags = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
+    assert nvcc.Recipe("", flags).architectures == ("sm_90a",)
+    assert nvcc.Recipe("", ("-O3",)).architectures == nvcc.ARCHITECTURES
