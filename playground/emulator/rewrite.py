@@ -6,6 +6,7 @@ Every rewrite keeps the line it stands in, so that the compiler's and the emulat
 import re
 from dataclasses import dataclass
 
+from . import ptx
 from .text import (
     CLOSING,
     OPENING,
@@ -58,12 +59,16 @@ class Rewriter:
         self.kernels = find_kernels(self.tokens)
         self.uses_torch = False
         self.last_include_line = 0
+        self.macros = ptx.macros_of(text)
+        self.define_end = 0  # where the #define under way ends
 
     def run(self):
         handlers = {
             "<<<": self.launch,
             "__shared__": self.shared,
             "#": self.directive,
+            "asm": self.asm,
+            "__asm__": self.asm,
             "{": self.open_brace,
             "}": self.close_brace,
         }
@@ -73,6 +78,7 @@ class Rewriter:
             if token.text in UNSUPPORTED_WORDS and token.kind == "word":
                 raise UnsupportedError(f"{UNSUPPORTED_WORDS[token.text]} ({token.text})", token.line)
             handler = handlers.get(token.text) if token.kind in ("symbol", "word") else None
+            self.at = at
             if handler:
                 at = handler(at)
             else:
@@ -84,7 +90,7 @@ class Rewriter:
         """Put `text` in the place of the `replaced` tokens, with as many line ends as they had."""
         first = replaced[0]
         missing = text_of(replaced).count("\n") - text.count("\n")
-        self.out.extend(tokens_of(text + "\n" * missing))
+        self.out.extend(tokens_of(text + ("\\\n" if self.at < self.define_end else "\n") * missing))
         for token in self.out[-1:]:
             token.line = first.line
 
@@ -121,6 +127,7 @@ class Rewriter:
         elif name == "pragma":
             return self.pragma(at, end)
         elif name == "define":  # its body may hold what is rewritten elsewhere
+            self.define_end = end
             self.out.append(self.tokens[at])
             return at + 1
         self.out.extend(line)
@@ -216,6 +223,22 @@ class Rewriter:
         inner = words[len(head) + 1 : -1]
         given = len(split_at_commas(inner)) if inner else 0
         return kernel.line, squeezed(expression) if given >= kernel.template_parameters else "nullptr"
+
+    # ---- asm volatile("..." : outputs : inputs : clobbers);
+
+    def asm(self, at):
+        open_at = skip_blanks(self.tokens, at + 1)
+        while self.tokens[open_at].text in ("volatile", "__volatile__"):
+            open_at = skip_blanks(self.tokens, open_at + 1)
+        if self.tokens[open_at].text != "(":
+            raise UnsupportedError("an asm statement without parentheses", self.tokens[at].line)
+        close_at = matching(self.tokens, open_at)
+        end = skip_blanks(self.tokens, close_at + 1)
+        translated = ptx.translate(self.tokens[open_at + 1 : close_at], self.macros, self.tokens[at].line)
+        has_semicolon = end < len(self.tokens) and self.tokens[end].text == ";"
+        last = end if has_semicolon else close_at
+        self.emit(translated if has_semicolon else translated.rstrip(";"), self.tokens[at : last + 1])
+        return last + 1
 
     # ---- __shared__ T a[2][3], b;   extern __shared__ T c[];
 

@@ -98,14 +98,20 @@ class Oracle:
         def outputs(part):
             return self._once(model, _rows(inputs, batch, part), None, ()).outputs
 
-        both, first, second = outputs(slice(0, 2)), outputs(slice(0, 1)), outputs(slice(1, 2))
+        reason = NotSeparable(
+            "the reference does not fit into this device's memory at once, and its samples depend on one another, "
+            "so it cannot be computed in chunks; make the model smaller with --set"
+        )
+        try:
+            both, first, second = outputs(slice(0, 2)), outputs(slice(0, 1)), outputs(slice(1, 2))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as exception:  # batch norm refuses a single sample, for example
+            raise reason from exception
         for whole, a, b in zip(both, first, second, strict=True):
             apart = torch.cat([a, b]) if a.dim() else None
             if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
-                raise NotSeparable(
-                    "the reference does not fit into this device's memory at once, and its samples depend on one another, "
-                    "so it cannot be computed in chunks; make the model smaller with --set"
-                )
+                raise reason
 
 
 def _rows(inputs, batch, part):

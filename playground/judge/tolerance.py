@@ -17,6 +17,7 @@ import torch
 SLACK = 2.0
 UNITS_IN_THE_LAST_PLACE = 4
 FLOAT32_EPSILON = torch.finfo(torch.float32).eps
+SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneginf}
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,16 @@ class Reference:
     """A true tensor in float64, with what eager PyTorch makes of it and what is allowed.
 
     `rounded` is the truth with rounded operands, None in strict float32. `spread` is the standard deviation of the finite
-    elements; their largest magnitude where they do not vary; 1 where they are all zero.
+    elements; their largest magnitude where they do not vary; 1 where they are all zero. Elements that overflow in eager alone
+    count as not finite: no error can be measured there, and an infinite one would permit everything elsewhere.
     """
 
     def __init__(self, truth, eager, rounded=None):
         self.truth = truth
         self._dtype = eager.dtype
-        self._special = [(what, test, test(eager)) for what, test in (("NaN", torch.isnan), ("infinite", torch.isinf))]
-        finite = truth[torch.isfinite(truth)] if truth.is_floating_point() else truth[:0]
+        self._special = [(what, test, test(eager)) for what, test in SPECIAL_VALUES.items()]
+        self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
+        finite = truth[self._comparable] if truth.is_floating_point() else truth.new_empty(0)
         magnitude = finite.abs().max().item() if finite.numel() else 0.0
         deviation = finite.std(correction=0).item() if finite.numel() else 0.0
         self.spread = (deviation if deviation > 1e-12 * magnitude else magnitude) or 1.0
@@ -53,10 +56,10 @@ class Reference:
         self._allowed_rms = SLACK * max(eager_rms, permitted_rms)
 
     def _errors(self, actual):
-        """(largest, root mean square) deviation over the spread, where the truth is finite."""
+        """(largest, root mean square) deviation over the spread, where truth and eager are finite."""
         if self.truth.numel() == 0:
             return 0.0, 0.0
-        difference = torch.where(torch.isfinite(self.truth), actual.double() - self.truth, 0.0)
+        difference = torch.where(self._comparable, actual.double() - self.truth.double(), 0.0)
         return difference.abs().max().item() / self.spread, difference.square().mean().sqrt().item() / self.spread
 
     def compare(self, name, actual):
@@ -71,7 +74,7 @@ class Reference:
         return Comparison(max_error, self.allowed, self.eager_error, complaint)
 
     def _wrong_form(self, name, actual):
-        """Shape, type, and NaN and infinity, which must stand where eager has them and nowhere else."""
+        """Shape, type, and NaN and infinities, which must stand where eager has them and nowhere else."""
         if actual is None:
             return f"{name} is missing"
         if actual.shape != self.truth.shape:

@@ -1,5 +1,6 @@
 """The driver's side of a worker: start it, ask it, give it a time limit, and leave no process behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,8 +60,9 @@ class WorkerProcess:
     def ask(self, what, limit, **arguments):
         """The reply (a dict) to the request `what`, a name in playground.worker.requests.
 
-        Raises WorkerFailure when the request raised, the process died or ended, or `limit` seconds passed; in the last two
-        cases the process is gone and every further request fails.
+        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed, or what came is no
+        reply (a judged file can write to the pipe); in all but the first case the process is gone and every further request
+        fails.
         """
         try:
             self._channel.send({"request": what, "arguments": arguments})
@@ -68,11 +70,17 @@ class WorkerProcess:
         except TimeoutError:
             self.kill()
             raise WorkerFailure(f"no answer within the time limit of {limit:g} s", self.output()) from None
-        except (ChannelClosed, OSError, ValueError):
+        except (ChannelClosed, OSError):
             raise WorkerFailure(self._cause_of_death(), self.output()) from None
-        if "error" in reply:
-            raise WorkerFailure(reply["error"], reply.get("details", "") + self.output())
-        return reply["result"]
+        except ValueError:  # no JSON
+            reply = None
+        match reply:
+            case {"result": dict(result)}:
+                return result
+            case {"error": str(reason), "details": str(details)}:
+                raise WorkerFailure(reason, details + self.output())
+        self.kill()
+        raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
 
     def _cause_of_death(self):
         try:
@@ -94,18 +102,26 @@ class WorkerProcess:
             return ""
 
     def kill(self):
-        """End the process and everything it started. Compilers run in process groups of their own, hence the tree."""
-        try:
-            family = [psutil.Process(self._process.pid)]
-            family += family[0].children(recursive=True)
-        except psutil.NoSuchProcess:
-            family = []
-        for member in family:
-            try:
-                member.kill()
-            except psutil.NoSuchProcess:
-                continue
+        """End the process and everything it started.
+
+        That is its tree, since compilers run in process groups of their own, and its session: when the process is dead
+        already, what it started has another parent but is still there.
+        """
+        for pid in self._family():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
+
+    def _family(self):
+        root = self._process.pid
+        family = [root] if self._process.returncode is None else []  # a number that was waited for may be another's by now
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += [child.pid for child in psutil.Process(root).children(recursive=True) if family]
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(pid) == root and pid not in family:
+                    family.append(pid)
+        return family
 
     def close(self):
         """End the process. Safe to call twice."""

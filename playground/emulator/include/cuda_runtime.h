@@ -7,4 +7,5 @@
 #include <emulator/builtins.h>
 #include <emulator/launch.h>
 #include <emulator/math.h>
+#include <emulator/ptx.h>
 #include <emulator/warp.h>

@@ -5,6 +5,8 @@
 
 namespace emulator {
 
+struct Thread;
+
 enum class Access {
     read,
     write,
@@ -14,12 +16,13 @@ enum class Access {
     lands,         // an asynchronous copy arrives
 };
 
-// `aligned`: the device demands that the address is a multiple of the size.
-void examine(const void* address, unsigned bytes, Access access, bool aligned, const void* instruction);
+// The device demands that the address is a multiple of `alignment`.
+void examine(const void* address, unsigned bytes, Access access, unsigned alignment, const void* instruction);
 // A volatile or atomic access, which may order others.
 void strong_access(const void* address, unsigned bytes, Access access, const void* instruction);
 // From here to its landing nobody may touch the range.
-void mark_in_flight(void* address, unsigned bytes, const void* instruction);
-bool is_device_range(const void* address, size_t bytes);
+void mark_in_flight(void* address, unsigned bytes, unsigned alignment, const void* instruction);
+// The copy that `issuer` began has arrived.
+void mark_landed(Thread& issuer, void* address, unsigned bytes);
 
 }  // namespace emulator

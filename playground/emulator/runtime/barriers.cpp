@@ -89,11 +89,17 @@ void named_barrier(int id, int threads, bool wait, int line) {
     barrier.expected = threads;
     barrier.line = line;
     ++barrier.arrived;
-    if (options.checked()) named_barrier_arrival(b, id, t);
+    if (options.checked()) barrier_arrival(t, id);
     if (barrier.arrived == threads) {
         barrier.arrived = 0;
-        if (options.checked()) named_barrier_release(b, id, wait ? &t : nullptr);
-        for (int thread : barrier.waiting) w.make_ready(b, thread);
+        for (int thread : barrier.waiting) {
+            if (options.checked()) barrier_departure(b.threads[thread], id);
+            w.make_ready(b, thread);
+        }
+        if (options.checked()) {
+            if (wait) barrier_departure(t, id);
+            barrier_forget(b, id);
+        }
         barrier.waiting.clear();
     } else if (wait) {
         barrier.waiting.push_back(t.linear);

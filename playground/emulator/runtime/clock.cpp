@@ -36,7 +36,7 @@ void Clock::begin_block(Block& b) {
     c.own.assign(b.threads.size(), 0);
     c.fenced.assign(b.threads.size(), 0);
     c.others.clear();
-    for (auto& named : c.named) named.clear();
+    c.brought.clear();
     c.acquired.clear();
     for (size_t warp = 0; warp < b.warps.size(); ++warp) advance(b, int(warp), ~0u);
 }
@@ -79,11 +79,11 @@ void Clock::lanes_synchronised(Block& b, int warp, unsigned mask) {
         }
 }
 
-void Clock::arrive(Block& b, int barrier, Thread& t) {
+void Clock::arrive(Block& b, uint32_t barrier, Thread& t) {
     BlockClock& c = clock_of(b);
     const size_t warps = c.ticks.size();
     if (c.others.empty()) c.others.assign(b.threads.size() * warps, 0);
-    auto& brought = c.named[barrier];
+    auto& brought = c.brought[barrier];
     brought.resize(warps, 0);
     const uint32_t tick = ++c.ticks[t.warp];
     advance(b, t.warp, ~0u);
@@ -91,10 +91,12 @@ void Clock::arrive(Block& b, int barrier, Thread& t) {
     brought[t.warp] = std::max(brought[t.warp], tick);
 }
 
-void Clock::leave(Block& b, int barrier, Thread& t) {
+void Clock::leave(Block& b, uint32_t barrier, Thread& t) {
     BlockClock& c = clock_of(b);
     const size_t warps = c.ticks.size();
-    const auto& brought = c.named[barrier];
+    const auto found = c.brought.find(barrier);
+    if (found == c.brought.end()) return;
+    const auto& brought = found->second;
     for (size_t w = 0; w < warps; ++w) {
         uint32_t& view = c.others[t.linear * warps + w];
         view = std::max(view, brought[w]);

@@ -37,7 +37,7 @@ struct BlockClock {
     std::vector<uint32_t> ticks;                    // of each warp
     std::vector<uint32_t> own;                      // by thread: what its own warp did before this tick is ordered before it
     std::vector<uint32_t> others;                   // by thread and warp, the same of other warps; empty until it is needed
-    std::vector<uint32_t> named[16];                // what has been brought to the named barriers
+    std::unordered_map<uint32_t, std::vector<uint32_t>> brought;  // to a barrier: by warp, the tick before which all is known
     std::vector<uint8_t> fenced;                    // by thread: has passed a fence in this segment
     std::unordered_map<uint64_t, Published> acquired;  // by block and warp, from other blocks
 
@@ -55,8 +55,8 @@ class Clock {
     void begin_block(Block& block);
     void block_synchronised(Block& block);
     void lanes_synchronised(Block& block, int warp, unsigned mask);
-    void arrive(Block& block, int barrier, Thread& thread);
-    void leave(Block& block, int barrier, Thread& thread);
+    void arrive(Block& block, uint32_t barrier, Thread& thread);
+    void leave(Block& block, uint32_t barrier, Thread& thread);
     void release(Thread& thread, uintptr_t variable);  // a write that others may wait for
     void acquire(Thread& thread, uintptr_t variable);
 

@@ -18,10 +18,10 @@ void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
 #define PLAIN(BYTES)                                                                                            \
-    void __tsan_read##BYTES(void* p) { examine(p, BYTES, Access::read, true, CALLER); }                         \
-    void __tsan_write##BYTES(void* p) { examine(p, BYTES, Access::write, true, CALLER); }                       \
-    void __tsan_unaligned_read##BYTES(void* p) { examine(p, BYTES, Access::read, false, CALLER); }              \
-    void __tsan_unaligned_write##BYTES(void* p) { examine(p, BYTES, Access::write, false, CALLER); }            \
+    void __tsan_read##BYTES(void* p) { examine(p, BYTES, Access::read, BYTES, CALLER); }                         \
+    void __tsan_write##BYTES(void* p) { examine(p, BYTES, Access::write, BYTES, CALLER); }                       \
+    void __tsan_unaligned_read##BYTES(void* p) { examine(p, BYTES, Access::read, 1, CALLER); }              \
+    void __tsan_unaligned_write##BYTES(void* p) { examine(p, BYTES, Access::write, 1, CALLER); }            \
     void __tsan_volatile_read##BYTES(void* p) { strong_access(p, BYTES, Access::strong_read, CALLER); }         \
     void __tsan_volatile_write##BYTES(void* p) { strong_access(p, BYTES, Access::strong_write, CALLER); }       \
     void __tsan_unaligned_volatile_read##BYTES(void* p) { strong_access(p, BYTES, Access::strong_read, CALLER); } \
@@ -32,8 +32,8 @@ PLAIN(4)
 PLAIN(8)
 PLAIN(16)
 
-void __tsan_read_range(void* p, unsigned long bytes) { examine(p, unsigned(bytes), Access::read, false, CALLER); }
-void __tsan_write_range(void* p, unsigned long bytes) { examine(p, unsigned(bytes), Access::write, false, CALLER); }
+void __tsan_read_range(void* p, unsigned long bytes) { examine(p, unsigned(bytes), Access::read, 1, CALLER); }
+void __tsan_write_range(void* p, unsigned long bytes) { examine(p, unsigned(bytes), Access::write, 1, CALLER); }
 
 // Atomic builtins of the text itself, such as the guard of a function's static variable.
 #define ATOMIC(BITS, T)                                                                                                     \

@@ -109,6 +109,7 @@ bool Worker::start_block() {
     b.ready.reset(count);
     b.waiting.clear();
     for (NamedBarrier& barrier : b.named) barrier.arrived = 0, barrier.waiting.clear();
+    if (b.async.used || (int)b.async.groups.size() != count) b.async.reset(count);
     b.started = b.arrived = b.yields = b.grid_barriers = 0;
     b.alive = count;
     resident.push_back(&b);
@@ -286,12 +287,13 @@ Finding Worker::describe(const char* kind, const std::string& message, Place pla
 }
 
 void Worker::report_deadlock(Block& b) {
-    int at_barrier = 0, at_warp = 0, at_named = 0;
+    int at_barrier = 0, at_warp = 0, at_named = 0, at_mbarrier = 0;
     Thread* someone = nullptr;
     for (Thread& t : b.threads) {
         at_barrier += t.state == State::at_barrier;
         at_warp += t.state == State::at_warp_operation;
         at_named += t.state == State::at_named_barrier;
+        at_mbarrier += t.state == State::at_mbarrier;
         if (t.state == State::at_warp_operation && (!someone || someone->state != State::at_warp_operation)) someone = &t;
         if (t.state != State::ended && !someone) someone = &t;
     }
@@ -313,6 +315,7 @@ void Worker::report_deadlock(Block& b) {
         message += (at_warp ? "," : "") + (" " + std::to_string(at_barrier)) + " of " + std::to_string(b.alive) +
                    " wait at the block's barrier in line " + std::to_string(b.barrier_line);
     if (at_named) message += " " + std::to_string(at_named) + " wait at a named barrier";
+    if (at_mbarrier) message += " " + std::to_string(at_mbarrier) + " wait at an mbarrier whose phase never ends";
     Finding finding = describe(at_warp ? "warp lanes never arrive" : "barrier never completes", message, {someone->waits_at_line, nullptr});
     for (Thread& t : b.threads)
         if (t.state != State::ended && t.state != someone->state) {

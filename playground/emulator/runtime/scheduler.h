@@ -44,7 +44,7 @@ struct Launch {
     uint3 block_at(uint64_t position) const;  // in the order of the schedule
 };
 
-enum class State : uint8_t { ready, at_barrier, at_named_barrier, at_warp_operation, at_active_mask, ended };
+enum class State : uint8_t { ready, at_barrier, at_named_barrier, at_warp_operation, at_mbarrier, at_active_mask, ended };
 
 struct Block;
 
@@ -108,6 +108,40 @@ class ReadyQueue {
     int head_ = 0, count_ = 0;
 };
 
+// cp.async and bulk copies that have begun and not landed (async.cpp), and who waits at barriers in shared memory.
+struct PendingCopy {
+    char* to;
+    const char* from;
+    unsigned bytes, given;  // from `given` on it is zeros
+    int group;              // of the thread's cp.async groups
+};
+struct PendingBulk {
+    char* to;
+    const char* from;
+    unsigned bytes;
+    uint32_t mbarrier;
+    int thread;
+};
+struct PendingArrival {
+    uint32_t mbarrier;
+    int thread, group;  // arrives when the thread's copies of the groups up to this one have landed
+};
+struct MbarrierWait {
+    uint32_t mbarrier;
+    int thread;
+};
+struct AsyncState {
+    std::vector<std::vector<PendingCopy>> copies;  // by thread
+    std::vector<int> groups;                       // closed by each thread
+    std::vector<PendingBulk> loads;
+    std::vector<std::vector<PendingBulk>> stores;  // by thread
+    std::vector<int> store_groups;
+    std::vector<PendingArrival> arrivals;
+    std::vector<MbarrierWait> waiting;
+    bool used = false;
+    void reset(int threads);
+};
+
 constexpr size_t ARENA_BYTES = 512 << 10;   // the shared window of a block
 constexpr size_t ARENA_START = 1024;        // address 0 stays invalid; what comes first is aligned as the device aligns it
 constexpr size_t RED_ZONE = 128;            // between the variables in it
@@ -127,6 +161,7 @@ struct Block : BlockView {
     int votes[2] = {0, 0}, vote_half = 0;
     std::vector<int> waiting;
     NamedBarrier named[16];
+    AsyncState async;
     int yields = 0;          // in a row, without any other progress
     int grid_barriers = 0;   // passed
     char* arena = nullptr;

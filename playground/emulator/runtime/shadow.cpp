@@ -198,9 +198,7 @@ inline void visit(Cell& c, const Site& s, Segment oldest) {
     const uint32_t here = uint32_t(uintptr_t(s.instruction));
     const bool strong = s.access == Access::atomic || s.access == Access::strong_read || s.access == Access::strong_write;
     if (c.reader == IN_FLIGHT && writer >= oldest) {
-        if (s.access != Access::lands) report_in_flight(s, c);
-        c = {me, c.writer_instruction, 0, 0};
-        return;
+        report_in_flight(s, c);
     }
     if (writer >= oldest && writer != me && !(strong && c.writer & ATOMIC) &&
         !launch_clock.ordered(writer, s.thread, s.shadow.clock, false))
@@ -309,10 +307,10 @@ __attribute__((noinline)) void other_access(Site& s) {
     report_bounds(s);
 }
 
-void report_misaligned(const Site& s) {
+__attribute__((noinline)) void report_misaligned(const Site& s, unsigned alignment) {
     worker->stop(finding(s, "misaligned access",
                          std::string(verb(s.access)) + " " + bytes_text(s.bytes) + " at " + place_text(s) +
-                             ", an address that is no multiple of " + std::to_string(s.bytes)));
+                             ", an address that is no multiple of " + std::to_string(alignment)));
 }
 
 uint64_t accesses = 0;
@@ -324,18 +322,18 @@ void check_time(const Site& s) {
 
 }  // namespace
 
-void examine(const void* address, unsigned bytes, Access access, bool aligned, const void* instruction) {
+void examine(const void* address, unsigned bytes, Access access, unsigned alignment, const void* instruction) {
     if (!current) return;  // host code
     Thread& t = *static_cast<Thread*>(current);
     Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction};
     if (!(++accesses & 0xffff)) check_time(s);
     if (s.address - uintptr_t(t.owner->arena) < ARENA_BYTES) {
         s.shared = true;
-        if (aligned && s.address & (bytes - 1)) report_misaligned(s);
+        if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         shared_access(s);
         if (options.mode == Mode::count) count_shared(t, uint32_t(s.address - uintptr_t(t.owner->arena)), bytes, instruction);
     } else if (device_memory.contains(address)) {
-        if (aligned && s.address & (bytes - 1)) report_misaligned(s);
+        if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         global_access(s);
         if (options.mode == Mode::count) count_global(t, s.address, bytes, instruction);
     } else {
@@ -343,19 +341,19 @@ void examine(const void* address, unsigned bytes, Access access, bool aligned, c
     }
 }
 
-void mark_in_flight(void* address, unsigned bytes, const void* instruction) {
+void mark_in_flight(void* address, unsigned bytes, unsigned alignment, const void* instruction) {
     Thread& t = *static_cast<Thread*>(current);
     // As the write that it will be: bounds and races are found where the copy begins.
-    examine(address, bytes, Access::write, true, instruction);
+    examine(address, bytes, Access::write, alignment, instruction);
     Site s{t, *t.owner->shadow, Access::write, true, uintptr_t(address), bytes, instruction};
     const size_t offset = s.address - uintptr_t(t.owner->arena);
     for_each_cell(s.shadow.cells + offset / 4, s, [](Cell*) {}, [](Cell& c, unsigned) { c.reader = IN_FLIGHT; });
 }
 
-bool is_device_range(const void* address, size_t bytes) {
-    if (!device_memory.contains(address)) return false;
-    const Allocation* a = device_memory.find(address);
-    return a && (char*)address >= a->begin && (char*)address + bytes <= a->begin + a->bytes;
+void mark_landed(Thread& t, void* address, unsigned bytes) {
+    Site s{t, *t.owner->shadow, Access::lands, true, uintptr_t(address), bytes, nullptr};
+    const size_t offset = s.address - uintptr_t(t.owner->arena);
+    for_each_cell(s.shadow.cells + offset / 4, s, [](Cell*) {}, [&](Cell& c, unsigned) { c.writer = t.segment, c.reader = 0; });
 }
 
 // ---- what the scheduler tells
@@ -455,13 +453,9 @@ void lanes_synchronised(Block& b, int warp, unsigned mask, WarpOp op) {
     if (op == WarpOp::sync) launch_clock.lanes_synchronised(b, warp, mask);
 }
 
-void named_barrier_arrival(Block& b, int id, Thread& t) { launch_clock.arrive(b, id, t); }
-
-void named_barrier_release(Block& b, int id, Thread* last) {
-    for (int thread : b.named[id].waiting) launch_clock.leave(b, id, b.threads[thread]);
-    if (last) launch_clock.leave(b, id, *last);
-    clock_of(b).named[id].clear();
-}
+void barrier_arrival(Thread& t, uint32_t barrier) { launch_clock.arrive(*t.owner, barrier, t); }
+void barrier_departure(Thread& t, uint32_t barrier) { launch_clock.leave(*t.owner, barrier, t); }
+void barrier_forget(Block& b, uint32_t barrier) { clock_of(b).brought.erase(barrier); }
 
 // ---- atomics and fences
 
@@ -485,7 +479,7 @@ void strong_access(const void* address, unsigned bytes, Access access, const voi
     t.watches_from = instruction;
     if (access == Access::strong_read) notice_spinning(t, address, bytes);
     if (access != Access::strong_write) launch_clock.acquire(t, uintptr_t(address));
-    examine(address, bytes, access, true, instruction);
+    examine(address, bytes, access, bytes, instruction);
     if (access != Access::strong_read) launch_clock.release(t, uintptr_t(address));
 }
 
@@ -495,10 +489,18 @@ void note_atomic(void* address, unsigned bytes) {
     if (options.mode == Mode::count) count_atomic();
 }
 void note_read(const void* address, unsigned bytes) {
-    if (options.checked()) examine(address, bytes, Access::read, true, __builtin_return_address(0));
+    if (options.checked()) examine(address, bytes, Access::read, bytes, __builtin_return_address(0));
 }
 void note_write(void* address, unsigned bytes) {
-    if (options.checked()) examine(address, bytes, Access::write, true, __builtin_return_address(0));
+    if (options.checked()) examine(address, bytes, Access::write, bytes, __builtin_return_address(0));
+}
+
+void note_strong_read(const void* address, unsigned bytes) {
+    if (options.checked()) strong_access(address, bytes, Access::strong_read, __builtin_return_address(0));
+    else if (current) may_be_waiting(address);
+}
+void note_strong_write(void* address, unsigned bytes) {
+    if (options.checked()) strong_access(address, bytes, Access::strong_write, __builtin_return_address(0));
 }
 
 void device_fence() {

@@ -16,8 +16,10 @@ void shared_variable_appears(const Worker::Extent& extent);
 void thread_ends(Thread& thread);
 void block_synchronised(Block& block);
 void lanes_synchronised(Block& block, int warp, unsigned mask, WarpOp op);
-void named_barrier_arrival(Block& block, int id, Thread& thread);
-void named_barrier_release(Block& block, int id, Thread* last);
+// Barriers of some of a block's threads: named ones by their number, those in shared memory by their address.
+void barrier_arrival(Thread& thread, uint32_t barrier);
+void barrier_departure(Thread& thread, uint32_t barrier);
+void barrier_forget(Block& block, uint32_t barrier);
 
 [[noreturn]] void report_early_exit(Block& block, int line);
 [[noreturn]] void report_missing_lanes(Block& block, Warp& warp, unsigned mask, int line);

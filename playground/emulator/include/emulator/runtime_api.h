@@ -68,6 +68,8 @@ bool is_shared(const void* pointer);
 void note_atomic(void* address, unsigned bytes);
 void note_read(const void* address, unsigned bytes);
 void note_write(void* address, unsigned bytes);
+void note_strong_read(const void* address, unsigned bytes);
+void note_strong_write(void* address, unsigned bytes);
 void device_fence();
 // The thread may be waiting for another one: let others run.
 void yield();
@@ -79,10 +81,25 @@ long long clock_ticks();
 void* device_allocate(size_t bytes);
 void device_release(void* pointer);
 
-// ---- asynchronous copies of one thread (cp.async); they land as late as the program allows
-void async_copy(void* shared, const void* global, unsigned bytes, unsigned source_bytes);
+// ---- asynchronous copies; they land as late as the program allows
+void async_copy(void* shared, const void* global, unsigned bytes, unsigned given);  // cp.async; the rest is filled with zeros
 void async_commit();
 void async_wait(int groups_left);
+void async_arrive(uint32_t mbarrier, bool counted, int line);  // when all copies so far have landed
+void bulk_load(void* shared, const void* global, unsigned bytes, uint32_t mbarrier);
+void bulk_store(void* global, const void* shared, unsigned bytes);
+void bulk_commit();
+void bulk_wait(int groups_left);
+
+// ---- barriers in shared memory
+void mbarrier_init(uint32_t mbarrier, unsigned count, int line);
+void mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned expected_bytes, int line);
+// Has the phase of this parity ended? If `wait`, first lets others run until it has.
+bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line);
+
+// ---- matrices of a warp in shared memory
+void matrix_load(uint32_t* result, uint32_t row, int matrices, bool transposed, int line);
+void matrix_store(uint32_t row, const uint32_t* values, int matrices, bool transposed, int line);
 
 // ---- launches
 struct LaunchConfig {

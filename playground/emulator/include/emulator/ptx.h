@@ -1,0 +1,167 @@
+// What the PTX instructions do that the rewriter knows (ptx.py). Names follow the instructions.
+#pragma once
+#include <emulator/float16.h>
+#include <emulator/math.h>
+#include <emulator/runtime_api.h>
+#include <emulator/warp.h>
+#include <string.h>
+#include <type_traits>
+
+namespace emulator::ptx {
+
+// An operand as an instruction of type T sees it: pointers are numbers, and registers hold bits.
+template <class T, class V>
+EMULATOR_INLINE T take(V value) {
+    if constexpr (std::is_pointer<V>::value) return (T)(uintptr_t)value;
+    else if constexpr (std::is_floating_point<V>::value && std::is_floating_point<T>::value) return (T)value;
+    else if constexpr (std::is_arithmetic<V>::value && !std::is_floating_point<V>::value && !std::is_floating_point<T>::value) return (T)value;
+    else if constexpr (sizeof(V) == sizeof(T)) return bits<T>(value);
+    else if constexpr (std::is_floating_point<T>::value) return bits<T>((std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>)value);
+    else return (T)value;
+}
+// Puts a result into a variable or register of whatever type, as bits.
+template <class T, class V>
+EMULATOR_INLINE void give(T& to, V value) {
+    if constexpr (std::is_same<T, bool>::value) to = (bool)value;
+    else to = take<T>(value);
+}
+template <class V>
+EMULATOR_INLINE uint32_t word(V value) { return take<uint32_t>(value); }
+
+// ---- loads and stores
+template <char KIND, int BYTES>
+struct element {
+    using type = std::conditional_t<BYTES == 1, uint8_t, std::conditional_t<BYTES == 2, uint16_t, std::conditional_t<BYTES == 4, uint32_t, uint64_t>>>;
+    template <class V>
+    static type of(V value) {
+        if constexpr (sizeof(V) < sizeof(type) || std::is_pointer<V>::value || !std::is_floating_point<V>::value) return (type)value;
+        else return bits<type>(value);
+    }
+};
+template <int BYTES>
+struct element<'f', BYTES> {
+    using type = std::conditional_t<BYTES == 4, float, double>;
+    template <class V>
+    static type of(V value) { return take<type>(value); }
+};
+EMULATOR_INLINE void load(void* to, const void* from, unsigned bytes, bool strong) {
+    strong ? note_strong_read(from, bytes) : note_read(from, bytes);
+    __builtin_memcpy(to, from, bytes);
+}
+EMULATOR_INLINE void store(void* to, const void* from, unsigned bytes, bool strong) {
+    strong ? note_strong_write(to, bytes) : note_write(to, bytes);
+    __builtin_memcpy(to, from, bytes);
+}
+
+// ---- asynchronous copies and barriers
+template <class G>
+EMULATOR_INLINE void copy_async(uint32_t to, G from, unsigned bytes, unsigned given) {
+    async_copy(shared_pointer(to), (const void*)(uintptr_t)from, bytes, given);
+}
+template <class G>
+EMULATOR_INLINE void bulk_load(uint32_t to, G from, unsigned bytes, uint32_t barrier) {
+    ::emulator::bulk_load(shared_pointer(to), (const void*)(uintptr_t)from, bytes, barrier);
+}
+template <class G>
+EMULATOR_INLINE void bulk_store(G to, uint32_t from, unsigned bytes) {
+    ::emulator::bulk_store((void*)(uintptr_t)to, shared_pointer(from), bytes);
+}
+EMULATOR_INLINE void mbarrier_init(uint32_t barrier, unsigned count, int line) { ::emulator::mbarrier_init(barrier, count, line); }
+EMULATOR_INLINE void mbarrier_arrive(uint32_t barrier, unsigned count, unsigned bytes, int line) {
+    ::emulator::mbarrier_arrive(barrier, count, bytes, line);
+}
+EMULATOR_INLINE void bar(int id, int threads, bool wait, int line) {
+    const dim3 size = block_dim();
+    named_barrier(id, threads < 0 ? (int)(size.x * size.y * size.z) : threads, wait, line);
+}
+
+// ---- conversions and approximations
+inline uint32_t to_tf32(float x) {
+    const uint32_t u = bits<uint32_t>(x);
+    return (u & 0x7f800000u) == 0x7f800000u ? u & 0xffffe000u : (u + 0x1000u) & 0xffffe000u;
+}
+inline uint32_t pack_f16x2(float low, float high) { return float_to_half(low) | (uint32_t)float_to_half(high) << 16; }
+inline uint32_t pack_bf16x2(float low, float high) { return float_to_bfloat16(low) | (uint32_t)float_to_bfloat16(high) << 16; }
+inline float ex2(float x) { return exp2f(x); }
+inline float lg2(float x) { return log2f(x); }
+inline float rcp(float x) { return 1.0f / x; }
+inline float rsqrt(float x) { return 1.0f / sqrtf(x); }
+inline float sqrt(float x) { return sqrtf(x); }
+inline float sin(float x) { return sinf(x); }
+inline float cos(float x) { return cosf(x); }
+inline float tanh(float x) { return tanhf(x); }
+
+// ---- matrices of the warp
+// ldmatrix: lane 8 * i + r names row r of matrix i; lane l gets elements 2 * (l % 4) and the next of row l / 4 of each.
+EMULATOR_INLINE void ldmatrix(uint32_t* result, uint32_t row, int matrices, bool transposed, int line) {
+    matrix_load(result, row, matrices, transposed, line);
+}
+EMULATOR_INLINE void stmatrix(uint32_t row, const uint32_t* values, int matrices, bool transposed, int line) {
+    matrix_store(row, values, matrices, transposed, line);
+}
+
+struct m16n8k4 { static constexpr int K = 4; };
+struct m16n8k8 { static constexpr int K = 8; };
+struct m16n8k16 { static constexpr int K = 16; };
+struct tf32 {
+    static constexpr int PER_WORD = 1;
+    static float at(uint32_t word, int) { return bits<float>(word & 0xffffe000u); }
+};
+struct f16 {
+    static constexpr int PER_WORD = 2;
+    static float at(uint32_t word, int i) { return half_to_float(uint16_t(word >> 16 * i)); }
+};
+struct bf16 {
+    static constexpr int PER_WORD = 2;
+    static float at(uint32_t word, int i) { return bits<float>((word >> 16 * i & 0xffffu) << 16); }
+};
+
+// D = A * B + C for the warp. A is 16 x K, B is K x 8. With `g` = lane / 4 and `t` = lane % 4, a word of A holds row g (or
+// g + 8) and the elements from PER_WORD * t on of its quarter of the columns; B likewise with column g.
+template <class Shape, class Element, bool WIDE>
+EMULATOR_UNCHECKED inline void mma_all(unsigned, const char* rows, char* results) {
+    constexpr int K = Shape::K, P = Element::PER_WORD, WORDS_A = 16 * K / P / 32, WORDS_B = 8 * K / P / 32;
+    constexpr int QUARTERS = K / (4 * P);  // of four lanes' words along K
+    float a[16][K], b[8][K], d[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+        const uint32_t* w = (const uint32_t*)(rows + lane * ROW);
+        const int g = lane / 4, t = lane % 4;
+        for (int q = 0; q < QUARTERS; ++q)
+            for (int p = 0; p < P; ++p) {
+                const int k = q * 4 * P + t * P + p;
+                for (int h = 0; h < 2; ++h) a[g + 8 * h][k] = Element::at(w[q * 2 + h], p);
+                b[g][k] = Element::at(w[WORDS_A + q], p);
+            }
+        const uint32_t* c = w + WORDS_A + WORDS_B;
+        for (int i = 0; i < 4; ++i)
+            d[g + i / 2 * 8][2 * t + i % 2] = WIDE ? bits<float>(c[i]) : half_to_float(uint16_t(c[i / 2] >> 16 * (i % 2)));
+    }
+    float bt[K][8];
+    for (int n = 0; n < 8; ++n)
+        for (int k = 0; k < K; ++k) bt[k][n] = b[n][k];
+    for (int m = 0; m < 16; ++m)
+        for (int k = 0; k < K; ++k)
+            for (int n = 0; n < 8; ++n) d[m][n] += a[m][k] * bt[k][n];
+    for (int lane = 0; lane < 32; ++lane) {
+        uint32_t* r = (uint32_t*)(results + lane * ROW);
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; ++i) {
+            const float value = d[g + i / 2 * 8][2 * t + i % 2];
+            if (WIDE) r[i] = bits<uint32_t>(value);
+            else r[i / 2] = (i % 2 ? r[i / 2] : 0) | (uint32_t)float_to_half(value) << 16 * (i % 2);
+        }
+    }
+}
+
+template <class Shape, class Element, bool WIDE, int A, int B, int C>
+EMULATOR_UNCHECKED inline void mma(uint32_t (&d)[C], const uint32_t (&a)[A], const uint32_t (&b)[B], const uint32_t (&c)[C], int line) {
+    static_assert(A == 16 * Shape::K / Element::PER_WORD / 32 && B * 2 == A && C == (WIDE ? 4 : 2), "operands of mma.sync");
+    uint32_t row[A + B + C];
+    memcpy(row, a, sizeof a);
+    memcpy(row + A, b, sizeof b);
+    memcpy(row + A + B, c, sizeof c);
+    const char* result = warp_compute(~0u, row, sizeof row, WarpOp::matrix, mma_all<Shape, Element, WIDE>, line);
+    memcpy(d, result, sizeof d);
+}
+
+}  // namespace emulator::ptx

@@ -1,0 +1,349 @@
+"""The CPU variants on their own: right at any size, and clear about what they do not take.
+
+"Right" is the judge's: as near to float64 as eager PyTorch is, with NaN and infinity where eager has them.
+Kernel, pool and stride sizes are built in, so each new set of them costs a build; everything else is free.
+"""
+
+import copy
+import functools
+
+import pytest
+import shelf_files
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from playground import catalog, tensors
+from playground.judge.tolerance import Reference
+
+TINY = {
+    "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 23, "width": 31},
+    "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 11, "width": 13},
+    "alexnet_conv1": {"batch_size": 3, "height": 35, "width": 50},
+}
+
+SHAPES = {
+    "conv_pool_sigmoid_sum": {
+        "odd": {"in_channels": 5, "out_channels": 7, "height": 41, "width": 29},
+        "one window": {"batch_size": 1, "in_channels": 1, "out_channels": 1, "height": 6, "width": 6},
+        "empty batch": {"batch_size": 0},
+        "more samples": {"batch_size": 300, "height": 11, "width": 15},
+        "more channels": {"in_channels": 35, "out_channels": 200},
+        "larger images": {"batch_size": 1, "height": 401, "width": 1603},
+        "tall": {"height": 300, "width": 6},
+        "wide": {"height": 6, "width": 2000},
+        "kernel and window not square": {"kernel_size": (5, 2), "pool_kernel_size": (2, 7)},
+        "1 x 1": {"kernel_size": 1, "pool_kernel_size": 1, "out_channels": 17},
+        "the window is the image": {"kernel_size": 4, "pool_kernel_size": 20, "height": 23, "width": 23},
+    },
+    "conv3d_div_max_gap_bias_sum": {
+        "odd": {"in_channels": 5, "out_channels": 7, "depth": 9, "height": 15, "width": 19},
+        "one window": {"batch_size": 1, "in_channels": 1, "out_channels": 1, "depth": 4, "height": 4, "width": 4},
+        "empty batch": {"batch_size": 0},
+        "more samples": {"batch_size": 150, "depth": 5, "height": 6, "width": 7},
+        "more channels": {"in_channels": 19, "out_channels": 70},
+        "larger images": {"batch_size": 1, "depth": 19, "height": 71, "width": 203},
+        "negative divisor": {"divisor": -3.0},
+        "integer divisor": {"divisor": -2},
+        "small divisor": {"divisor": 1e-3},
+        "odd windows": {"pool_size": (1, 3, 3), "width": 200},
+        "kernel not cubic": {"kernel_size": (2, 5, 3), "pool_size": (1, 3, 2), "height": 20, "divisor": -1.5},
+        "1 x 1 x 1": {"kernel_size": 1, "pool_size": 1},
+    },
+    "alexnet_conv1": {
+        "odd": {"height": 61, "width": 83},
+        "one window": {"batch_size": 1, "height": 7, "width": 7},
+        "empty batch": {"batch_size": 0},
+        "more samples": {"batch_size": 300, "height": 19, "width": 23},
+        "larger images": {"batch_size": 1, "height": 483, "width": 641},
+        "tall": {"height": 900, "width": 8},
+        "wide": {"height": 8, "width": 900},
+    },
+}
+
+# Other layers in the place of conv1; only the stride along the width is built in.
+LAYERS = {
+    "other channels, no bias": {"in_channels": 5, "out_channels": 33, "kernel_size": 3, "stride": 4, "bias": False},
+    "nothing square": {"in_channels": 3, "out_channels": 16, "kernel_size": (4, 7), "stride": (3, 4), "padding": (0, 6)},
+    "more padding than kernel": {"in_channels": 2, "out_channels": 3, "kernel_size": 2, "stride": 4, "padding": 9},
+    "dense": {"in_channels": 4, "out_channels": 40, "kernel_size": 3, "stride": 1, "padding": 1},
+}
+
+ALL = pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))
+load_variant = functools.cache(catalog.load_variant)
+
+
+def only(name):
+    """The CPU variants of the model of that name."""
+    return pytest.mark.parametrize("model, variant", [p for p in shelf_files.variants("cpu") if p.values[0].name == name])
+
+
+def with_settings(table):
+    """Every CPU variant with every entry of the table of its model."""
+    return pytest.mark.parametrize(
+        "model, variant, settings",
+        [
+            pytest.param(*param.values, settings, id=f"{param.id}: {name}")
+            for param in shelf_files.variants("cpu")
+            for name, settings in table[param.values[0].name].items()
+        ],
+    )
+
+
+def make(model, variant, **settings):
+    """(original, variant) with the same weights, and an input of which every sample has a size of its own."""
+    problem = catalog.load_problem(model.path, TINY[model.name] | settings)
+    original = tensors.make_model(problem, problem.Model, seed=0)
+    new = load_variant(variant.path).ModelNew(*problem.get_init_inputs())
+    new.load_state_dict(original.state_dict())
+    (x,) = tensors.make_inputs(problem, seed=1)
+    scale = torch.linspace(0.5, 2.0, len(x)).view(-1, *[1] * (x.dim() - 1))
+    return original, new, torch.randn(x.shape) * scale
+
+
+def assert_right(original, new, x):
+    with torch.no_grad():
+        exact = copy.deepcopy(original).double()(x.double())
+        comparison = Reference(exact, original(x)).compare("the output", new(x))
+    assert comparison.complaint is None, comparison.complaint
+
+
+@with_settings(SHAPES)
+def test_shapes(model, variant, settings):
+    assert_right(*make(model, variant, **settings))
+
+
+@only("conv3d_div_max_gap_bias_sum")
+@pytest.mark.parametrize("sum_dim", [1, -4, (1,), [1], 0, 2, -1, (1, 2), (0, 1), (1, 2, 3, 4), None, ()], ids=str)
+def test_sum_dim(model, variant, sum_dim):
+    assert_right(*make(model, variant, sum_dim=sum_dim, out_channels=5))
+
+
+@only("conv3d_div_max_gap_bias_sum")
+@pytest.mark.parametrize("sum_dim", [1, 0])
+@pytest.mark.parametrize(
+    "bias_shape", [(5, 1, 1, 1), (1, 5, 1, 1, 1), (1,), (1, 1, 1, 1), (4,), (2, 3, 4), (3, 1, 1, 1, 1), (3, 5, 1, 1, 2)], ids=str
+)
+def test_bias_shape(model, variant, bias_shape, sum_dim):
+    assert_right(*make(model, variant, bias_shape=bias_shape, out_channels=5, sum_dim=sum_dim))
+
+
+@only("conv3d_div_max_gap_bias_sum")
+def test_one_channel_and_a_wider_bias(model, variant):
+    """A bias of (5, 1, 1, 1) makes five channels of one; there is one output channel, so it is not one value a channel."""
+    assert_right(*make(model, variant, bias_shape=(5, 1, 1, 1), out_channels=1))
+
+
+@only("alexnet_conv1")
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_the_layer_is_asked(model, variant, layer):
+    original, new, x = make(model, variant)
+    original.conv1 = torch.nn.Conv2d(**layer)
+    new.conv1 = copy.deepcopy(original.conv1)
+    assert_right(original, new, torch.randn(2, layer["in_channels"], *x.shape[2:]))
+
+
+@only("alexnet_conv1")
+@pytest.mark.parametrize("option", [{"dilation": 2}, {"groups": 3}, {"padding_mode": "reflect"}, {"padding": "valid"}], ids=str)
+def test_a_layer_it_cannot_compute_is_refused(model, variant, option):
+    _, new, x = make(model, variant)
+    new.conv1 = torch.nn.Conv2d(**{"in_channels": 3, "out_channels": 6, "kernel_size": 5, "stride": 4} | option)
+    with pytest.raises((ValueError, RuntimeError), match="expected"):
+        new(x)
+
+
+@ALL
+def test_large_and_tiny_values(model, variant):
+    original, new, x = make(model, variant)
+    assert_right(original, new, x * 1e4)
+    assert_right(original, new, x * 1e-6)
+    assert_right(original, new, torch.zeros_like(x))
+
+
+def places(x):
+    """One element of every sample but the first: the first of all, the last of all, and one in the middle."""
+    yield 1, (0,) * (x.dim() - 1)
+    yield 2, (-1,) * (x.dim() - 1)
+    yield 3, tuple(size // 2 for size in x.shape[1:])
+
+
+@ALL
+def test_nan(model, variant):
+    """At the far edge the floor rule of pooling drops what no whole window holds, and a NaN there with it."""
+    for grown in range(3):
+        sizes = {name: size + grown for name, size in TINY[model.name].items() if name != "batch_size"}
+        original, new, x = make(model, variant, batch_size=4, **sizes)
+        for sample, place in places(x):
+            x[sample][place] = torch.nan
+        assert_right(original, new, x)
+
+
+@only("conv3d_div_max_gap_bias_sum")
+def test_nan_beside_odd_windows(model, variant):
+    """Windows of 3 end inside a tile of 2: what lies beside them must not reach them."""
+    for grown in range(4):
+        original, new, x = make(model, variant, batch_size=2, pool_size=(1, 3, 3), height=11 + grown, width=11 + grown)
+        x[1, :, :, -1, :] = x[1, :, :, :, -1] = torch.nan
+        assert_right(original, new, x)
+
+
+@ALL
+def test_infinity(model, variant):
+    """Where the arithmetic is the original's. Winograd's subtracts infinities from each other; its docstring says so."""
+    if "winograd" in variant.name:
+        pytest.skip("gives NaN for an infinite input, as its docstring says")
+    original, new, x = make(model, variant, batch_size=4)
+    for sample, place in places(x):
+        x[sample][place] = torch.inf * (-1) ** sample
+    assert_right(original, new, x)
+
+
+@ALL
+def test_strides(model, variant):
+    """Whatever the layout, the result has the bits of the contiguous one, and the input stays as it was."""
+    _, new, x = make(model, variant)
+    channels_last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    wide = torch.randn(*x.shape[:-1], 2 * x.shape[-1])
+    layouts = {
+        "channels last": x.to(memory_format=channels_last),
+        "transposed": x.transpose(-1, -2).contiguous().transpose(-1, -2),
+        "every second column": wide[..., ::2],
+        "expanded": x[:1].expand(x.shape),
+        "reversed batch": x.flip(0)[1:],
+        "off by one float": torch.randn(x.numel() + 1)[1:].view(x.shape),
+    }
+    with torch.no_grad():
+        for name, layout in layouts.items():
+            before = layout.clone()
+            assert torch.equal(new(layout), new(layout.contiguous().clone())), name
+            assert torch.equal(layout, before), name
+        expected = new(x)
+        assert torch.equal(new.to(memory_format=channels_last)(x), expected), "weights in channels last"
+
+
+@ALL
+def test_the_result_is_new_memory(model, variant):
+    _, new, x = make(model, variant)
+    with torch.no_grad():
+        first = new(x)
+        kept = first.clone()
+        second = new(2 * x)
+    assert first.data_ptr() != second.data_ptr()
+    assert first.is_contiguous() and torch.equal(first, kept) and not torch.equal(first, second)
+
+
+@ALL
+def test_same_bits_whatever_the_number_of_threads(model, variant):
+    _, new, x = make(model, variant, batch_size=5)
+    before = torch.get_num_threads()
+    results = {}
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with torch.no_grad():
+                results[threads] = new(x)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[1], results[2]) and torch.equal(results[1], results[3])
+
+
+@ALL
+def test_weights_are_read_anew_in_each_call(model, variant):
+    original, new, x = make(model, variant)
+    assert_right(original, new, x)
+    with torch.no_grad():
+        for changed in (original, new):
+            torch.manual_seed(5)
+            for parameter in changed.parameters():
+                parameter.normal_(std=0.1)
+    assert_right(original, new, x)
+
+
+@ALL
+def test_a_gradient_raises(model, variant):
+    _, new, x = make(model, variant)
+    with pytest.raises(NotImplementedError, match="backward|forward only"):
+        new(x).sum().backward()
+    new.requires_grad_(False)
+    assert not new(x).requires_grad
+    with pytest.raises(NotImplementedError, match="backward|forward only"):
+        new(x.requires_grad_()).sum().backward()
+
+
+@ALL
+def test_wrong_tensors_are_refused(model, variant):
+    """The message says what came."""
+    _, new, x = make(model, variant)
+    refused = {
+        "[dD]ouble": x.double(),
+        "Half": x.half(),
+        "Long": x.long(),
+        f"{x.dim() - 1}": x[0],
+        f"{x.dim() + 1}": x[None],
+        f"{x.shape[1] - 1}": x[:, 1:],
+        "fit.* 5": x[..., :5],
+        "meta": x.to("meta"),
+    }
+    if variant.name == "cpu_register_tile":
+        refused["fit.* 5"] = x[..., :5]  # narrower than the kernel, even padded
+    for message, wrong in refused.items():
+        with torch.no_grad(), pytest.raises((RuntimeError, ValueError, TypeError), match=message):
+            new(wrong)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="[dD]ouble"):
+        new.double()(x)
+
+
+@only("conv3d_div_max_gap_bias_sum")
+@pytest.mark.parametrize("divisor", [0, 0.0, float("nan")])
+def test_a_divisor_that_does_not_divide_is_refused(model, variant, divisor):
+    with pytest.raises((ValueError, RuntimeError), match="divisor"):
+        load_variant(variant.path).ModelNew(8, 16, 3, divisor, 2, (16, 1, 1, 1), 1)
+
+
+class Recorder(TorchDispatchMode):
+    """{operator: arguments of its last call} of one namespace."""
+
+    def __init__(self, namespace):
+        super().__init__()
+        self.namespace = namespace
+        self.calls = {}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == self.namespace:
+            self.calls[operator] = args, kwargs or {}
+        return operator(*args, **kwargs or {})
+
+
+def registered(namespace):
+    """The operators of a namespace, as namespace::name."""
+    names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    return {name for name in names if name.startswith(f"{namespace}::")}
+
+
+@ALL
+def test_opcheck(model, variant):
+    """Every operator, on the arguments that the model gives it, contiguous and not, and on an empty batch."""
+    forms = [{}, {"batch_size": 0}]
+    if model.name == "conv3d_div_max_gap_bias_sum":
+        forms.append({"sum_dim": 0})  # takes another operator
+    checked = set()
+    for settings in forms:
+        _, new, x = make(model, variant, **settings)
+        with torch.no_grad(), Recorder(new.namespace()) as recorder:
+            new(x)
+            new(x.transpose(-1, -2).contiguous().transpose(-1, -2))
+        for operator, (args, kwargs) in recorder.calls.items():
+            args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
+            torch.library.opcheck(operator, args, kwargs)
+            checked.add(operator._schema.name)
+    assert checked == registered(new.namespace())
+
+
+@ALL
+def test_compile(model, variant):
+    """Without a graph break, and without a recompilation that gives other bits."""
+    torch._dynamo.reset()
+    _, new, x = make(model, variant)
+    compiled = torch.compile(new, fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), new(x))
+        assert torch.equal(compiled(x[:2]), new(x[:2]))

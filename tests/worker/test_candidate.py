@@ -1,0 +1,49 @@
+"""Poisoned memory, and weights by name."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from playground.worker.candidate import WrongInterface, _poisoned_memory, copy_weights
+
+
+def test_memory_that_is_not_written_is_nan():
+    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    with _poisoned_memory():
+        assert torch.empty(3).isnan().all()
+        assert torch.empty_like(torch.ones(2, 3)).isnan().all()
+        assert torch.ones(2).new_empty(5).isnan().all()
+        assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
+    assert before == (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_the_mode_comes_back_after_an_exception(mode):
+    torch.set_deterministic_debug_mode(mode)
+    try:
+        with pytest.raises(ZeroDivisionError), _poisoned_memory():
+            raise ZeroDivisionError
+        assert torch.get_deterministic_debug_mode() == mode
+    finally:
+        torch.set_deterministic_debug_mode(0)
+
+
+def test_weights_are_copied_by_name():
+    original, copy = nn.Linear(3, 2), nn.Linear(3, 2)
+    copy_weights(copy, original.state_dict())
+    assert torch.equal(copy.weight, original.weight) and torch.equal(copy.bias, original.bias)
+    assert copy.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    "model, complaint",
+    [
+        (nn.Linear(3, 2, bias=False), "it lacks bias$"),
+        (nn.Linear(4, 2), r"it weight is \(2, 4\) instead of \(2, 3\)$"),
+        (nn.Bilinear(3, 3, 2), r"it weight is \(2, 3, 3\) instead of \(2, 3\)$"),
+        (nn.Sequential(nn.Linear(3, 2)), "it lacks weight; lacks bias; has 0.weight, which the original lacks; has 0.bias"),
+    ],
+)
+def test_weights_that_differ_are_named(model, complaint):
+    with pytest.raises(WrongInterface, match=complaint):
+        copy_weights(model, nn.Linear(3, 2).state_dict())
