@@ -710,7 +710,7 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     model = ModelNew(8, 64, 3, 4).cuda()
-    x = torch.randn(16, 8, 384, 384, device="cuda")
+    x = torch.randn(128, 8, 384, 384, device="cuda")
 
     def plain(x):
         return torch.sigmoid(model.avg_pool(model.conv(x))).sum(dim=(1, 2, 3))

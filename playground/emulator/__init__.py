@@ -13,18 +13,23 @@ built for one cannot serve another.
 
 import ctypes
 
+from .counts import Counts, Traffic, counts, reset_counts
 from .errors import EmulatorError, Finding, Party, parse_finding
 from .extension import Builder
 from .runtime import Launch, launches, reset_launches
 
 __all__ = [
+    "Counts",
     "EmulatorError",
     "Finding",
     "Launch",
     "Party",
+    "Traffic",
     "active",
+    "counts",
     "install",
     "launches",
+    "reset_counts",
     "reset_launches",
     "uninstall",
 ]

@@ -25,6 +25,7 @@ def library():
     loaded = ctypes.CDLL(str(toolchain.runtime_library()), mode=ctypes.RTLD_GLOBAL)
     loaded.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_double]
     loaded.emulator_launches.restype = ctypes.c_char_p
+    loaded.emulator_counts.restype = ctypes.c_char_p
     loaded.emulator_first_unwritten.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
     loaded.emulator_first_unwritten.restype = ctypes.c_longlong
     return loaded

@@ -14,7 +14,7 @@ LINES = Path(__file__).read_text().splitlines()
 @dataclass
 class Pair:
     name: str
-    kind: str  # of the finding
+    kind: str  # of the finding; several between bars where it depends on the schedule
     text: str
     wrong: str
     right: str
@@ -604,6 +604,164 @@ void run(float* out, float* in, int) {
 """,
         wrong="host",
         right="in",
+    ),
+    Pair(
+        "asynchronous_copy_without_a_wait",
+        "asynchronous copy not waited for",
+        r"""
+__device__ void copy(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N>
+__device__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float row[64];
+    copy(&row[threadIdx.x], in + threadIdx.x);
+    GAP
+    __syncthreads();
+    out[threadIdx.x] = row[63 - threadIdx.x];  // here
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong="",
+        right="wait<0>();",
+    ),
+    Pair(
+        "asynchronous_copy_waited_for_too_late",
+        "asynchronous copy not waited for",
+        r"""
+__device__ void copy(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\ncp.async.commit_group;"
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+template <int N>
+__device__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float row[2][64];
+    float sum = 0;
+    copy(&row[0][threadIdx.x], in + threadIdx.x);
+    for (int i = 0; i < 4; ++i) {
+        if (i < 3) copy(&row[(i + 1) % 2][threadIdx.x], in + threadIdx.x);
+        wait<GAP>();
+        if (i == 3) wait<0>();
+        __syncthreads();
+        sum += row[i % 2][63 - threadIdx.x];  // here
+        __syncthreads();
+    }
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong="2",
+        right="1",
+    ),
+    Pair(
+        "wait_behind_the_barrier",
+        "shared memory race|asynchronous copy not waited for",
+        r"""
+__device__ void copy(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\ncp.async.commit_group;"  // here
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float row[32];
+    copy(&row[threadIdx.x], in + threadIdx.x);  // here
+    GAP
+    __syncwarp();
+    out[threadIdx.x] = row[31 - threadIdx.x];  // here
+}
+void run(float* out, float* in, int) { kernel<<<1, 32>>>(out, in); }
+""",
+        wrong="__syncwarp(); wait(); if (threadIdx.x > 64)",
+        right="wait();",
+    ),
+    Pair(
+        "overwritten_while_it_is_read",
+        "shared memory race|asynchronous copy not waited for",
+        r"""
+__device__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ void init(uint64_t* barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(count));
+}
+__device__ void arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
+}
+__device__ void expect(uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
+}
+__device__ void wait(uint64_t* barrier, int parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}"
+        ::"r"(address(barrier)), "r"(parity) : "memory");
+}
+__device__ void load(void* to, const void* from, int bytes, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(address(to)), "l"(from), "r"(bytes), "r"(address(barrier)) : "memory");
+}
+__global__ void kernel(float* out, const float* in) {
+    __shared__ alignas(128) float row[32];
+    __shared__ uint64_t full, empty;
+    if (threadIdx.x == 0) {
+        init(&full, 1);
+        init(&empty, 32);
+    }
+    __syncthreads();
+    if (threadIdx.x == 32) {
+        for (int i = 0; i < 4; ++i) {
+            if (i > 0) wait(&empty, (i - 1) & 1);
+            expect(&full, 128);
+            load(row, in + 32 * i, 128, &full);  // here
+        }
+    } else if (threadIdx.x < 32) {
+        float sum = 0;
+        for (int i = 0; i < 4; ++i) {
+            wait(&full, i & 1);
+            GAP  // here
+        }
+        out[threadIdx.x] = sum;
+    }
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong="arrive(&empty); sum += row[31 - threadIdx.x];",
+        right="sum += row[31 - threadIdx.x]; arrive(&empty);",
+    ),
+    Pair(
+        "named_barrier_of_the_wrong_size",
+        "barrier never completes",
+        r"""
+__device__ void sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }  // here
+__global__ void kernel(float* out) {
+    __shared__ float row[128];
+    row[threadIdx.x] = threadIdx.x;
+    const int group = threadIdx.x / 64;
+    sync(1 + group, GAP);  // here
+    out[threadIdx.x] = row[group * 64 + 63 - threadIdx.x % 64];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="96",
+        right="64",
+    ),
+    Pair(
+        "named_barriers_mixed_up",
+        "shared memory race",
+        r"""
+__device__ void sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__global__ void kernel(float* out) {
+    __shared__ float row[128];
+    row[threadIdx.x] = threadIdx.x;  // here
+    const int group = threadIdx.x / 64;
+    sync(1 + group, 64);
+    out[threadIdx.x] = row[(GAP) * 64 + 63 - threadIdx.x % 64];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="1 - group",
+        right="group",
     ),
     Pair(
         "too_much_shared_memory",

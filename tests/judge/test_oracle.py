@@ -43,7 +43,9 @@ def probe(*inputs, upstream=None):
 
 def assert_same(outcome, expected):
     assert outcome.gradients.keys() == expected.gradients.keys()
-    everything = zip([*outcome.outputs, *outcome.gradients.values()], [*expected.outputs, *expected.gradients.values()], strict=True)
+    everything = zip(
+        [*outcome.outputs, *outcome.gradients.values()], [*expected.outputs, *expected.gradients.values()], strict=True
+    )
     for value, wanted in everything:
         torch.testing.assert_close(value, wanted, rtol=1e-13, atol=1e-13)
 

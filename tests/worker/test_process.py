@@ -130,7 +130,11 @@ def test_a_time_limit_ends_its_family(worker, load, tmp_path):
 @pytest.mark.parametrize("end", ["close", "kill", "kill_all"])
 def test_ending_it_ends_its_family(load, tmp_path, end):
     worker = WorkerProcess()
-    load(worker, "starts", STARTS_OTHERS.format(folder=tmp_path, then="class ModelNew:\n    def __init__(self, *_): self.to = print"))
+    load(
+        worker,
+        "starts",
+        STARTS_OTHERS.format(folder=tmp_path, then="class ModelNew:\n    def __init__(self, *_): self.to = print"),
+    )
     family = [psutil.Process(pid_of(worker)), *started(tmp_path)]
     {"close": worker.close, "kill": worker.kill, "kill_all": kill_all}[end]()
     assert not alive(family)

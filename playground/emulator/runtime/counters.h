@@ -1,5 +1,11 @@
 // Count mode: what the memory system would have to do.
+//
+// Lanes of a warp are taken to make one request when they execute the same instruction for the same, k-th, time since the
+// last barrier of the block. A request to device memory costs the 32-byte sectors that it touches. A request to shared memory
+// is served in groups of lanes that together ask for at most 128 bytes, and each group costs as many wavefronts as the
+// busiest of the 32 banks has different words to give.
 #pragma once
+#include "access.h"
 #include "scheduler.h"
 
 namespace emulator {
@@ -10,7 +16,7 @@ void end_block_counters(Block& block);
 void count_barrier(Block& block);
 void count_atomic();
 void count_matrix();
-void count_shared(Thread& thread, uint32_t offset, unsigned bytes, const void* instruction);
-void count_global(Thread& thread, uintptr_t address, unsigned bytes, const void* instruction);
+void count_shared(Thread& thread, uint32_t offset, unsigned bytes, Access access, const void* instruction);
+void count_global(Thread& thread, uintptr_t address, unsigned bytes, Access access, const void* instruction);
 
 }  // namespace emulator

@@ -197,8 +197,9 @@ inline void visit(Cell& c, const Site& s, Segment oldest) {
     const Segment me = s.thread.segment, writer = c.writer & SEGMENT_BITS;
     const uint32_t here = uint32_t(uintptr_t(s.instruction));
     const bool strong = s.access == Access::atomic || s.access == Access::strong_read || s.access == Access::strong_write;
-    if (c.reader == IN_FLIGHT && writer >= oldest) {
-        report_in_flight(s, c);
+    if (c.reader == IN_FLIGHT) {
+        if (writer >= oldest) report_in_flight(s, c);
+        c.reader = 0;  // left by a launch that a finding ended
     }
     if (writer >= oldest && writer != me && !(strong && c.writer & ATOMIC) &&
         !launch_clock.ordered(writer, s.thread, s.shadow.clock, false))
@@ -331,11 +332,11 @@ void examine(const void* address, unsigned bytes, Access access, unsigned alignm
         s.shared = true;
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         shared_access(s);
-        if (options.mode == Mode::count) count_shared(t, uint32_t(s.address - uintptr_t(t.owner->arena)), bytes, instruction);
+        if (options.mode == Mode::count) count_shared(t, uint32_t(s.address - uintptr_t(t.owner->arena)), bytes, access, instruction);
     } else if (device_memory.contains(address)) {
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         global_access(s);
-        if (options.mode == Mode::count) count_global(t, s.address, bytes, instruction);
+        if (options.mode == Mode::count) count_global(t, s.address, bytes, access, instruction);
     } else {
         other_access(s);
     }
@@ -450,6 +451,7 @@ void block_synchronised(Block& b) {
 
 void lanes_synchronised(Block& b, int warp, unsigned mask, WarpOp op) {
     // Only __syncwarp orders memory: shuffles, votes and the like exchange registers.
+    if (op == WarpOp::matrix && options.mode == Mode::count) count_matrix();
     if (op == WarpOp::sync) launch_clock.lanes_synchronised(b, warp, mask);
 }
 

@@ -1,0 +1,215 @@
+"""A variant's file pasted whole into a cell of a real Jupyter kernel: it runs, runs again, and runs after an edit.
+
+In a notebook every file is `__main__`, and every paste replaces the names of the one before.
+"""
+
+import json
+import sys
+import textwrap
+
+import pytest
+import shelf_files
+import torch
+
+from playground import catalog
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+
+CUDA_VARIANT = "conv_pool_sigmoid_sum/v1_fused_tail"
+
+# variant -> (a line of its kernel, the same with a result twice as large). Doubling is exact in floating point, so where the
+# biases are zero the edited variant must give exactly twice what it gave before.
+EDITS = {
+    "conv_pool_sigmoid_sum/cpu_box_sums": ("i < LANES; ++i) sum += total[i];", "i < LANES; ++i) sum += 2 * total[i];"),
+    "conv3d_div_max_gap_bias_sum/cpu_winograd": ("sums[o + k] += total[k];", "sums[o + k] += 2 * total[k];"),
+    "alexnet_conv1/cpu_register_tile": ("= tile[p * CHANNELS + channel];", "= 2 * tile[p * CHANNELS + channel];"),
+    CUDA_VARIANT: ("out[blockIdx.x] = sum;", "out[blockIdx.x] = 2 * sum;"),
+}
+
+# `builds` gets a name for each call of load_inline, the only way in which a variant builds or loads anything.
+COUNT_BUILDS = """
+import torch
+from torch.utils import cpp_extension
+
+builds, load_inline = [], cpp_extension.load_inline
+
+def counted(name, *arguments, **options):
+    builds.append(name)
+    return load_inline(name, *arguments, **options)
+
+cpp_extension.load_inline = counted
+
+def make(ModelNew, init_inputs, device):
+    torch.manual_seed(0)
+    model = ModelNew(*init_inputs).to(device).requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+    return model
+"""
+
+
+@pytest.fixture
+def run_notebook(tmp_path, monkeypatch):
+    """run_notebook(cells, raises={2: "RuntimeError"}) -> what each cell printed, in a fresh kernel of this very Python.
+
+    Cells whose index is in `raises` must raise the exception of that name, and no other may raise.
+    """
+    spec = tmp_path / "jupyter" / "kernels" / "this_python" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": argv, "display_name": "this Python", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+
+    def run(cells, raises=None):
+        raises = raises or {}
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells])
+        for index in raises:
+            book.cells[index].metadata["tags"] = ["raises-exception"]
+        nbclient.NotebookClient(book, timeout=300, kernel_name="this_python").execute(cwd=str(tmp_path))
+        for index, name in raises.items():
+            errors = [output.ename for output in book.cells[index].outputs if output.output_type == "error"]
+            assert errors == [name], f"cell {index} raised {errors} instead of {name}"
+        return ["".join(o.text for o in cell.outputs if o.get("name") == "stdout") for cell in book.cells]
+
+    return run
+
+
+def problem_of(model):
+    """(init inputs, shape of the input) at a small size."""
+    problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name])
+    (x,) = problem.get_inputs()
+    return problem.get_init_inputs(), tuple(x.shape)
+
+
+def paste_twice_and_edit(run_notebook, model, variant, device):
+    name = f"{model.name}/{variant.name}"
+    assert name in EDITS, f"add to EDITS a line of the kernel of {name} that scales its result"
+    text = shelf_files.text_of(variant)
+    old_line, new_line = EDITS[name]
+    assert text.count(old_line) == 1, f"EDITS names a line that is not in {name}, or not once: {old_line!r}"
+    init_inputs, shape = problem_of(model)
+    printed = run_notebook(
+        [
+            COUNT_BUILDS,
+            text,
+            f"""
+            first = make(ModelNew, {init_inputs!r}, {device!r})
+            x = torch.randn({shape!r}, device={device!r})
+            expected = first(x)
+            assert expected.abs().sum() > 0
+            before = len(builds)
+            assert before > 0
+            """,
+            text,
+            f"""
+            again = make(ModelNew, {init_inputs!r}, {device!r})
+            assert type(again) is not type(first)
+            assert torch.equal(again(x), expected)
+            assert len(builds) == before, f"built again for the same text: {{builds[before:]}}"
+            """,
+            text.replace(old_line, new_line),
+            f"""
+            edited = make(ModelNew, {init_inputs!r}, {device!r})
+            assert torch.equal(edited(x), 2 * expected), "the edit has no effect"
+            assert len(set(builds)) > len(set(builds[:before])), "the edited text was not built under a name of its own"
+            for old in (first, again):
+                assert torch.equal(old(x), expected), "an instance made before the edit has changed"
+            """,
+        ]
+    )
+    for cell in (1, 3, 5):
+        assert f"{model.name}_{variant.name}: differs from" in printed[cell], "the file's main did not run in the cell"
+
+
+@pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))
+def test_paste_twice_and_edit(run_notebook, model, variant):
+    paste_twice_and_edit(run_notebook, model, variant, "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_paste_twice_and_edit_on_a_gpu(run_notebook):
+    (param,) = [param for param in shelf_files.variants("cuda") if param.id == CUDA_VARIANT]
+    paste_twice_and_edit(run_notebook, *param.values, "cuda")
+
+
+def test_variants_of_different_models_live_side_by_side(run_notebook):
+    """An instance of the first, made before the second was pasted and first called after it, is still the first."""
+    one, two, *_ = [param.values for param in shelf_files.variants("cpu")]
+    (one_init, one_shape), (two_init, two_shape) = problem_of(one[0]), problem_of(two[0])
+    run_notebook(
+        [
+            COUNT_BUILDS,
+            shelf_files.text_of(one[1]),
+            f"first, same = make(ModelNew, {one_init!r}, 'cpu'), make(ModelNew, {one_init!r}, 'cpu')",
+            f"x = torch.randn({one_shape!r}); expected = same(x)",
+            shelf_files.text_of(two[1]),
+            f"""
+            second = make(ModelNew, {two_init!r}, "cpu")
+            assert second(torch.randn({two_shape!r})).isfinite().all()
+            assert torch.equal(first(x), expected)
+            assert first.namespace().startswith({one[0].name!r}) and second.namespace().startswith({two[0].name!r})
+            """,
+        ]
+    )
+
+
+def test_an_edited_python_part_counts(run_notebook):
+    """`register` and `forward` are part of what was pasted, too."""
+    (model, variant) = next(p.values for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1")
+    text, (init_inputs, shape) = shelf_files.text_of(variant), problem_of(model)
+    word = "this variant computes forward only"
+    assert text.count(word) == 1
+    check = f"""
+        try:
+            ModelNew(*{init_inputs!r})(torch.randn({shape!r})).sum().backward()
+        except NotImplementedError as error:
+            print(error)
+    """
+    printed = run_notebook([COUNT_BUILDS, text, check, text.replace(word, "no way back"), check])
+    assert word in printed[2]
+    assert "no way back" in printed[4]
+
+
+def test_a_failed_build_is_tried_again(run_notebook, tmp_path, monkeypatch):
+    """Without a compiler, then with one: the same cell, the same kernel."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.delenv("CXX", raising=False)
+    text = shelf_files.text_of(next(p.values[1] for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1"))
+    hide = "import os; path = os.environ['PATH']; os.environ['PATH'] = os.devnull"
+    printed = run_notebook([hide, text, text, "os.environ['PATH'] = path", text], raises={1: "RuntimeError", 2: "RuntimeError"})
+    assert "differs from" in printed[4]
+
+
+def test_a_refused_text_and_its_correction(run_notebook):
+    """A slip of the pen in the kernel raises with the compiler's words; the corrected cell runs."""
+    text = shelf_files.text_of(next(p.values[1] for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1"))
+    slip = text.replace("= tile[p * CHANNELS + channel];", "= tile[p * CHANELS + channel];")
+    assert slip != text
+    printed = run_notebook([slip, text], raises={0: "RuntimeError"})
+    assert "differs from" in printed[1]
+
+
+def test_an_interrupted_build_is_tried_again(run_notebook, tmp_path, monkeypatch):
+    """Jupyter's stop button sends SIGINT to the kernel's process group: to Python and to the compilers."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    text = shelf_files.text_of(next(p.values[1] for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1"))
+    interrupt = """
+        import os, signal, threading
+        from torch.utils import cpp_extension
+        load_inline = cpp_extension.load_inline
+
+        def interrupted(*arguments, **options):
+            threading.Timer(1.5, os.killpg, (os.getpgrp(), signal.SIGINT)).start()
+            return load_inline(*arguments, **options)
+
+        assert os.getpgrp() == os.getpid(), "the kernel leads no process group of its own"
+        cpp_extension.load_inline = interrupted
+    """
+    restore = "cpp_extension.load_inline = load_inline"
+    printed = run_notebook([interrupt, text, restore, text], raises={1: "KeyboardInterrupt"})
+    assert "differs from" in printed[3]

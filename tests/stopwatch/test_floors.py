@@ -1,0 +1,96 @@
+"""The least bytes and operations of each model, by hand, and the time they take."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from playground import catalog
+from playground.machine.ceilings import Ceilings
+from playground.stopwatch.floors import Floor, Work, count_work, floor
+
+H200 = Ceilings(read_bytes_per_second=4.35e12, copy_bytes_per_second=4.26e12, fp32_flops=51e12, tf32_flops=400e12)
+
+
+def at_full_size(name):
+    """Work of one of our models as it stands, without any memory."""
+    problem = catalog.load_problem(catalog.find_model(name).path)
+    with torch.device("meta"):
+        model, inputs = problem.Model(*problem.get_init_inputs()), problem.get_inputs()
+        return count_work(name, model, inputs, [model(*inputs)])
+
+
+# Bytes: input, parameters, output, 4 each. Operations: 2 for each product.
+WORK = {
+    # 95 x 95 pooled positions, 64 channels, one product of size 8 * 3 * 3 each: pooling moved in front of the weights
+    "conv_pool_sigmoid_sum": Work(4 * (128 * 8 * 384 * 384 + 64 * 8 * 9 + 64 + 128), 2 * 128 * 95 * 95 * 64 * 8 * 9),
+    # every place of the convolution, because each may be the maximum
+    "conv3d_div_max_gap_bias_sum": Work(
+        4 * (128 * 8 * 16 * 64 * 64 + 16 * 8 * 27 + 16 + 16 + 128), 2 * 128 * 16 * 14 * 62 * 62 * 8 * 27
+    ),
+    "alexnet_conv1": Work(4 * (256 * 3 * 224 * 224 + 96 * 363 + 96 + 256 * 96 * 55 * 55), 2 * 256 * 96 * 55 * 55 * 363),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_work_of_our_models(name):
+    assert at_full_size(name) == WORK[name]
+
+
+def test_work_in_round_figures():
+    figures = {name: (round(work.bytes / 1e6), round(work.flops / 1e9, 1)) for name, work in WORK.items()}
+    assert figures == {
+        "conv_pool_sigmoid_sum": (604, 10.6),
+        "conv3d_div_max_gap_bias_sum": (268, 47.6),
+        "alexnet_conv1": (452, 54.0),
+    }
+
+
+@pytest.mark.parametrize(
+    "name, precision, bound, milliseconds",
+    [
+        ("conv_pool_sigmoid_sum", "tf32", "memory", 0.1388),
+        ("conv_pool_sigmoid_sum", "fp32", "compute", 0.2088),
+        ("conv3d_div_max_gap_bias_sum", "tf32", "compute", 0.1190),
+        ("alexnet_conv1", "tf32", "compute", 0.1349),
+        ("alexnet_conv1", "fp32", "compute", 1.0583),
+    ],
+)
+def test_floors_of_our_models(name, precision, bound, milliseconds):
+    found = floor(WORK[name], H200, precision)
+    assert found.bound == bound
+    assert found.milliseconds == pytest.approx(milliseconds, rel=1e-3)
+
+
+def test_floor_by_hand():
+    ceilings = Ceilings(read_bytes_per_second=1e9, copy_bytes_per_second=2e9, fp32_flops=1e9, tf32_flops=4e9)
+    assert floor(Work(bytes=2_000_000, flops=500_000), ceilings, "fp32") == Floor(1.0, "memory")
+    assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "fp32") == Floor(8.0, "compute")
+    assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "tf32") == Floor(2.0, "compute")
+
+
+def test_pooling_windows_that_are_not_square():
+    problem = catalog.load_problem(
+        catalog.find_model("conv_pool_sigmoid_sum").path,
+        {"batch_size": 2, "height": 20, "width": 30, "kernel_size": (3, 5), "pool_kernel_size": (4, 7)},
+    )
+    model, inputs = problem.Model(*problem.get_init_inputs()), problem.get_inputs()
+    work = count_work("conv_pool_sigmoid_sum", model, inputs, [model(*inputs)])
+    assert work.flops == 2 * 2 * (18 // 4) * (26 // 7) * 64 * 8 * 3 * 5
+
+
+def test_a_model_that_is_not_ours_counts_as_written():
+    model, x = nn.Sequential(nn.Linear(10, 20, bias=False), nn.Tanh()), torch.ones(3, 10)
+    work = count_work("linear", model, [x], [model(x)])
+    assert work == Work(4 * (30 + 200 + 60), 2 * 3 * 10 * 20)
+    assert next(model.parameters()).device.type == "cpu", "the model stays where it is"
+
+
+class Scaled(nn.Module):
+    def forward(self, x, indices, factor):
+        return factor * x[indices]
+
+
+def test_inputs_that_are_no_float_tensors():
+    x, indices = torch.ones(3, 10), torch.zeros(2, dtype=torch.int64)
+    work = count_work("scaled", Scaled(), [x, indices, 0.5], [x[indices]])
+    assert work == Work(4 * 30 + 8 * 2 + 4 * 20, 0)
