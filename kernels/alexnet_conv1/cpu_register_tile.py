@@ -168,10 +168,26 @@ BINDING = r"""
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 static void check(const char* name, const at::Tensor& tensor, int64_t dim) {
-    TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.dim() == dim, "conv2d: expected ", name,
-                " to be a ", dim, "-d float32 CPU tensor, got a ", tensor.dim(), "-d ", tensor.scalar_type(), " tensor on ",
-                tensor.device());
+    TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.dim() == dim,
+                message("conv2d: expected ", name, " to be a ", dim, "-d float32 CPU tensor, got a ", tensor.dim(), "-d ",
+                        tensor.scalar_type(), " tensor on ", tensor.device()));
 }
 
 at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in, const std::optional<at::Tensor>& bias_in,
@@ -179,14 +195,14 @@ at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in, const std
     check("x", x_in, 4);
     check("weight", weight_in, 4);
     if (bias_in) check("bias", *bias_in, 1);
-    TORCH_CHECK(x_in.size(1) == weight_in.size(1), "conv2d: the weight takes ", weight_in.size(1), " channels, x has ",
-                x_in.size(1));
-    TORCH_CHECK(!bias_in || bias_in->size(0) == weight_in.size(0), "conv2d: expected ", weight_in.size(0), " biases, got ",
-                bias_in->size(0));
+    TORCH_CHECK(x_in.size(1) == weight_in.size(1),
+                message("conv2d: the weight takes ", weight_in.size(1), " channels, x has ", x_in.size(1)));
+    TORCH_CHECK(!bias_in || bias_in->size(0) == weight_in.size(0),
+                message("conv2d: expected ", weight_in.size(0), " biases, got ", bias_in->size(0)));
     TORCH_CHECK(stride.size() == 2 && padding.size() == 2 && stride[0] > 0 && stride[1] == STRIDE_W && padding[0] >= 0 &&
                     padding[1] >= 0,
-                "conv2d: built for a stride of ", STRIDE_W, " along the width and no negative padding, got stride ", stride,
-                " and padding ", padding);
+                message("conv2d: built for a stride of ", STRIDE_W, " along the width and no negative padding, got stride ",
+                        stride, " and padding ", padding));
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
     const at::Tensor bias = bias_in ? bias_in->contiguous() : at::Tensor();
 
@@ -194,9 +210,9 @@ at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in, const std
     size.kernel_h = weight.size(2), size.kernel_w = weight.size(3);
     size.stride_h = stride[0], size.pad_h = padding[0], size.pad_w = padding[1];
     const int64_t room_h = size.height + 2 * size.pad_h - size.kernel_h, room_w = size.width + 2 * size.pad_w - size.kernel_w;
-    TORCH_CHECK(size.kernel_h > 0 && size.kernel_w > 0 && room_h >= 0 && room_w >= 0, "conv2d: a kernel of ", size.kernel_h,
-                " x ", size.kernel_w, " does not fit into an image of ", size.height, " x ", size.width, " padded by ",
-                padding);
+    TORCH_CHECK(size.kernel_h > 0 && size.kernel_w > 0 && room_h >= 0 && room_w >= 0,
+                message("conv2d: a kernel of ", size.kernel_h, " x ", size.kernel_w, " does not fit into an image of ",
+                        size.height, " x ", size.width, " padded by ", padding));
     size.out_h = room_h / size.stride_h + 1, size.out_w = room_w / STRIDE_W + 1;
 
     at::Tensor out = at::empty({size.batch, size.out_channels, size.out_h, size.out_w}, x.options());

@@ -95,14 +95,30 @@ BINDING = r"""
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 void launch_conv2d(const float*, const float*, const float*, float*, int64_t, int, int, int, int, int, int, int, int, int, int,
                    int, int, cudaStream_t);
 
 static void check(const char* name, const at::Tensor& tensor, int64_t dim, const at::Device& device) {
-    TORCH_CHECK(tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == dim, "conv2d: expected ", name,
-                " to be a ", dim, "-d float32 CUDA tensor, got a ", tensor.dim(), "-d ", tensor.scalar_type(), " tensor on ",
-                tensor.device());
-    TORCH_CHECK(tensor.device() == device, "conv2d: x is on ", device, ", ", name, " on ", tensor.device());
+    TORCH_CHECK(tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == dim,
+                message("conv2d: expected ", name, " to be a ", dim, "-d float32 CUDA tensor, got a ", tensor.dim(), "-d ",
+                        tensor.scalar_type(), " tensor on ", tensor.device()));
+    TORCH_CHECK(tensor.device() == device, message("conv2d: x is on ", device, ", ", name, " on ", tensor.device()));
 }
 
 at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in, const std::optional<at::Tensor>& bias_in,
@@ -112,16 +128,18 @@ at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in, const std
     if (bias_in) check("bias", *bias_in, 1, x_in.device());
     const int64_t in_channels = x_in.size(1), height = x_in.size(2), width = x_in.size(3);
     const int64_t out_channels = weight_in.size(0), kernel_h = weight_in.size(2), kernel_w = weight_in.size(3);
-    TORCH_CHECK(weight_in.size(1) == in_channels, "conv2d: the weight takes ", weight_in.size(1), " channels, x has ",
-                in_channels);
-    TORCH_CHECK(!bias_in || bias_in->size(0) == out_channels, "conv2d: expected ", out_channels, " biases, got ",
-                bias_in->size(0));
+    TORCH_CHECK(weight_in.size(1) == in_channels,
+                message("conv2d: the weight takes ", weight_in.size(1), " channels, x has ", in_channels));
+    TORCH_CHECK(!bias_in || bias_in->size(0) == out_channels,
+                message("conv2d: expected ", out_channels, " biases, got ", bias_in->size(0)));
     TORCH_CHECK(stride.size() == 2 && padding.size() == 2 && stride[0] > 0 && stride[1] > 0 && padding[0] >= 0 &&
                     padding[1] >= 0,
-                "conv2d: expected two positive strides and two paddings, none negative, got ", stride, " and ", padding);
+                message("conv2d: expected two positive strides and two paddings, none negative, got ", stride, " and ",
+                        padding));
     const int64_t room_h = height + 2 * padding[0] - kernel_h, room_w = width + 2 * padding[1] - kernel_w;
-    TORCH_CHECK(kernel_h > 0 && kernel_w > 0 && room_h >= 0 && room_w >= 0, "conv2d: a kernel of ", kernel_h, " x ", kernel_w,
-                " does not fit into an image of ", height, " x ", width, " padded by ", padding);
+    TORCH_CHECK(kernel_h > 0 && kernel_w > 0 && room_h >= 0 && room_w >= 0,
+                message("conv2d: a kernel of ", kernel_h, " x ", kernel_w, " does not fit into an image of ", height, " x ",
+                        width, " padded by ", padding));
     const int64_t out_h = room_h / stride[0] + 1, out_w = room_w / stride[1] + 1;
 
     const c10::cuda::CUDAGuard guard(x_in.device());

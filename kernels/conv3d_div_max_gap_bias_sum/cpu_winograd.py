@@ -342,6 +342,22 @@ BINDING = r"""
 #include <cmath>
 #include <vector>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 struct alignas(64) CacheLine {
     float values[16];
 };
@@ -350,20 +366,22 @@ struct alignas(64) CacheLine {
 static std::vector<double> averages(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& conv_bias_in,
                                     double divisor) {
     for (const at::Tensor* t : {&x_in, &weight_in, &conv_bias_in})
-        TORCH_CHECK(t->is_cpu() && t->scalar_type() == at::kFloat, "conv_pool_averages: expected float32 CPU tensors, got ",
-                    t->scalar_type(), " on ", t->device());
-    TORCH_CHECK(x_in.dim() == 5, "conv_pool_averages: expected x of 5 dimensions, got ", x_in.dim());
+        TORCH_CHECK(t->is_cpu() && t->scalar_type() == at::kFloat,
+                    message("conv_pool_averages: expected float32 CPU tensors, got ", t->scalar_type(), " on ", t->device()));
+    TORCH_CHECK(x_in.dim() == 5, message("conv_pool_averages: expected x of 5 dimensions, got ", x_in.dim()));
     TORCH_CHECK(weight_in.dim() == 5 && weight_in.size(1) == x_in.size(1) && weight_in.size(2) == KERNEL_D &&
                     weight_in.size(3) == KERNEL_H && weight_in.size(4) == KERNEL_W && conv_bias_in.dim() == 1 &&
                     conv_bias_in.size(0) == weight_in.size(0),
-                "conv_pool_averages: expected a weight of (outputs, ", x_in.size(1), ", ", KERNEL_D, ", ", KERNEL_H, ", ",
-                KERNEL_W, ") and a bias of (outputs,), got ", weight_in.sizes(), " and ", conv_bias_in.sizes());
-    TORCH_CHECK(divisor != 0 && !std::isnan(divisor), "conv_pool_averages: the divisor is ", divisor);
+                message("conv_pool_averages: expected a weight of (outputs, ", x_in.size(1), ", ", KERNEL_D, ", ", KERNEL_H,
+                        ", ", KERNEL_W, ") and a bias of (outputs,), got ", weight_in.sizes(), " and ",
+                        conv_bias_in.sizes()));
+    TORCH_CHECK(divisor != 0 && !std::isnan(divisor), message("conv_pool_averages: the divisor is ", divisor));
     const Shape shape{x_in.size(0), x_in.size(1), x_in.size(2), x_in.size(3), x_in.size(4), weight_in.size(0)};
     TORCH_CHECK(shape.depth >= KERNEL_D + POOL_D - 1 && shape.height >= KERNEL_H + POOL_H - 1 &&
                     shape.width >= KERNEL_W + POOL_W - 1,
-                "conv_pool_averages: a window of ", POOL_D, " x ", POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_D,
-                " x ", KERNEL_H, " x ", KERNEL_W, " does not fit into ", shape.depth, " x ", shape.height, " x ", shape.width);
+                message("conv_pool_averages: a window of ", POOL_D, " x ", POOL_H, " x ", POOL_W, " behind a kernel of ",
+                        KERNEL_D, " x ", KERNEL_H, " x ", KERNEL_W, " does not fit into ", shape.depth, " x ", shape.height,
+                        " x ", shape.width));
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous(), conv_bias = conv_bias_in.contiguous();
 
     // max(a / divisor) = max(sign * a) / |divisor|
@@ -400,8 +418,8 @@ at::Tensor conv_pool_averages(const at::Tensor& x, const at::Tensor& weight, con
 at::Tensor conv_pool_sums(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias, double divisor,
                           const at::Tensor& bias_in) {
     TORCH_CHECK(bias_in.is_cpu() && bias_in.scalar_type() == at::kFloat && bias_in.numel() == weight.size(0),
-                "conv_pool_sums: expected a float32 CPU bias with one value for each of ", weight.size(0),
-                " output channels, got ", bias_in.sizes(), " ", bias_in.scalar_type(), " on ", bias_in.device());
+                message("conv_pool_sums: expected a float32 CPU bias with one value for each of ", weight.size(0),
+                        " output channels, got ", bias_in.sizes(), " ", bias_in.scalar_type(), " on ", bias_in.device()));
     const std::vector<double> values = averages(x, weight, conv_bias, divisor);
     const at::Tensor bias = bias_in.contiguous();
     at::Tensor out = at::empty({x.size(0), 1, 1, 1}, x.options());

@@ -108,14 +108,31 @@ BINDING = r"""
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 void launch_fused_tail(const float*, const float*, float*, int64_t, int64_t, int, int64_t, double, cudaStream_t);
 
 static void check(const at::Tensor& pooled) {
     TORCH_CHECK(pooled.is_cuda() && pooled.scalar_type() == at::kFloat && pooled.dim() == 5,
-                "fused_tail: expected a 5-d float32 CUDA tensor, got a ", pooled.dim(), "-d ", pooled.scalar_type(),
-                " tensor on ", pooled.device());
+                message("fused_tail: expected a 5-d float32 CUDA tensor, got a ", pooled.dim(), "-d ", pooled.scalar_type(),
+                        " tensor on ", pooled.device()));
     for (int dim = 1; dim < 5; ++dim)
-        TORCH_CHECK(pooled.size(dim) > 0, "fused_tail: no average over an empty dimension, got sizes ", pooled.sizes());
+        TORCH_CHECK(pooled.size(dim) > 0,
+                    message("fused_tail: no average over an empty dimension, got sizes ", pooled.sizes()));
 }
 
 // (batch, channels, depth, height, width) -> (batch, 1, 1, 1), the sum of each sample.
@@ -124,8 +141,8 @@ at::Tensor fused_tail(const at::Tensor& pooled_in, const at::Tensor& bias_in, do
     const int64_t batch = pooled_in.size(0), channels = pooled_in.size(1);
     TORCH_CHECK(bias_in.device() == pooled_in.device() && bias_in.scalar_type() == at::kFloat && bias_in.dim() == 1 &&
                     bias_in.size(0) == channels,
-                "fused_tail: expected a float32 bias of sizes [", channels, "] on ", pooled_in.device(), ", got ",
-                bias_in.scalar_type(), " ", bias_in.sizes(), " on ", bias_in.device());
+                message("fused_tail: expected a float32 bias of sizes [", channels, "] on ", pooled_in.device(), ", got ",
+                        bias_in.scalar_type(), " ", bias_in.sizes(), " on ", bias_in.device()));
     const c10::cuda::CUDAGuard guard(pooled_in.device());
     const at::Tensor pooled = pooled_in.contiguous(), bias = bias_in.contiguous();
     at::Tensor out = at::empty({batch, 1, 1, 1}, pooled.options());

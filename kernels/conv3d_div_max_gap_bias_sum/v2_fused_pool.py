@@ -209,18 +209,35 @@ BINDING = r"""
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 void launch_fused_pool(const float*, const float*, float*, int64_t, int, int, int, int, double, cudaStream_t);
 void launch_pool_grad(const float*, const float*, float*, int64_t, bool, int, int, int, int, double, cudaStream_t);
 
 static void check(const at::Tensor& y) {
     TORCH_CHECK(y.is_cuda() && y.scalar_type() == at::kFloat && y.dim() == 5,
-                "fused_pool: expected a 5-d float32 CUDA tensor, got a ", y.dim(), "-d ", y.scalar_type(), " tensor on ",
-                y.device());
-    TORCH_CHECK(POOL_D <= y.size(2) && POOL_H <= y.size(3) && POOL_W <= y.size(4), "fused_pool: a pooling window of ", POOL_D,
-                " x ", POOL_H, " x ", POOL_W, " does not fit into a volume of ", y.size(2), " x ", y.size(3), " x ", y.size(4));
-    TORCH_CHECK(y.size(1) > 0, "fused_pool: expected at least one channel, got sizes ", y.sizes());
+                message("fused_pool: expected a 5-d float32 CUDA tensor, got a ", y.dim(), "-d ", y.scalar_type(),
+                        " tensor on ", y.device()));
+    TORCH_CHECK(POOL_D <= y.size(2) && POOL_H <= y.size(3) && POOL_W <= y.size(4),
+                message("fused_pool: a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W,
+                        " does not fit into a volume of ", y.size(2), " x ", y.size(3), " x ", y.size(4)));
+    TORCH_CHECK(y.size(1) > 0, message("fused_pool: expected at least one channel, got sizes ", y.sizes()));
     TORCH_CHECK(y.size(1) * y.size(2) * y.size(3) * y.size(4) < (int64_t(1) << 31),
-                "fused_pool: expected less than 2^31 values a sample, got sizes ", y.sizes());
+                message("fused_pool: expected less than 2^31 values a sample, got sizes ", y.sizes()));
 }
 
 // (batch, channels, depth, height, width) -> (batch, 1, 1, 1), the sum of each sample.
@@ -228,8 +245,8 @@ at::Tensor fused_pool(const at::Tensor& y_in, const at::Tensor& bias_in, double 
     check(y_in);
     TORCH_CHECK(bias_in.device() == y_in.device() && bias_in.scalar_type() == at::kFloat && bias_in.dim() == 1 &&
                     bias_in.size(0) == y_in.size(1),
-                "fused_pool: expected a float32 bias of sizes [", y_in.size(1), "] on ", y_in.device(), ", got ",
-                bias_in.scalar_type(), " ", bias_in.sizes(), " on ", bias_in.device());
+                message("fused_pool: expected a float32 bias of sizes [", y_in.size(1), "] on ", y_in.device(), ", got ",
+                        bias_in.scalar_type(), " ", bias_in.sizes(), " on ", bias_in.device()));
     const c10::cuda::CUDAGuard guard(y_in.device());
     const at::Tensor y = y_in.contiguous(), bias = bias_in.contiguous();
     at::Tensor out = at::empty({y.size(0), 1, 1, 1}, y.options());
@@ -259,8 +276,8 @@ at::Tensor pool_grad(const at::Tensor& grad_out_in, const at::Tensor& y_in, doub
     const int64_t batch = y_in.size(0), channels = y_in.size(1);
     TORCH_CHECK(grad_out_in.device() == y_in.device() && grad_out_in.scalar_type() == at::kFloat &&
                     (grad_out_in.numel() == batch || grad_out_in.numel() == batch * channels),
-                "pool_grad: expected ", batch, " or ", batch * channels, " float32 gradients on ", y_in.device(), ", got ",
-                grad_out_in.scalar_type(), " ", grad_out_in.sizes(), " on ", grad_out_in.device());
+                message("pool_grad: expected ", batch, " or ", batch * channels, " float32 gradients on ", y_in.device(),
+                        ", got ", grad_out_in.scalar_type(), " ", grad_out_in.sizes(), " on ", grad_out_in.device()));
     const c10::cuda::CUDAGuard guard(y_in.device());
     const at::Tensor y = y_in.contiguous(), grad_out = grad_out_in.contiguous();
     at::Tensor grad_y = at::empty_like(y);

@@ -229,19 +229,35 @@ BINDING = r"""
 
 #include <vector>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 at::Tensor box_sum_model(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in) {
     for (const at::Tensor* t : {&x_in, &weight_in, &bias_in})
-        TORCH_CHECK(t->is_cpu() && t->scalar_type() == at::kFloat, "box_sum_model: expected float32 CPU tensors, got ",
-                    t->scalar_type(), " on ", t->device());
-    TORCH_CHECK(x_in.dim() == 4, "box_sum_model: expected x of 4 dimensions, got ", x_in.dim());
+        TORCH_CHECK(t->is_cpu() && t->scalar_type() == at::kFloat,
+                    message("box_sum_model: expected float32 CPU tensors, got ", t->scalar_type(), " on ", t->device()));
+    TORCH_CHECK(x_in.dim() == 4, message("box_sum_model: expected x of 4 dimensions, got ", x_in.dim()));
     TORCH_CHECK(weight_in.dim() == 4 && weight_in.size(1) == x_in.size(1) && weight_in.size(2) == KERNEL_H &&
                     weight_in.size(3) == KERNEL_W && bias_in.dim() == 1 && bias_in.size(0) == weight_in.size(0),
-                "box_sum_model: expected a weight of (outputs, ", x_in.size(1), ", ", KERNEL_H, ", ", KERNEL_W,
-                ") and a bias of (outputs,), got ", weight_in.sizes(), " and ", bias_in.sizes());
+                message("box_sum_model: expected a weight of (outputs, ", x_in.size(1), ", ", KERNEL_H, ", ", KERNEL_W,
+                        ") and a bias of (outputs,), got ", weight_in.sizes(), " and ", bias_in.sizes()));
     const Shape shape{x_in.size(0), x_in.size(1), x_in.size(2), x_in.size(3), weight_in.size(0)};
-    TORCH_CHECK(shape.height >= KERNEL_H + POOL_H - 1 && shape.width >= KERNEL_W + POOL_W - 1, "box_sum_model: a window of ",
-                POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_H, " x ", KERNEL_W, " does not fit into an image of ",
-                shape.height, " x ", shape.width);
+    TORCH_CHECK(shape.height >= KERNEL_H + POOL_H - 1 && shape.width >= KERNEL_W + POOL_W - 1,
+                message("box_sum_model: a window of ", POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_H, " x ",
+                        KERNEL_W, " does not fit into an image of ", shape.height, " x ", shape.width));
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
     at::Tensor out = at::empty({shape.batch}, x.options());
 

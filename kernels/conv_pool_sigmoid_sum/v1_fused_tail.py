@@ -133,15 +133,32 @@ BINDING = r"""
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 void launch_fused_tail(const float*, float*, int, int, int, int, int, int, cudaStream_t);
 void launch_tail_grad(const float*, const float*, float*, int, int, int, int, int, int, cudaStream_t);
 
 static void check(const at::Tensor& y, at::IntArrayRef pool) {
     TORCH_CHECK(y.is_cuda() && y.scalar_type() == at::kFloat && y.dim() == 4,
-                "fused_tail: expected a 4-d float32 CUDA tensor, got a ", y.dim(), "-d ", y.scalar_type(), " tensor on ",
-                y.device());
-    TORCH_CHECK(pool[0] > 0 && pool[1] > 0 && pool[0] <= y.size(2) && pool[1] <= y.size(3), "fused_tail: a pooling window of ",
-                pool, " does not fit into an image of ", y.size(2), " x ", y.size(3));
+                message("fused_tail: expected a 4-d float32 CUDA tensor, got a ", y.dim(), "-d ", y.scalar_type(),
+                        " tensor on ", y.device()));
+    TORCH_CHECK(pool[0] > 0 && pool[1] > 0 && pool[0] <= y.size(2) && pool[1] <= y.size(3),
+                message("fused_tail: a pooling window of ", pool, " does not fit into an image of ", y.size(2), " x ",
+                        y.size(3)));
 }
 
 at::Tensor fused_tail(const at::Tensor& y_in, at::IntArrayRef pool) {

@@ -442,6 +442,22 @@ BINDING = r"""
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <string>
+
+// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
+static std::string text(const char* value) { return value; }
+static std::string text(at::ScalarType value) { return c10::toString(value); }
+static std::string text(const c10::Device& value) { return value.str(); }
+template <class T>
+static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
+static std::string text(at::IntArrayRef values) {
+    std::string list;
+    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
+    return list.empty() ? "[]" : list + "]";
+}
+template <class... Parts>
+static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+
 int64_t blocks_a_sample(int rows, int columns);
 int parameter_grad_splits(int batch, int count);
 int64_t parameter_grad_blocks(int count, int splits);
@@ -455,12 +471,14 @@ void launch_input_grad(const float*, const float*, float*, int, int, int, int, i
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
     for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits, "fused_conv_avg_sigmoid_sum: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device());
+    TORCH_CHECK(fits,
+                message("fused_conv_avg_sigmoid_sum: expected ", name, " as a float32 CUDA tensor of shape ", shape,
+                        " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device()));
 }
 
 static void check_blocks(int64_t blocks) {
-    TORCH_CHECK(blocks < (1ll << 31), "fused_conv_avg_sigmoid_sum: the batch needs ", blocks, " blocks, more than a grid has");
+    TORCH_CHECK(blocks < (1ll << 31),
+                message("fused_conv_avg_sigmoid_sum: the batch needs ", blocks, " blocks, more than a grid has"));
 }
 
 // An input and the windows that fit into it; what does not fit the constants of this build raises.
@@ -470,8 +488,9 @@ struct Image {
         check("x", x, {-1, IN_CHANNELS, -1, -1});
         batch = x.size(0), height = x.size(2), width = x.size(3);
         TORCH_CHECK(height >= KERNEL_H + POOL_H - 1 && width >= KERNEL_W + POOL_W - 1,
-                    "fused_conv_avg_sigmoid_sum: an image of ", height, " x ", width, " is too small for a kernel of ",
-                    KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_H, " x ", POOL_W);
+                    message("fused_conv_avg_sigmoid_sum: an image of ", height, " x ", width,
+                            " is too small for a kernel of ", KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_H,
+                            " x ", POOL_W));
         rows = (height - KERNEL_H + 1) / POOL_H, columns = (width - KERNEL_W + 1) / POOL_W;
     }
 };
@@ -480,15 +499,17 @@ static void check_parameters(const at::Tensor& x, const at::Tensor& weight, cons
     check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
     check("bias", bias, {OUT_CHANNELS});
     TORCH_CHECK(x.device() == weight.device() && x.device() == bias.device(),
-                "fused_conv_avg_sigmoid_sum: expected one device, got x on ", x.device(), ", weight on ", weight.device(),
-                ", bias on ", bias.device());
+                message("fused_conv_avg_sigmoid_sum: expected one device, got x on ", x.device(), ", weight on ",
+                        weight.device(), ", bias on ", bias.device()));
 }
 
 at::Tensor fused_conv_avg_sigmoid_sum(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in,
                                       at::IntArrayRef kernel_size, at::IntArrayRef pool_kernel_size) {
     TORCH_CHECK(kernel_size[0] == KERNEL_H && kernel_size[1] == KERNEL_W && pool_kernel_size[0] == POOL_H &&
-                pool_kernel_size[1] == POOL_W, "fused_conv_avg_sigmoid_sum: built for a kernel of ", KERNEL_H, " x ", KERNEL_W,
-                " and a pooling window of ", POOL_H, " x ", POOL_W, ", called with ", kernel_size, " and ", pool_kernel_size);
+                pool_kernel_size[1] == POOL_W,
+                message("fused_conv_avg_sigmoid_sum: built for a kernel of ", KERNEL_H, " x ", KERNEL_W,
+                        " and a pooling window of ", POOL_H, " x ", POOL_W, ", called with ", kernel_size, " and ",
+                        pool_kernel_size));
     const Image image(x_in);
     check_parameters(x_in, weight_in, bias_in);
     const c10::cuda::CUDAGuard guard(x_in.device());
@@ -509,8 +530,9 @@ at::Tensor fused_conv_avg_sigmoid_sum(const at::Tensor& x_in, const at::Tensor& 
 
 at::Tensor window_grad(const at::Tensor& grad_out_in, const at::Tensor& x_in, const at::Tensor& weight_in,
                        const at::Tensor& bias_in, at::IntArrayRef pool_kernel_size) {
-    TORCH_CHECK(pool_kernel_size[0] == POOL_H && pool_kernel_size[1] == POOL_W, "window_grad: built for a pooling window of ",
-                POOL_H, " x ", POOL_W, ", called with ", pool_kernel_size);
+    TORCH_CHECK(pool_kernel_size[0] == POOL_H && pool_kernel_size[1] == POOL_W,
+                message("window_grad: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
+                        pool_kernel_size));
     const Image image(x_in);
     check("grad_out", grad_out_in, {image.batch});
     check_parameters(x_in, weight_in, bias_in);

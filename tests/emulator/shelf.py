@@ -698,7 +698,7 @@ __device__ void wait(uint64_t* barrier, int parity) {
         ::"r"(address(barrier)), "r"(parity) : "memory");
 }
 __device__ void load(void* to, const void* from, int bytes, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"  // here
                  ::"r"(address(to)), "l"(from), "r"(bytes), "r"(address(barrier)) : "memory");
 }
 __global__ void kernel(float* out, const float* in) {

@@ -1,6 +1,6 @@
-"""Each model's check tells plausible wrong kernels from right ones, through the whole path that a user's file takes.
+"""Each model's check tells plausible wrong kernels from right ones. All of them are plain PyTorch.
 
-All of them are plain PyTorch. The right ones compute the original by another route, so that their rounding differs from eager's.
+The right ones and a few others take the whole path of a user's file; the rest are checked by the same code in one process.
 """
 
 import textwrap
@@ -9,7 +9,8 @@ import pytest
 
 from playground import catalog
 from playground.report.progress import Progress
-from playground.runner import Options, Runner, Task
+from playground.runner import PROBES, Options, Runner, Task, _blank_result, _Original
+from playground.worker import WorkerProcess
 
 HEADER = """
 import torch
@@ -178,42 +179,77 @@ TEMPLATES = {
     "conv3d_div_max_gap_bias_sum": CONV3D_DIV_MAX_GAP_BIAS_SUM,
     "alexnet_conv1": ALEXNET_CONV1,
 }
-for model, forwards in WRONG.items():
-    right = RIGHT[model]["as_the_original"].removeprefix("return ")
+for name, forwards in WRONG.items():
+    right = RIGHT[name]["as_the_original"].removeprefix("return ")
     forwards["output_of_the_first_call"] = f"self.kept = {right} if self.kept is None else self.kept\nreturn self.kept"
 
 
+WHOLE_PATH = ["no_bias", "output_of_the_first_call"]
+OPTIONS = Options(quick=True, time_limit=60)
+
+
+def tasks(write_variant, name, forwards):
+    """A task for each forward's body, at the emulator's size."""
+    variants = [
+        write_variant(f"{name}_{title}", HEADER + TEMPLATES[name] + textwrap.indent(textwrap.dedent(body), " " * 8))
+        for title, body in forwards.items()
+    ]
+    return [Task(catalog.find_model(name), variant, "cpu", catalog.SETTINGS["emulator"][name]) for variant in variants]
+
+
+@pytest.fixture(scope="module", params=WRONG)
+def model(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def judged(write_variant):
-    """judged(model) -> {name: result} of one run of all its files."""
-    done = {}
-
-    def run(name):
-        if name not in done:
-            variants = []
-            for title, body in {**RIGHT[name], **WRONG[name]}.items():
-                forward = textwrap.indent(textwrap.dedent(body), " " * 8)
-                variants.append(write_variant(f"{name}_{title}", HEADER + TEMPLATES[name] + forward))
-            model, settings = catalog.find_model(name), catalog.SETTINGS["emulator"][name]
-            tasks = [Task(model, variant, "cpu", settings) for variant in variants]
-            with Progress() as progress:
-                results = Runner(Options(quick=True, time_limit=60), progress).run(tasks)
-            done[name] = {result["variant"].removeprefix(f"{name}_"): result for result in results}
-        return done[name]
-
-    return run
+def run(model, write_variant):
+    """{title: result} of one run of the right ones and of WHOLE_PATH."""
+    forwards = RIGHT[model] | {title: WRONG[model][title] for title in WHOLE_PATH}
+    with Progress() as progress:
+        results = Runner(OPTIONS, progress).run(tasks(write_variant, model, forwards))
+    return dict(zip(forwards, results, strict=True))
 
 
-@pytest.mark.parametrize("model, mutant", [(model, mutant) for model in WRONG for mutant in WRONG[model]])
-def test_a_wrong_one_is_rejected(judged, model, mutant):
-    result = judged(model)[mutant]
-    assert result["verdict"] == "fail", f"{result['verdict']}: {result['reason']}"
-    assert result["time_ms"] is None
+@pytest.fixture(scope="module")
+def checked(model, write_variant, tmp_path_factory):
+    """{title: result} of the check of all of WRONG; one process loads one file after the other."""
+    chosen = tasks(write_variant, model, WRONG[model])
+    results = {}
+    with Progress() as progress, WorkerProcess() as worker:
+        runner = Runner(OPTIONS, progress)
+        original = _Original(chosen[0], tmp_path_factory.mktemp("tensors"), runner._seed, OPTIONS, progress)
+        original.prepare()
+        for title, task in zip(WRONG[model], chosen, strict=True):
+            result = results[title] = _blank_result(task)
+            runner._load_candidate(worker, task, original.weights)
+            for probe in PROBES:
+                if result["verdict"] is None:
+                    runner._check(worker, probe, original, result)
+        original.close()
+    return results
 
 
-@pytest.mark.parametrize("model, route", [(model, route) for model in RIGHT for route in RIGHT[model]])
-def test_a_right_one_passes(judged, model, route):
-    result = judged(model)[route]
+def test_every_wrong_one_is_rejected(checked):
+    passed = {title: result["reason"] for title, result in checked.items() if result["verdict"] != "fail"}
+    assert not passed
+
+
+def test_the_reason_is_one_line(checked):
+    for result in checked.values():
+        assert result["reason"] and "\n" not in result["reason"]
+
+
+@pytest.mark.parametrize("title", WHOLE_PATH)
+def test_a_wrong_one_is_rejected_and_not_timed(run, title):
+    assert run[title]["verdict"] == "fail"
+    assert "of its spread" in run[title]["reason"]
+    assert run[title]["time_ms"] is None
+
+
+@pytest.mark.parametrize("route", [0, 1])
+def test_a_right_one_passes_by_either_route(run, route):
+    result = list(run.values())[route]
     assert (result["verdict"], result["reason"]) == ("pass", None)
     assert all(gradient["complaint"] is None for gradient in result["check"]["gradients"].values())
     assert result["time_ms"]["median"] > 0

@@ -1,4 +1,4 @@
-"""The CUDA text of a variant through nvcc alone: what ptxas says about its kernels. No GPU and no CUDA build of torch needed."""
+"""The CUDA text of a variant through nvcc alone: what ptxas says of its kernels. It needs no GPU and no CUDA in torch."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def recipe(model, inputs):
 
 
 def compile_cubin(nvcc, recipe, architecture, folder):
-    """(kernels, warnings) of the text for one architecture. Raises AssertionError with nvcc's words when it refuses the text."""
+    """(kernels, warnings) of the text for one architecture. Raises AssertionError with nvcc's words when it refuses."""
     source = folder / f"text_{architecture}.cu"
     source.write_text(recipe.text)
     named = [flag for flag in recipe.flags if "arch" not in flag and flag != "-gencode"]

@@ -58,7 +58,9 @@ def test_build_is_the_same_text_everywhere():
     expected = build_text(exemplar)
     assert expected
     different = [str(path.relative_to(catalog.ROOT)) for path in FILES if build_text(path) != expected]
-    assert not different, f"copy the function `build` of {exemplar.relative_to(catalog.ROOT)} into these, unchanged: {different}"
+    assert not different, (
+        f"copy the function `build` of {exemplar.relative_to(catalog.ROOT)} into these, unchanged: {different}"
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -100,14 +102,16 @@ def test_docstring(model, variant):
     docstring = ast.get_docstring(ast.parse(shelf_files.text_of(variant)))
     assert docstring, "the file begins with a docstring"
     title, blank, first_words, *_ = [*docstring.split("\n"), "", ""]
-    assert re.fullmatch(rf"{model.name}\b.*: .+\.", title), f'the first line is "{model.name}, v<N>: <the idea>."; it is {title!r}'
+    assert re.fullmatch(rf"{model.name}\b.*: .+\.", title), (
+        f'the first line is "{model.name}, v<N>: <the idea>."; it is {title!r}'
+    )
     assert not blank, "the title stands alone: a blank line follows"
     assert first_words and not first_words.startswith(" "), "what it is like and what is new, in prose, follows the title"
 
     headings = re.findall(r"^(\S.*)\n {4}\S", docstring, re.MULTILINE)
     found = [name for heading in headings for name, pattern in SECTIONS.items() if re.fullmatch(pattern, heading)]
     assert found == list(SECTIONS), (
-        f"the docstring needs these headings, in this order, at the left edge and with an indented text below: {list(SECTIONS)}; "
+        f"the docstring needs these headings, in this order, at the left edge, with an indented text below: {list(SECTIONS)}; "
         f"found: {found} among {headings}"
     )
 
@@ -131,7 +135,9 @@ def test_nothing_is_built_on_import():
 def test_as_a_script_without_a_gpu(model, variant):
     result = run_python(variant.path, CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.fullmatch(rf"{model.name}_{variant.name}: needs an NVIDIA GPU and .+\n", result.stdout), "one line: what is missing"
+    assert re.fullmatch(rf"{model.name}_{variant.name}: needs an NVIDIA GPU and .+\n", result.stdout), (
+        "one line: what is missing"
+    )
 
 
 @pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))

@@ -121,7 +121,9 @@ def test_sum_dim(model, variant, sum_dim):
 @only("conv3d_div_max_gap_bias_sum")
 @pytest.mark.parametrize("sum_dim", [1, 0])
 @pytest.mark.parametrize(
-    "bias_shape", [(5, 1, 1, 1), (1, 5, 1, 1, 1), (1,), (1, 1, 1, 1), (4,), (2, 3, 4), (3, 1, 1, 1, 1), (3, 5, 1, 1, 2)], ids=str
+    "bias_shape",
+    [(5, 1, 1, 1), (1, 5, 1, 1, 1), (1,), (1, 1, 1, 1), (4,), (2, 3, 4), (3, 1, 1, 1, 1), (3, 5, 1, 1, 2)],
+    ids=str,
 )
 def test_bias_shape(model, variant, bias_shape, sum_dim):
     assert_right(*make(model, variant, bias_shape=bias_shape, out_channels=5, sum_dim=sum_dim))
@@ -266,11 +268,11 @@ def test_weights_are_read_anew_in_each_call(model, variant):
 @ALL
 def test_a_gradient_raises(model, variant):
     _, new, x = make(model, variant)
-    with pytest.raises(NotImplementedError, match="backward|forward only"):
+    with pytest.raises(NotImplementedError, match=r"no backward|forward only"):
         new(x).sum().backward()
     new.requires_grad_(False)
     assert not new(x).requires_grad
-    with pytest.raises(NotImplementedError, match="backward|forward only"):
+    with pytest.raises(NotImplementedError, match=r"no backward|forward only"):
         new(x.requires_grad_()).sum().backward()
 
 
@@ -292,7 +294,7 @@ def test_wrong_tensors_are_refused(model, variant):
         for message, wrong in refused.items():
             with pytest.raises((RuntimeError, ValueError, TypeError), match=message):
                 new(wrong)
-        with pytest.raises(RuntimeError, match="[dD]ouble"):
+        with pytest.raises(RuntimeError, match=r"[dD]ouble"):
             new.double()(x)
 
 

@@ -28,6 +28,9 @@ EDITS = {
     CUDA_VARIANT: ("out[blockIdx.x] = sum;", "out[blockIdx.x] = 2 * sum;"),
 }
 
+# (model, variant) for what any variant would show; its main takes the shortest time.
+ALEXNET = next(param.values for param in shelf_files.variants("cpu") if param.values[0].name == "alexnet_conv1")
+
 # `builds` gets a name for each call of load_inline, the only way in which a variant builds or loads anything.
 COUNT_BUILDS = """
 import torch
@@ -160,7 +163,7 @@ def test_variants_of_different_models_live_side_by_side(run_notebook):
 
 def test_an_edited_python_part_counts(run_notebook):
     """`register` and `forward` are part of what was pasted, too."""
-    (model, variant) = next(p.values for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1")
+    model, variant = ALEXNET
     text, (init_inputs, shape) = shelf_files.text_of(variant), problem_of(model)
     word = "this variant computes forward only"
     assert text.count(word) == 1
@@ -175,32 +178,30 @@ def test_an_edited_python_part_counts(run_notebook):
     assert "no way back" in printed[4]
 
 
-def test_a_failed_build_is_tried_again(run_notebook, tmp_path, monkeypatch):
-    """Without a compiler, then with one: the same cell, the same kernel."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    monkeypatch.delenv("CXX", raising=False)
-    text = shelf_files.text_of(next(p.values[1] for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1"))
-    hide = "import os; path = os.environ['PATH']; os.environ['PATH'] = os.devnull"
-    printed = run_notebook([hide, text, text, "os.environ['PATH'] = path", text], raises={1: "RuntimeError", 2: "RuntimeError"})
-    assert "differs from" in printed[4]
-
-
 def test_a_refused_text_and_its_correction(run_notebook):
     """A slip of the pen in the kernel raises with the compiler's words; the corrected cell runs."""
-    text = shelf_files.text_of(next(p.values[1] for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1"))
+    text = shelf_files.text_of(ALEXNET[1])
     slip = text.replace("= tile[p * CHANNELS + channel];", "= tile[p * CHANELS + channel];")
     assert slip != text
     printed = run_notebook([slip, text], raises={0: "RuntimeError"})
     assert "differs from" in printed[1]
 
 
-def test_an_interrupted_build_is_tried_again(run_notebook, tmp_path, monkeypatch):
-    """Jupyter's stop button sends SIGINT to the kernel's process group: to Python and to the compilers."""
+def test_a_build_that_failed_or_was_interrupted_is_tried_again(run_notebook, tmp_path, monkeypatch):
+    """The same cell in the same kernel: without a compiler (twice), stopped while the compilers run, and at last in peace.
+
+    Jupyter's stop button sends SIGINT to the kernel's process group, so compilers get it too.
+    """
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    text = shelf_files.text_of(next(p.values[1] for p in shelf_files.variants("cpu") if p.values[0].name == "alexnet_conv1"))
-    interrupt = """
+    monkeypatch.delenv("CXX", raising=False)
+    text = shelf_files.text_of(ALEXNET[1])
+    hide_compiler = """
         import os, signal, threading
         from torch.utils import cpp_extension
+        path, os.environ["PATH"] = os.environ["PATH"], os.devnull
+    """
+    interrupt = """
+        os.environ["PATH"] = path
         load_inline = cpp_extension.load_inline
 
         def interrupted(*arguments, **options):
@@ -210,6 +211,9 @@ def test_an_interrupted_build_is_tried_again(run_notebook, tmp_path, monkeypatch
         assert os.getpgrp() == os.getpid(), "the kernel leads no process group of its own"
         cpp_extension.load_inline = interrupted
     """
-    restore = "cpp_extension.load_inline = load_inline"
-    printed = run_notebook([interrupt, text, restore, text], raises={1: "KeyboardInterrupt"})
-    assert "differs from" in printed[3]
+    in_peace = "cpp_extension.load_inline = load_inline"
+    printed = run_notebook(
+        [hide_compiler, text, text, interrupt, text, in_peace, text],
+        raises={1: "RuntimeError", 2: "RuntimeError", 4: "KeyboardInterrupt"},
+    )
+    assert "differs from" in printed[6]

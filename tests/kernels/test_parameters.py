@@ -8,7 +8,6 @@ import torch
 
 from playground import catalog, tensors
 
-
 pytestmark = pytest.mark.parametrize("model, variant", shelf_files.variants())
 
 

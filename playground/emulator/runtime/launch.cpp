@@ -7,6 +7,7 @@
 
 #include "scheduler.h"
 #include "shadow.h"
+#include "ticks.h"
 
 namespace emulator {
 namespace {
@@ -136,6 +137,7 @@ void run_grid(const char* name, int line, const void* kernel, const LaunchConfig
             int count = options.processors ? options.processors : (int)std::thread::hardware_concurrency();
             if (options.checked()) count = 1;  // the shadow memory has one user, and findings come in a fixed order
             if ((uint64_t)count > launch.blocks) count = (int)launch.blocks;
+            find_kernel_text(launch);
             if (options.checked()) begin_launch_shadow(launch);
             crew().run(launch, count);
             if (options.checked()) end_launch_shadow(launch);

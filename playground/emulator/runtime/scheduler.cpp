@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "shadow.h"
+#include "ticks.h"
 
 namespace emulator {
 
@@ -126,6 +127,7 @@ void Worker::retire(Block& b) {
 
 void Worker::run(Launch& next_launch) {
     prepare(next_launch);
+    const Ticks ticks(next_launch);
     while (!launch->failed && start_block()) {
         running = &main;
         Fiber& first = idle_fiber();

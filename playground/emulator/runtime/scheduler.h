@@ -39,6 +39,7 @@ struct Launch {
     uint64_t number = 0;
     uint64_t stride = 1;  // of the random schedule's walk over the blocks; has no divisor in common with their number
     double deadline = 0;
+    uintptr_t text_begin = 0, text_end = 0;  // of the library that holds the kernel
     std::atomic<uint64_t> next_block{0};
     std::atomic<bool> failed{false};
     uint3 block_at(uint64_t position) const;  // in the order of the schedule
@@ -188,6 +189,7 @@ struct Worker {
     size_t shared_used = 0;
     uint64_t random_state = 1;
     bool stopped = false;                  // a finding ended the launch
+    const ThreadView* ticked = nullptr;    // who ran at the last tick
 
     void run(Launch& launch);
     uint64_t random();

@@ -1,0 +1,19 @@
+// A clock tick for threads that run long without calling the runtime: one that waits for another by looking at memory has to
+// make room for it, and one that never ends has to be stopped.
+#pragma once
+#include "scheduler.h"
+
+namespace emulator {
+
+// Finds the machine code that the launch runs: only there may a tick interrupt.
+void find_kernel_text(Launch& launch);
+
+// While it lives, the calling OS thread gets ticks for the worker.
+class Ticks {
+ public:
+    explicit Ticks(Launch& launch);
+    ~Ticks();
+    Ticks(const Ticks&) = delete;
+};
+
+}  // namespace emulator
