@@ -88,7 +88,7 @@ class Runner:
                 built = worker.ask("candidate.build", self._options.time_limit, seed=self._seed)
             result["build_seconds"], result["built"] = built["seconds"], built["built"]
         except WorkerFailure as failure:
-            _give(result, "error", str(failure), failure.details)
+            _give_failure(result, failure)
         self._progress.finished("build", task.model.name, task.variant.name, result["verdict"] or "built")
 
     def _run_group(self, tasks, results):
@@ -112,7 +112,7 @@ class Runner:
                     with WorkerProcess() as worker:
                         self._check_and_time(worker, task, original, result)
                 except WorkerFailure as failure:
-                    _give(result, "error", str(failure), failure.details)
+                    _give_failure(result, failure)
 
     def _check_and_time(self, worker, task, original, result):
         names = task.model.name, task.variant.name
@@ -311,6 +311,15 @@ def _blank_result(task):
 
 def _give(result, verdict, reason, details=""):
     result.update(verdict=verdict, reason=reason, details=details)
+
+
+def _give_failure(result, failure):
+    """A variant that ends a request without a result has an error; one in which the emulator finds a mistake has failed."""
+    if failure.is_finding:
+        result["findings"].append(str(failure))
+        _give(result, "fail", str(failure))
+    else:
+        _give(result, "error", str(failure), failure.details)
 
 
 def _worse(check, comparison):

@@ -56,6 +56,7 @@ class Prepared:
         self.file = source_map.file
         self.kernels = rewritten.kernels
         self.uses_torch = rewritten.uses_torch or torch_always
+        self.declares_only = "{" not in text.split("PYBIND11_MODULE")[0]
         text = rewritten.text
         source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
         if self.uses_torch:
@@ -153,15 +154,30 @@ class Builder:
         return library
 
     def compile_binding(self, name, prepared, flags):
-        torch_flags = [*toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
-        flags = [f"-I{toolchain.INCLUDE}", *torch_flags, "-O0" if self.debug else "-O1", "-g1", "-fPIC", "-fno-gnu-unique", "-w", *flags]
-        return toolchain.compile_text(prepared.text, ".cpp", flags, lambda messages: first_errors(messages, name), True)
+        own = [f"-I{toolchain.INCLUDE}", "-O0" if self.debug else "-O1", "-g1", "-fPIC", "-fno-gnu-unique", "-w"]
+        return compile_with_torch(name, prepared, [*own, *flags])
 
     def compile_kernels(self, name, prepared, flags):
-        own = list(toolchain.kernel_flags(self.checked, self.debug))
+        flags = [*toolchain.kernel_flags(self.checked, self.debug), *flags]
+        prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
         if prepared.uses_torch:
-            own += [*toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
-        else:
-            own += ["-std=c++17"]
-        text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
-        return toolchain.compile_text(text, ".cpp", [*own, *flags], lambda messages: first_errors(messages, name), prepared.uses_torch)
+            return compile_with_torch(name, prepared, flags)
+        return toolchain.compile_text(
+            prepared.text, ".cpp", ["-std=c++17", *flags], lambda messages: first_errors(messages, name)
+        )
+
+
+def compile_with_torch(name, prepared, flags):
+    """Texts that include all of PyTorch's headers are first tried with a small part of them."""
+    flags = [*flags, *toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
+    if re.search(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>", prepared.text):
+        light = [f"-I{toolchain.INCLUDE / 'light'}"]
+        if re.search(r"\bPYBIND11_|\bpy::|\bpybind11\b", prepared.text):
+            light.append("-DEMULATOR_PYBIND")
+        if prepared.declares_only:
+            light.append("-DEMULATOR_DECLARATIONS_ONLY")
+        try:
+            return toolchain.compile_text(prepared.text, ".cpp", [*light, *flags], uses_torch=True)
+        except EmulatorError:
+            pass  # the full headers decide
+    return toolchain.compile_text(prepared.text, ".cpp", flags, lambda messages: first_errors(messages, name), True)

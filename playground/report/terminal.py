@@ -268,7 +268,8 @@ def _facts(result):
     if result["reason"]:
         yield "reason", result["reason"]
     for finding in result.get("findings") or []:
-        yield "finding", finding
+        if finding != result["reason"]:
+            yield "finding", finding
     yield "ran on", _ran_on(result)
     inputs = (result.get("shape") or {}).get("inputs")
     if inputs:

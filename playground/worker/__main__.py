@@ -32,7 +32,8 @@ def main(request_fd, reply_fd, parent):
         try:
             reply = {"result": answer(message["request"], message["arguments"])}
         except BaseException as exception:  # SystemExit and KeyboardInterrupt too: a judged file may raise anything
-            reply = {"error": describe(exception)[0], "details": describe(exception)[1]}
+            reason, details = describe(exception)
+            reply = {"error": reason, "details": details, "is_finding": type(exception).__name__ == "Finding"}
         channel.send(reply)
 
 

@@ -5,6 +5,8 @@ import os
 import time
 from pathlib import Path
 
+from playground.emulator import toolchain
+
 
 class BuildWatch:
     """Wraps torch's two build functions from the moment it is made.
@@ -12,9 +14,10 @@ class BuildWatch:
     `seconds` is the time spent in them so far; `built` says whether any of it compiled; `names` are the extensions.
     """
 
-    def __init__(self):
+    def __init__(self, emulated=False):
         from torch.utils import cpp_extension
 
+        self._emulated = emulated
         self.seconds = 0.0
         self.built = False
         self.names = []
@@ -30,14 +33,17 @@ class BuildWatch:
             finally:
                 self.seconds += time.perf_counter() - start
                 self.names.append(name)
-                self.built |= _library_is_newer(name, wall_clock)
+                self.built |= self._has_new_library(name, wall_clock)
 
         return watched
 
+    def _has_new_library(self, name, wall_clock):
+        from torch.utils import cpp_extension
 
-def _library_is_newer(name, wall_clock):
-    from torch.utils import cpp_extension
-
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
-    file_system_resolution = 1.0  # seconds; some file systems round modification times
-    return any(file.stat().st_mtime >= wall_clock - file_system_resolution for file in root.rglob(f"{name}/*.so"))
+        if self._emulated:
+            libraries = toolchain.cache_folder().rglob("*.so")
+        else:
+            root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+            libraries = root.rglob(f"{name}/*.so")
+        file_system_resolution = 1.0  # seconds; some file systems round modification times
+        return any(file.stat().st_mtime >= wall_clock - file_system_resolution for file in libraries)

@@ -2,10 +2,11 @@
 
 import contextlib
 import functools
+import itertools
 
 import torch
 
-from playground import catalog, tensors
+from playground import catalog, emulator, tensors
 from playground.stopwatch import timer
 from playground.stopwatch.workload import Workload, input_sets
 from playground.worker.builds import BuildWatch
@@ -18,18 +19,16 @@ class WrongInterface(Exception):
 class Candidate:
     """A ModelNew in this process."""
 
-    def load(self, problem, variant, settings, place, weights, seed, emulator=None):
+    def load(self, problem, variant, settings, place, weights, seed):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
-        `place` is "cuda", "cpu" or "emulator" (then `emulator` holds the arguments of playground.emulator.install). Nothing of
-        ours is built before the first call. Raises CatalogError, WrongInterface and whatever the file raises.
+        `place` is "cuda", "cpu" or "emulator". Nothing of ours is built before the first call. Raises CatalogError,
+        WrongInterface and whatever the file raises.
         """
         self.device = torch.device(tensors.PLACES[place])
-        if place == "emulator":
-            from playground import emulator as emulation
-
-            emulation.install(source_file=variant, **(emulator or {}))
-        self.builds = BuildWatch()
+        self.emulator = emulator.install(mode="check", source_file=variant) if place == "emulator" else None
+        self.schedules = itertools.cycle(("forward", "reversed", "random"))
+        self.builds = BuildWatch(emulated=place == "emulator")
         self.problem = catalog.load_problem(problem, settings)
         module = catalog.load_variant(variant)
         self.model = tensors.make_model(self.problem, module.ModelNew, seed)
@@ -47,11 +46,13 @@ class Candidate:
     def run(self, inputs, outputs, poison):
         """Forward on the inputs in one file; the outputs go to another. Returns {"peak_mib"}.
 
-        With `poison`, memory that torch hands out uninitialised is NaN, so that an element that is not written shows.
+        With `poison`, memory that torch hands out uninitialised is NaN, so that an element that is not written shows. (The
+        emulator sees such elements by itself.)
         """
+        self._next_schedule()
         given = tensors.to(tensors.load(inputs)["inputs"], self.device)
         forward = functools.partial(self._forward, given)
-        with _poisoned_memory() if poison else contextlib.nullcontext():
+        with _poisoned_memory() if poison and not self.emulator else contextlib.nullcontext():
             result, peak_mib = timer.peak_memory(forward, self.device)
         tensors.save({"outputs": result}, outputs)
         return {"peak_mib": peak_mib}
@@ -61,6 +62,7 @@ class Candidate:
 
         Returns {"unsupported": reason or None}: the text of a NotImplementedError when the variant refuses to train.
         """
+        self._next_schedule()
         given = tensors.load(inputs)
         try:
             results, gradients = tensors.gradients(
@@ -78,6 +80,11 @@ class Candidate:
         self.input_sets = self.input_sets or input_sets(self.problem, self.device, seed)
         workload = Workload(self.model, self.input_sets, mode)
         return timer.measure(workload, self.device, seconds)
+
+    def _next_schedule(self):
+        """Under the emulator every run has its threads in another order, so that a race has more chances to show."""
+        if self.emulator:
+            self.emulator.configure(schedule=next(self.schedules))
 
     def _forward(self, inputs):
         with torch.no_grad():

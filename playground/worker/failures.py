@@ -24,14 +24,14 @@ def _reason(exception):
         return f"out of memory: {_first_line(exception)}"
     if "Error building extension" in str(exception):
         return f"does not compile: {_compiler_error(str(exception))}"
-    if name == "CatalogError":
+    if name in ("CatalogError", "Finding"):
         return _first_line(exception)
     return f"{name}: {_first_line(exception)}"
 
 
 def _first_line(exception):
     lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no message"
+    return lines[0][:400] if lines else "no message"
 
 
 def _compiler_error(text):

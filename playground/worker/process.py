@@ -18,11 +18,15 @@ _living_lock = threading.Lock()
 
 
 class WorkerFailure(Exception):
-    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output."""
+    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
 
-    def __init__(self, reason, details=""):
+    `is_finding` says that the emulator found a mistake in a kernel.
+    """
+
+    def __init__(self, reason, details="", is_finding=False):
         super().__init__(reason)
         self.details = details
+        self.is_finding = is_finding
 
 
 class WorkerProcess:
@@ -77,8 +81,8 @@ class WorkerProcess:
         match reply:
             case {"result": dict(result)}:
                 return result
-            case {"error": str(reason), "details": str(details)}:
-                raise WorkerFailure(reason, details + self.output())
+            case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)}:
+                raise WorkerFailure(reason, details + self.output(), is_finding)
         self.kill()
         raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
 
