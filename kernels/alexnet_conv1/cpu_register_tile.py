@@ -14,8 +14,8 @@ Why it is fast
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
-    with x taken as zero outside the image. Evaluated as written: every output is one float32 sum in the order c, u, v
-    that starts from the bias, computed by one thread, so the bits do not depend on the number of threads.
+    with x taken as zero outside the image. Evaluated as written: every output is one float32 sum in the order c, u, v,
+    to which the bias is added last, computed by one thread, so the bits do not depend on the number of threads.
 
 Loops (from the outermost in)
     over                    how                           what it keeps
@@ -112,11 +112,12 @@ static void fill_band(const Sizes& size, const float* sample, int64_t top, int64
 // tile (POSITIONS, CHANNELS) = the outputs at POSITIONS neighbouring positions; `window` is the first one's in the band.
 static void compute_tile(const Sizes& size, const float* window, int64_t band_height, const float* panel, float* tile) {
     const int64_t kernel_h = size.kernel_h, kernel_w = size.kernel_w, pitch = size.band_pitch();
+    const Vector* biases = (const Vector*)panel;
     Vector sums[POSITIONS][VECTORS];
 #pragma GCC unroll 16
     for (int p = 0; p < POSITIONS; ++p)
 #pragma GCC unroll 16
-        for (int n = 0; n < VECTORS; ++n) sums[p][n] = ((const Vector*)panel)[n];
+        for (int n = 0; n < VECTORS; ++n) sums[p][n] = Vector{};
     panel += CHANNELS;
     for (int64_t c = 0; c < size.in_channels; ++c, window += band_height * pitch)
         for (int64_t u = 0; u < kernel_h; ++u)
@@ -129,7 +130,7 @@ static void compute_tile(const Sizes& size, const float* window, int64_t band_he
 #pragma GCC unroll 16
     for (int p = 0; p < POSITIONS; ++p)
 #pragma GCC unroll 16
-        for (int n = 0; n < VECTORS; ++n) ((Vector*)tile)[p * VECTORS + n] = sums[p][n];
+        for (int n = 0; n < VECTORS; ++n) ((Vector*)tile)[p * VECTORS + n] = sums[p][n] + biases[n];
 }
 
 // out (channels, positions), a row every `plane` elements = the tile transposed.
@@ -275,7 +276,8 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
 
-    if not any(namespace in path for path in torch.ops.loaded_libraries):
+    operators = getattr(torch.ops, namespace)
+    if not getattr(operators, "registered", False):
         if not shutil.which("ninja"):  # in a virtual environment that is not activated
             os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
         try:
@@ -292,6 +294,7 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
             cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
             raise
         register(namespace)
+        operators.registered = True
     return namespace
 
 

@@ -19,7 +19,7 @@ What later steps change
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
-    with x taken as zero outside the image. Evaluated as written, in float32, in the order c, u, v, starting from the bias.
+    with x taken as zero outside the image. Evaluated as written, in float32, in the order c, u, v, the bias last.
 
 Launches
     kernel   grid                    block  shared  work of a thread
@@ -63,7 +63,7 @@ __global__ void conv2d(const float* __restrict__ x, const float* __restrict__ we
     const int64_t b = index / out_w / out_h / out_channels;
 
     const int top = i * stride_h - pad_h, left = j * stride_w - pad_w;  // of the window; negative inside the padding
-    float sum = bias ? bias[o] : 0.0f;
+    float sum = 0.0f;
     for (int c = 0; c < in_channels; ++c) {
         const float* image = x + (b * in_channels + c) * height * width;
         const float* filter = weight + ((int64_t)o * in_channels + c) * kernel_h * kernel_w;
@@ -74,7 +74,7 @@ __global__ void conv2d(const float* __restrict__ x, const float* __restrict__ we
                 if (inside) sum += image[(int64_t)h * width + w] * filter[u * kernel_w + v];
             }
     }
-    out[index] = sum;
+    out[index] = bias ? sum + bias[o] : sum;
 }
 
 void launch_conv2d(const float* x, const float* weight, const float* bias, float* out, int64_t outputs, int in_channels,
@@ -201,7 +201,8 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
 
-    if not any(namespace in path for path in torch.ops.loaded_libraries):
+    operators = getattr(torch.ops, namespace)
+    if not getattr(operators, "registered", False):
         if not shutil.which("ninja"):  # in a virtual environment that is not activated
             os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
         try:
@@ -218,6 +219,7 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
             cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
             raise
         register(namespace)
+        operators.registered = True
     return namespace
 
 

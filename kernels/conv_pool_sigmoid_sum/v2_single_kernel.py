@@ -684,7 +684,8 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
 
-    if not any(namespace in path for path in torch.ops.loaded_libraries):
+    operators = getattr(torch.ops, namespace)
+    if not getattr(operators, "registered", False):
         if not shutil.which("ninja"):  # in a virtual environment that is not activated
             os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
         try:
@@ -701,6 +702,7 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
             cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
             raise
         register(namespace)
+        operators.registered = True
     return namespace
 
 

@@ -100,7 +100,6 @@ def test_every_process_finds_the_builds_of_the_others():
     assert len(set(printed[0])) == len(shelf_files.variants())
 
 
-@pytest.mark.xfail(reason="build takes a loaded library for a registered one", strict=True)
 def test_a_failed_registration_is_not_taken_for_done():
     """Without it the operators have no autograd: gradients would be missing, not refused."""
     module = catalog.load_variant(VARIANT.path)

@@ -1,0 +1,112 @@
+"""The rewriter: what it makes of launches, shared memory and PTX, and what it says to what it does not know."""
+
+import pytest
+
+from playground.emulator import EmulatorError
+from playground.emulator.kernels import KernelLibrary
+from playground.emulator.rewrite import rewrite
+from playground.emulator.sourcemap import line_map
+from playground.emulator.text import UnsupportedError, text_of, tokens_of
+
+
+def squeezed(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int a = 1 << 2 >> 1; // <<<not>>> a launch\n",
+        'const char* s = "<<<1>>>"; /* __shared__ */ char c = \'"\';',
+        'auto r = R"x(__shared__ float a[2]; <<<>>>)x";',
+        "std::vector<std::vector<std::vector<int>>> v; x = 0x1p-3f + 1'000 + .5e+3f;",
+        "#define A(x) \\\n  (x)\nA(1);",
+    ],
+)
+def test_what_is_no_cuda_stays(text):
+    assert text_of(tokens_of(text)) == text
+    assert rewrite(text).text == text
+
+
+@pytest.mark.parametrize(
+    "launch, name, config, arguments",
+    [
+        ("k<<<1, 2>>>()", "k", "1, 2", ""),
+        ("k<<<g, b, 0, s>>>(a, 0, NULL)", "k", "g, b, 0, s", "a, ::emulator::Zero{}, ::emulator::Zero{}"),
+        ("ns::k<T, 4><<<dim3(1, 2), dim3(f(3))>>>(a[1], {b})", "ns::k<T, 4>", "dim3(1, 2), dim3(f(3))", "a[1], {b}"),
+        ("k<A<B<int>>><<<(n + 1) >> 2, 32>>>(x)", "k<A<B<int>>>", "(n + 1) >> 2, 32", "x"),
+        ("k<(N >> 1)> <<< 1, 2 >>> (x)", "k<(N >> 1)>", "1, 2", "x"),
+    ],
+)
+def test_launches(launch, name, config, arguments):
+    text = squeezed(rewrite(f"void f() {{ {launch}; }}").text)
+    assert text.startswith(f'void f() {{ ::emulator::launch("{name}", 1, ')
+    assert f"::emulator::LaunchConfig({config.strip()})" in text.replace("( ", "(").replace(" )", ")")
+    assert text.endswith(f", {arguments}); }}" if arguments else "}); }")
+
+
+def test_lines_are_kept():
+    text = "void f() {\n  k<<<1,\n      2>>>(\n      a);\n  __shared__ float\n    x[2],\n    y;\n  here();\n}\n"
+    lines = rewrite(text).text.split("\n")
+    assert len(lines) == text.count("\n") + 1
+    assert lines[7].strip() == "here();"
+
+
+def test_shared_declarations():
+    text = rewrite('void f() { __shared__ alignas(16) const float a[2][3], b; extern __shared__ int c[]; }').text
+    assert "typedef const float a_type[2][3];" in text
+    assert "{sizeof(a_type), 16, \"a\", __LINE__}" in text
+    assert "typedef const float b_type;" in text
+    assert "int* c = (int*)::emulator::dynamic_shared();" in text
+    outside = rewrite("extern __shared__ char all[];\nvoid f() {}").text
+    assert outside.startswith("static ::emulator::DynamicShared<char> all;")
+
+
+def test_kernels_lines_and_templates():
+    text = "\n__global__ void __launch_bounds__(128) k(int a) {}\ntemplate <class T, int N>\n__global__ void t(T* p) {}\n"
+    text += "void f() { k<<<1, 1>>>(2); t<int, 3><<<1, 1>>>(p); t<int><<<1, 1>>>(p); }"
+    out = rewrite(text).text
+    assert 'launch("k", 2, ::emulator::kernel_key(k)' in out
+    assert 'launch("t<int, 3>", 4, ::emulator::kernel_key(t<int, 3>)' in out
+    assert 'launch("t<int>", 4, ::emulator::kernel_key(nullptr)' in out
+
+
+@pytest.mark.parametrize(
+    "text, construct, line",
+    [
+        ("\n#include <cub/cub.cuh>\n", "#include <cub/cub.cuh>", 2),
+        ("void f() {\n\n  x = tex2D<float>(t, 1, 2); }", "texture fetch", 3),
+        ("void f() {\n asm volatile(\"vadd4.u32.u32.u32 %0, %1, %2, %3;\" : \"=r\"(x) : \"r\"(a), \"r\"(b), \"r\"(c)); }", "vadd4.u32.u32.u32", 2),
+        ('void f() { asm("mov.u32 %0, %5;" : "=r"(x)); }', "the asm operand %5", 1),
+        ("void f() { __shared__ float a = 3; }", "shared declaration", 1),
+        ("void f() { k<<<1, 2; }", "a launch without >>>", 1),
+    ],
+)
+def test_unsupported(text, construct, line):
+    with pytest.raises(UnsupportedError) as caught:
+        rewrite(text)
+    assert construct in caught.value.construct
+    assert caught.value.line == line
+
+
+def test_errors_name_the_line():
+    with pytest.raises(EmulatorError, match=r"test_rewrite\.py:\d+: the emulator does not support .*texture"):
+        KernelLibrary("void g() { tex2D(); }\nvoid unlikely_name() { another_unlikely_call(tex3D); }")
+    with pytest.raises(EmulatorError, match="no_such_function") as caught:
+        KernelLibrary("__global__ void k() { no_such_function(); }")
+    assert len(str(caught.value).splitlines()) < 8
+
+
+def test_line_map():
+    file_lines = ['x = """', "int first;", "int second;", '"""', 'y = """', "int third_line;", "}", '"""']
+    assert line_map("#define N 3\nint first;\nint second;\nint third_line;\n}", file_lines) == [None, 2, 3, 6, 7]
+
+
+def test_ptx():
+    text = rewrite(
+        'void f() { asm volatile("{\\n.reg .pred p;\\nL1:\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\\n@p bra L2;\\n'
+        'bra L1;\\nL2:\\n}" :: "r"(m), "r"(ph) : "memory"); }'
+    ).text
+    for part in ("bool reg_p{};", "label_L1: ;", "if (reg_p) { goto label_L2; }", "::emulator::mbarrier_wait(ptx_0, ptx_1, true"):
+        assert part in text
+    assert "\n" not in text
