@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from . import toolchain
 from .errors import EmulatorError
@@ -35,6 +36,13 @@ def after_line(text, line, inserted):
     return "\n".join([*lines[:line], inserted, *lines[line:]])
 
 
+def operator_headers(text):
+    """Includes for the operators that a text names in full, as in torch::empty_like."""
+    names = sorted(set(re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)))
+    folders = [Path(flag.removeprefix("-isystem")) for flag in toolchain.torch_flags()[0] if flag.startswith("-isystem")]
+    return [f"#include <ATen/ops/{name}.h>" for name in names if any((f / "ATen/ops" / f"{name}.h").exists() for f in folders)]
+
+
 def first_errors(messages, name):
     """A compiler's page of messages as an exception of a few lines."""
     errors = [line for line in messages.splitlines() if re.search(r": (fatal )?error: |undefined reference", line)]
@@ -56,13 +64,13 @@ class Prepared:
         self.file = source_map.file
         self.kernels = rewritten.kernels
         self.uses_torch = rewritten.uses_torch or torch_always
-        self.declares_only = "{" not in text.split("PYBIND11_MODULE")[0]
         text = rewritten.text
         source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
         if self.uses_torch:
             at = rewritten.last_include_line
-            text = after_line(text, at, "#include <emulator/torch_overrides.h>")
-            source_map.lines.insert(at, None)
+            added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"]
+            text = after_line(text, at, "\n".join(added))
+            source_map.lines[at:at] = [None] * len(added)
         self.line = source_map.line
         # The rewriter writes a kernel's line as the text counts it; make it the file's.
         self.launch_lines = {}
@@ -128,7 +136,7 @@ class Builder:
             if kernels:
                 jobs.append(pool.submit(self.compile_kernels, name, kernels, cuda_flags))
             objects = [job.result() for job in jobs][1:]
-        extra = [flag for flag in extra_ldflags or [] if not re.search(r"cuda|cublas|cudnn", flag)]
+        extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
         library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
         self.files[str(library)] = self.namespaces[name] = self.last_file
         self.kernel_lines.update(kernels.launch_lines if kernels else {})
@@ -174,8 +182,6 @@ def compile_with_torch(name, prepared, flags):
         light = [f"-I{toolchain.INCLUDE / 'light'}"]
         if re.search(r"\bPYBIND11_|\bpy::|\bpybind11\b", prepared.text):
             light.append("-DEMULATOR_PYBIND")
-        if prepared.declares_only:
-            light.append("-DEMULATOR_DECLARATIONS_ONLY")
         try:
             return toolchain.compile_text(prepared.text, ".cpp", [*light, *flags], uses_torch=True)
         except EmulatorError:

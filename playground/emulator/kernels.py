@@ -21,8 +21,10 @@ class KernelLibrary:
     def call(self, function, *arguments, schedule="forward", seed=1, processors=0, time_limit=None):
         """Tensors are passed as pointers, numbers as int or float; a ctypes value as it is."""
         runtime.configure(self.mode, schedule, seed, processors, time_limit)
-        values = [ctypes.c_void_p(a.data_ptr()) if hasattr(a, "data_ptr") else ctypes.c_float(a) if isinstance(a, float) else a
-                  for a in arguments]
+        values = [
+            ctypes.c_void_p(a.data_ptr()) if hasattr(a, "data_ptr") else ctypes.c_float(a) if isinstance(a, float) else a
+            for a in arguments
+        ]
         getattr(self.library, function)(*values)
         report = runtime.take_finding()
         if report:

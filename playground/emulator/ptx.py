@@ -20,7 +20,18 @@ REGISTERS = {
 SPECIAL = {
     "tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim",
 }  # fmt: skip
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+COMPARISONS = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 
 # Opcode -> how it is called. Groups of the pattern are handed to the handler. The list is the documentation of what is
 # supported: what stands here is executed, everything else is refused by name.
@@ -290,7 +301,9 @@ def _(match, barrier, size):
 
 @instruction(r"mbarrier\.(try_wait|test_wait)\.parity(\.acquire\.cta)?(\.shared(::cta)?)?\.b64")
 def _(match, done, barrier, parity, *hint):
-    return assign(done, f"::emulator::mbarrier_wait({barrier.value}, {parity.value}, {str(match[1] == 'try_wait').lower()}, __LINE__)")
+    return assign(
+        done, f"::emulator::mbarrier_wait({barrier.value}, {parity.value}, {str(match[1] == 'try_wait').lower()}, __LINE__)"
+    )
 
 
 @instruction(r"(bar|barrier)(\.cta)?\.sync(\.aligned)?")
@@ -326,8 +339,9 @@ def _(match):
 @instruction(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(::cta)?\.b16")
 def _(match, to, source):
     targets = [part.text for part in to.parts] if to.parts else [to.text]
-    return f"{{ uint32_t r[4]; ::emulator::ptx::ldmatrix(r, {source.value}, {match[1]}, {str(bool(match[2])).lower()}, __LINE__); " + (
-        "".join(f"::emulator::ptx::give({target}, r[{i}]);" for i, target in enumerate(targets)) + " }"
+    return (
+        f"{{ uint32_t r[4]; ::emulator::ptx::ldmatrix(r, {source.value}, {match[1]}, {str(bool(match[2])).lower()}, __LINE__); "
+        + ("".join(f"::emulator::ptx::give({target}, r[{i}]);" for i, target in enumerate(targets)) + " }")
     )
 
 
@@ -429,7 +443,9 @@ def _(match, to, a, b, c):
 @instruction(r"setp\.(\w\w)\.([busf])(32|64|16)")
 def _(match, to, a, b):
     kind = REGISTERS[match[2] + match[3]]
-    return assign(to, f"::emulator::ptx::take<{kind}>({a.value}) {COMPARISONS[match[1]]} ::emulator::ptx::take<{kind}>({b.value})")
+    return assign(
+        to, f"::emulator::ptx::take<{kind}>({a.value}) {COMPARISONS[match[1]]} ::emulator::ptx::take<{kind}>({b.value})"
+    )
 
 
 @instruction(r"selp\.([busf])(32|64|16)")
@@ -460,7 +476,8 @@ def _(match, to, *rest):
 @instruction(r"elect\.sync")
 def _(match, to, mask):
     leader, chosen = to.parts
-    return f"{{ const int first = __builtin_ctz({mask.value}); {assign(leader, 'first')}{assign(chosen, '::emulator::lane() == first')} }}"
+    results = assign(leader, "first") + assign(chosen, "::emulator::lane() == first")
+    return f"{{ const int first = __builtin_ctz({mask.value}); {results} }}"
 
 
 # ---- finding asm statements
@@ -491,7 +508,7 @@ def expand(tokens, macros, depth=0):
             at += 1
         elif macro and open_at < len(tokens) and tokens[open_at].text == "(":
             close_at = matching(tokens, open_at)
-            arguments = dict(zip(macro[0], split_at_commas(tokens[open_at + 1 : close_at])))
+            arguments = dict(zip(macro[0], split_at_commas(tokens[open_at + 1 : close_at]), strict=False))
             body = [inner for part in macro[1] for inner in arguments.get(part.text, [part])]
             out.extend(expand(body, macros, depth + 1))
             at = close_at + 1

@@ -21,7 +21,9 @@ from .text import (
 )
 
 # Libraries of device code that the emulator has nothing for; naming them beats a page of errors about their contents.
-UNSUPPORTED_HEADERS = re.compile(r"cub/|thrust/|cute/|cutlass/|cuda/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$")
+UNSUPPORTED_HEADERS = re.compile(
+    r"cub/|thrust/|cute/|cutlass/|cuda/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$"
+)
 UNSUPPORTED_WORDS = {
     "surf2Dread": "surface memory",
     "tex1D": "a texture fetch",
@@ -67,6 +69,7 @@ class Rewriter:
             "<<<": self.launch,
             "__shared__": self.shared,
             "#": self.directive,
+            "__noinline__": self.noinline,
             "asm": self.asm,
             "__asm__": self.asm,
             "{": self.open_brace,
@@ -112,14 +115,21 @@ class Rewriter:
         self.out.append(self.tokens[at])
         return at + 1
 
+    def noinline(self, at):
+        before = skip_blanks(self.out, len(self.out) - 1, -1)
+        in_attribute = before >= 0 and self.out[before].text in ("(", ",")
+        self.emit("__noinline__" if in_attribute else "__attribute__((noinline))", self.tokens[at : at + 1])
+        return at + 1
+
     # ---- preprocessor
 
     def directive(self, at):
         name_at = skip_blanks(self.tokens, at + 1)
         name = self.tokens[name_at].text if name_at < len(self.tokens) else ""
         end = name_at
-        while end < len(self.tokens) and not ("\n" in self.tokens[end].text and self.tokens[end].kind == "space"
-                                              and not self.tokens[end].text.startswith("\\")):
+        while end < len(self.tokens) and not (
+            "\n" in self.tokens[end].text and self.tokens[end].kind == "space" and not self.tokens[end].text.startswith("\\")
+        ):
             end += 1
         line = self.tokens[at:end]
         if name == "include":
@@ -147,7 +157,10 @@ class Rewriter:
         words = squeezed(self.tokens[at:end]).split()
         unroll = re.fullmatch(r"# ?pragma unroll ?\(?(\d*)\)?", " ".join(words))
         if unroll:
-            self.emit(f"#pragma GCC unroll {min(int(unroll[1] or 32), 1024)}" if unroll[1] not in ("0", "1") else "", self.tokens[at:end])
+            self.emit(
+                f"#pragma GCC unroll {min(int(unroll[1] or 32), 1024)}" if unroll[1] not in ("0", "1") else "",
+                self.tokens[at:end],
+            )
         else:
             self.out.extend(self.tokens[at:end])
         return end

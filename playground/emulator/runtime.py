@@ -66,7 +66,7 @@ def first_unwritten(tensor):
     """The byte offset in the tensor's storage, from its first element, of an element that nothing has written, or None."""
     if tensor.numel() == 0 or not tensor.data_ptr():
         return None
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if span != tensor.numel():  # not dense: what lies between its elements is not its own
         return None
     at = library().emulator_first_unwritten(tensor.data_ptr(), span * tensor.element_size())

@@ -37,9 +37,14 @@ def line_map(text, file_lines):
     for number, line in enumerate(file_lines, 1):
         if line.strip():
             places.setdefault(line, []).append(number)
+
     def run_length(at, place):
         length = 0
-        while at + length < len(lines) and place - 1 + length < len(file_lines) and lines[at + length] == file_lines[place - 1 + length]:
+        while (
+            at + length < len(lines)
+            and place - 1 + length < len(file_lines)
+            and lines[at + length] == file_lines[place - 1 + length]
+        ):
             length += 1
         return length
 
@@ -48,10 +53,8 @@ def line_map(text, file_lines):
     while at < len(lines):
         candidates = places.get(lines[at], ())
         # A line may stand in the file more than once: the one behind the last is meant, or else the longest run of equals.
-        if expected in candidates:
-            place = expected
-        else:
-            place = max(candidates, key=lambda place: run_length(at, place), default=None)
+        longest = max(candidates, key=lambda place, at=at: run_length(at, place), default=None)
+        place = expected if expected in candidates else longest
         length = run_length(at, place) if place else 0
         # A lone brace or the like matches by accident.
         if length and (place == expected or sum(len(line.strip()) for line in lines[at : at + length]) >= 8):
@@ -103,7 +106,7 @@ class SourceMap:
             return f'#line 1 "{quoted}"\n{text}'
         out, expected = [], None
         continued = False
-        for line, number in zip(text.split("\n"), self.lines):
+        for line, number in zip(text.split("\n"), self.lines, strict=True):
             if number is not None and number != expected and not continued:
                 out.append(f'#line {number} "{quoted}"')
                 expected = number

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .errors import EmulatorError
@@ -132,8 +133,12 @@ def runtime_library():
     """The emulator's own runtime, compiled once."""
 
     def make(path):
-        flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", *machine_flags(), f"-I{INCLUDE}"]
-        run_compiler([*compiler()[0], *flags, *map(str, sorted(RUNTIME.glob("*.cpp"))), "-o", str(path), "-lpthread", "-ldl"])
+        flags = ["-std=c++17", "-O2", "-g", "-fPIC", *machine_flags(), f"-I{INCLUDE}"]
+        sources = sorted(RUNTIME.glob("*.cpp"))
+        objects = [str(path.with_name(source.stem + ".o")) for source in sources]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda pair: run_compiler(compile_command(flags, *pair)), zip(sources, objects, strict=True)))
+        run_compiler([*compiler()[0], "-shared", *objects, "-o", str(path), "-lpthread", "-ldl"])
 
     return kept("runtime", "-libemulator.so", "runtime", make)
 
@@ -150,7 +155,16 @@ def torch_glue_library():
 
 
 # DWARF 4: in version 5 the first file of the line table is the generated one, whatever #line says.
-KERNEL_FLAGS = ("-g1", "-gdwarf-4", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-ffp-contract=fast", "-w", "-DEMULATOR")
+KERNEL_FLAGS = (
+    "-g1",
+    "-gdwarf-4",
+    "-fPIC",
+    "-fno-strict-aliasing",
+    "-fno-gnu-unique",
+    "-ffp-contract=fast",
+    "-w",
+    "-DEMULATOR",
+)
 
 
 def kernel_flags(checked, debug):
@@ -169,9 +183,18 @@ def link(objects, output_name, extra=()):
     runtime = runtime_library()
 
     def make(path):
-        run_compiler([
-            *compiler()[0], "-shared", *map(str, objects), "-o", str(path), str(runtime), f"-Wl,-rpath,{runtime.parent}",
-            "-Wl,-Bsymbolic", *extra,
-        ])
+        run_compiler(
+            [
+                *compiler()[0],
+                "-shared",
+                *map(str, objects),
+                "-o",
+                str(path),
+                str(runtime),
+                f"-Wl,-rpath,{runtime.parent}",
+                "-Wl,-Bsymbolic",
+                *extra,
+            ]
+        )
 
     return kept("libraries", f"-{output_name}.so", (tuple(map(str, objects)), tuple(extra), str(runtime)), make)

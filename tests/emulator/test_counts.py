@@ -1,5 +1,7 @@
 """Counters against counts made by hand."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -57,7 +59,11 @@ def test_transposes(library):
         for traffic in (found.global_read, found.global_write):
             assert (traffic.requests, traffic.transactions, traffic.ideal, traffic.bytes) == (128, 512, 512, 64 * 64 * 4)
         assert (found.shared_write.requests, found.shared_write.transactions) == (128, 128)
-        assert (found.shared_read.requests, found.shared_read.transactions, found.shared_read.ideal) == (128, 128 * conflicts, 128)
+        assert (found.shared_read.requests, found.shared_read.transactions, found.shared_read.ideal) == (
+            128,
+            128 * conflicts,
+            128,
+        )
         assert found.barriers == 4
 
 
@@ -85,5 +91,5 @@ def test_lines_and_repetition(library):
     runs = [count(library, "run_unpadded", torch.empty(64, 64), torch.rand(64, 64), 64) for _ in range(2)]
     assert runs[0] == runs[1]
     worst = max(runs[0].lines, key=lambda key: runs[0].lines[key].transactions)
-    text_line = 1 + next(i for i, line in enumerate(open(__file__).read().splitlines()) if "tile[threadIdx.x][j]" in line)
+    text_line = 1 + next(i for i, line in enumerate(Path(__file__).read_text().splitlines()) if "tile[threadIdx.x][j]" in line)
     assert worst == (text_line, "shared_read")

@@ -129,3 +129,12 @@ def test_endless_loop(library):
     out = torch.empty(64)
     library.call("run_shared", out, 64)  # and the next launch runs as if nothing had happened
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("mode", ["fast", "check"])
+def test_debug_build(mode):
+    library = KernelLibrary(TEXT, mode, "debug", debug=True)
+    given, out = torch.rand(100), torch.empty(100)
+    library.call("run_scale", out, given, 0.5, 100)
+    torch.testing.assert_close(out, given * 0.5 * 2 + given * 0.5 * 2 * 3)
+    library.close()

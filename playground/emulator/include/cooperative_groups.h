@@ -29,13 +29,21 @@ class thread_block_tile {
     unsigned meta_group_size() const { return (this_thread_block().size() + SIZE - 1) / SIZE; }
     void sync(int line = __builtin_LINE()) const { __syncwarp(mask(), line); }
     template <class T>
-    T shfl(T v, int source, int line = __builtin_LINE()) const { return __shfl_sync(mask(), v, source, SIZE, line); }
+    T shfl(T v, int source, int line = __builtin_LINE()) const {
+        return __shfl_sync(mask(), v, source, SIZE, line);
+    }
     template <class T>
-    T shfl_down(T v, unsigned delta, int line = __builtin_LINE()) const { return __shfl_down_sync(mask(), v, delta, SIZE, line); }
+    T shfl_down(T v, unsigned delta, int line = __builtin_LINE()) const {
+        return __shfl_down_sync(mask(), v, delta, SIZE, line);
+    }
     template <class T>
-    T shfl_up(T v, unsigned delta, int line = __builtin_LINE()) const { return __shfl_up_sync(mask(), v, delta, SIZE, line); }
+    T shfl_up(T v, unsigned delta, int line = __builtin_LINE()) const {
+        return __shfl_up_sync(mask(), v, delta, SIZE, line);
+    }
     template <class T>
-    T shfl_xor(T v, int bits, int line = __builtin_LINE()) const { return __shfl_xor_sync(mask(), v, bits, SIZE, line); }
+    T shfl_xor(T v, int bits, int line = __builtin_LINE()) const {
+        return __shfl_xor_sync(mask(), v, bits, SIZE, line);
+    }
     int any(int p, int line = __builtin_LINE()) const { return __any_sync(mask(), p, line); }
     int all(int p, int line = __builtin_LINE()) const { return __all_sync(mask(), p, line); }
     unsigned ballot(int p, int line = __builtin_LINE()) const { return __ballot_sync(mask(), p, line) >> first_; }
@@ -45,7 +53,9 @@ class thread_block_tile {
     unsigned rank_, first_;
 };
 template <unsigned SIZE, class Group>
-EMULATOR_INLINE thread_block_tile<SIZE> tiled_partition(const Group&) { return {}; }
+EMULATOR_INLINE thread_block_tile<SIZE> tiled_partition(const Group&) {
+    return {};
+}
 
 template <class T>
 struct plus {

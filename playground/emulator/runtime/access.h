@@ -10,10 +10,10 @@ struct Thread;
 enum class Access {
     read,
     write,
-    atomic,        // reads and writes in one step
-    strong_read,   // volatile: allowed to meet atomics
+    atomic,       // reads and writes in one step
+    strong_read,  // volatile: allowed to meet atomics
     strong_write,
-    lands,         // an asynchronous copy arrives
+    lands,  // an asynchronous copy arrives
 };
 
 // The device demands that the address is a multiple of `alignment`.

@@ -49,7 +49,8 @@ Mbarrier read(Block& b, uint32_t address) {
 }
 
 void write(Block& b, uint32_t address, const Mbarrier& m) {
-    const uint64_t word = uint64_t(m.expected) | uint64_t(m.pending) << 20 | uint64_t(m.bytes + (1 << 22)) << 40 | uint64_t(m.phase) << 63;
+    const uint64_t word =
+        uint64_t(m.expected) | uint64_t(m.pending) << 20 | uint64_t(m.bytes + (1 << 22)) << 40 | uint64_t(m.phase) << 63;
     memcpy(b.arena + address, &word, 8);
 }
 
@@ -64,7 +65,9 @@ void complete(Block& b, uint32_t address, Mbarrier& m) {
                 if (options.checked()) barrier_departure(b.threads[w.thread], address);
                 worker->make_ready(b, w.thread);
             }
-        waiting.erase(std::remove_if(waiting.begin(), waiting.end(), [&](const MbarrierWait& w) { return w.mbarrier == address; }), waiting.end());
+        waiting.erase(
+            std::remove_if(waiting.begin(), waiting.end(), [&](const MbarrierWait& w) { return w.mbarrier == address; }),
+            waiting.end());
     }
     write(b, address, m);
 }
@@ -72,7 +75,9 @@ void complete(Block& b, uint32_t address, Mbarrier& m) {
 void arrive(Block& b, uint32_t address, unsigned count, int bytes, Thread& by, int line) {
     Mbarrier m = read(b, address);
     if (count > m.pending)
-        worker->stop(worker->describe("invalid barrier", "more arrivals at an mbarrier than the phase expects (" + std::to_string(m.expected) + ")", {line, nullptr}));
+        worker->stop(worker->describe(
+            "invalid barrier", "more arrivals at an mbarrier than the phase expects (" + std::to_string(m.expected) + ")",
+            {line, nullptr}));
     m.pending -= count;
     m.bytes += bytes;
     if (options.checked()) barrier_arrival(by, address);
@@ -124,7 +129,8 @@ void land_for(Block& b, uint32_t mbarrier) {
 }
 
 bool somebody_waits(const Block& b, uint32_t mbarrier) {
-    return std::any_of(b.async.waiting.begin(), b.async.waiting.end(), [&](const MbarrierWait& w) { return w.mbarrier == mbarrier; });
+    return std::any_of(b.async.waiting.begin(), b.async.waiting.end(),
+                       [&](const MbarrierWait& w) { return w.mbarrier == mbarrier; });
 }
 
 }  // namespace
@@ -173,7 +179,9 @@ void bulk_load(void* shared, const void* global, unsigned bytes, uint32_t mbarri
     Block& b = *t.owner;
     b.async.used = true;
     if (options.checked()) {
-        if (bytes % 16) worker->stop(worker->describe("misaligned access", "a bulk copy moves " + std::to_string(bytes) + " bytes, no multiple of 16", {0, CALLER}));
+        if (bytes % 16)
+            worker->stop(worker->describe(
+                "misaligned access", "a bulk copy moves " + std::to_string(bytes) + " bytes, no multiple of 16", {0, CALLER}));
         examine(global, bytes, Access::read, 16, CALLER);
         mark_in_flight(shared, bytes, 16, CALLER);
         examine(b.arena + mbarrier, 8, Access::atomic, 8, CALLER);
@@ -187,7 +195,9 @@ void bulk_store(void* global, const void* shared, unsigned bytes) {
     AsyncState& a = t.owner->async;
     a.used = true;
     if (options.checked()) {
-        if (bytes % 16) worker->stop(worker->describe("misaligned access", "a bulk copy moves " + std::to_string(bytes) + " bytes, no multiple of 16", {0, CALLER}));
+        if (bytes % 16)
+            worker->stop(worker->describe(
+                "misaligned access", "a bulk copy moves " + std::to_string(bytes) + " bytes, no multiple of 16", {0, CALLER}));
         examine(shared, bytes, Access::read, 16, CALLER);
         examine(global, bytes, Access::write, 16, CALLER);
     }
@@ -203,7 +213,8 @@ void bulk_wait(int) { self().owner->async.stores[current->linear].clear(); }
 
 void mbarrier_init(uint32_t mbarrier, unsigned count, int line) {
     Block& b = *self().owner;
-    if (!count || count >= 1 << 20) worker->stop(worker->describe("invalid barrier", "an mbarrier expects 1 to 1048575 arrivals", {line, nullptr}));
+    if (!count || count >= 1 << 20)
+        worker->stop(worker->describe("invalid barrier", "an mbarrier expects 1 to 1048575 arrivals", {line, nullptr}));
     if (options.checked()) examine(b.arena + mbarrier, 8, Access::write, 8, CALLER);
     Mbarrier m{};
     m.expected = m.pending = count;

@@ -12,21 +12,31 @@ Thread& self() { return *static_cast<Thread*>(current); }
 int vote_result(const Block& b) {
     const int yes = b.votes[b.vote_half];
     switch (b.vote) {
-        case Vote::count: return yes;
-        case Vote::all: return yes == b.arrived;
-        case Vote::any: return yes != 0;
-        default: return 0;
+        case Vote::count:
+            return yes;
+        case Vote::all:
+            return yes == b.arrived;
+        case Vote::any:
+            return yes != 0;
+        default:
+            return 0;
     }
 }
 
 const char* op_name(WarpOp op) {
     switch (op) {
-        case WarpOp::sync: return "__syncwarp";
-        case WarpOp::shuffle: return "a shuffle";
-        case WarpOp::vote: return "a vote";
-        case WarpOp::match: return "a match";
-        case WarpOp::reduce: return "a reduction";
-        case WarpOp::matrix: return "a matrix instruction";
+        case WarpOp::sync:
+            return "__syncwarp";
+        case WarpOp::shuffle:
+            return "a shuffle";
+        case WarpOp::vote:
+            return "a vote";
+        case WarpOp::match:
+            return "a match";
+        case WarpOp::reduce:
+            return "a reduction";
+        case WarpOp::matrix:
+            return "a matrix instruction";
     }
     return "";
 }
@@ -49,7 +59,8 @@ int block_barrier(Vote vote, int predicate, int line) {
     Block& b = *t.owner;
     if (options.checked()) {
         if (b.arrived && b.barrier_line != line) {
-            Finding finding = w.describe("barrier divergence", "threads of one block wait at different barriers", {line, nullptr});
+            Finding finding =
+                w.describe("barrier divergence", "threads of one block wait at different barriers", {line, nullptr});
             finding.party.did = "waits";
             finding.other = w.party(b.threads[b.first_at_barrier], {b.barrier_line, nullptr}, "waits");
             w.stop(finding);
@@ -82,7 +93,8 @@ void named_barrier(int id, int threads, bool wait, int line) {
     Worker& w = *worker;
     Thread& t = self();
     Block& b = *t.owner;
-    if (id < 0 || id > 15) w.stop(w.describe("invalid barrier", "the barriers of a block are numbered 0 to 15", {line, nullptr}));
+    if (id < 0 || id > 15)
+        w.stop(w.describe("invalid barrier", "the barriers of a block are numbered 0 to 15", {line, nullptr}));
     NamedBarrier& barrier = b.named[id];
     if (barrier.arrived && barrier.expected != threads)
         w.stop(w.describe("barrier divergence", "threads bring different counts to one named barrier", {line, nullptr}));
@@ -116,7 +128,8 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
     Block& b = *t.owner;
     Warp& warp = b.warps[t.warp];
     if (!(mask >> t.lane & 1))
-        w.stop(w.describe("lane not in mask", std::string("a lane calls ") + op_name(op) + " with a mask that does not name it", {line, nullptr}));
+        w.stop(w.describe("lane not in mask", std::string("a lane calls ") + op_name(op) + " with a mask that does not name it",
+                          {line, nullptr}));
     Rendezvous* r = nullptr;
     for (int i = 0; i < warp.used; ++i)
         if (warp.rendezvous[i]->mask == mask) {
@@ -130,7 +143,10 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
         r->arrived = 0;
     }
     if (r->arrived && (r->op != op || (r->line != line && options.checked()))) {
-        Finding finding = w.describe("warp divergence", std::string("lanes of one mask meet in different operations, ") + op_name(op) + " and " + op_name(r->op), {line, nullptr});
+        Finding finding =
+            w.describe("warp divergence",
+                       std::string("lanes of one mask meet in different operations, ") + op_name(op) + " and " + op_name(r->op),
+                       {line, nullptr});
         finding.party.did = "waits";
         finding.other = w.party(b.threads[r->first_thread], {r->line, nullptr}, "waits");
         w.stop(finding);
@@ -148,8 +164,7 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
         r->arrived = 0;
         r->half ^= 1;
         if (options.checked()) lanes_synchronised(b, t.warp, mask, op);
-        for (unsigned rest = others; rest; rest &= rest - 1)
-            w.make_ready(b, t.linear - t.lane + __builtin_ctz(rest));
+        for (unsigned rest = others; rest; rest &= rest - 1) w.make_ready(b, t.linear - t.lane + __builtin_ctz(rest));
     } else {
         w.wait(State::at_warp_operation, line);
     }
@@ -175,7 +190,8 @@ unsigned lanes_present(unsigned mask) { return mask & self().owner->warps[curren
 void shuffle_source(unsigned mask, int lane, int line) {
     if (mask >> lane & 1) return;
     worker->stop(worker->describe("shuffle from absent lane",
-                                  "the shuffle reads lane " + std::to_string(lane) + ", which its mask does not name", {line, nullptr}));
+                                  "the shuffle reads lane " + std::to_string(lane) + ", which its mask does not name",
+                                  {line, nullptr}));
 }
 
 }  // namespace emulator

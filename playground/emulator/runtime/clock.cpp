@@ -73,8 +73,10 @@ void Clock::lanes_synchronised(Block& b, int warp, unsigned mask) {
             if (pass) c.own[thread] = tick;
             for (size_t w = 0; w < known.size(); ++w) {
                 uint32_t& view = c.others[thread * warps + w];
-                if (pass) view = known[w];
-                else known[w] = std::max(known[w], view);
+                if (pass)
+                    view = known[w];
+                else
+                    known[w] = std::max(known[w], view);
             }
         }
 }

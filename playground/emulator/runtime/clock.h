@@ -20,7 +20,7 @@ constexpr Segment SEGMENT_LIMIT = 1u << 30;  // two bits are left for the flags 
 struct Chunk {
     uint32_t block;  // serial number over all launches
     uint32_t warp;
-    uint32_t tick;   // counts the synchronisations of the warp
+    uint32_t tick;  // counts the synchronisations of the warp
 };
 
 // What another thread may count on once it has seen a value that was written behind a fence.
@@ -32,14 +32,14 @@ struct Published {
 
 struct BlockClock {
     uint32_t serial = 0;
-    Segment first = 0;    // the first segment of the block
-    Segment barrier = 0;  // the first segment after the block's last barrier
-    std::vector<uint32_t> ticks;                    // of each warp
-    std::vector<uint32_t> own;                      // by thread: what its own warp did before this tick is ordered before it
-    std::vector<uint32_t> others;                   // by thread and warp, the same of other warps; empty until it is needed
+    Segment first = 0;             // the first segment of the block
+    Segment barrier = 0;           // the first segment after the block's last barrier
+    std::vector<uint32_t> ticks;   // of each warp
+    std::vector<uint32_t> own;     // by thread: what its own warp did before this tick is ordered before it
+    std::vector<uint32_t> others;  // by thread and warp, the same of other warps; empty until it is needed
     std::unordered_map<uint32_t, std::vector<uint32_t>> brought;  // to a barrier: by warp, the tick before which all is known
-    std::vector<uint8_t> fenced;                    // by thread: has passed a fence in this segment
-    std::unordered_map<uint64_t, Published> acquired;  // by block and warp, from other blocks
+    std::vector<uint8_t> fenced;                                  // by thread: has passed a fence in this segment
+    std::unordered_map<uint64_t, Published> acquired;             // by block and warp, from other blocks
 
     bool knows(int thread, uint32_t warp, uint32_t tick) const {
         return !others.empty() && tick < others[thread * ticks.size() + warp];

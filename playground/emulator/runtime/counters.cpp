@@ -102,7 +102,8 @@ void count_wavefronts(Instruction& in, const Request& r) {
         unsigned count = 0;
         for (int lane = begin; lane < begin + group; ++lane) {
             if (!(r.lanes >> lane & 1)) continue;
-            for (uint64_t word = r.addresses[lane] / 4; word <= (r.addresses[lane] + in.bytes - 1) / 4 && count < 128; ++word) words[count++] = word;
+            for (uint64_t word = r.addresses[lane] / 4; word <= (r.addresses[lane] + in.bytes - 1) / 4 && count < 128; ++word)
+                words[count++] = word;
             in.moved += in.bytes;
         }
         if (!count) continue;
@@ -149,7 +150,8 @@ void end_launch_counters(Launch& launch) {
     for (const Instruction& in : instructions) {
         Dl_info info{};
         dladdr(in.address, &info);
-        Row& row = rows[{launch.name, info.dli_fname ? info.dli_fname : "", (uintptr_t)in.address - (uintptr_t)info.dli_fbase - 1, in.shared, in.writes}];
+        Row& row = rows[{launch.name, info.dli_fname ? info.dli_fname : "",
+                         (uintptr_t)in.address - (uintptr_t)info.dli_fbase - 1, in.shared, in.writes}];
         row.requests += in.requests;
         row.transactions += in.transactions;
         row.ideal += in.ideal;
@@ -192,9 +194,9 @@ const char* emulator_counts() {
                   std::to_string(t.atomics) + "\t" + std::to_string(t.matrices) + "\n";
     for (const auto& [key, row] : rows) {
         const auto& [kernel, library, offset, shared, writes] = key;
-        report += "access\t" + kernel + "\t" + library + "\t" + std::to_string(offset) + "\t" + (shared ? "shared" : "global") + "\t" +
-                  (writes ? "write" : "read") + "\t" + std::to_string(row.requests) + "\t" + std::to_string(row.transactions) + "\t" +
-                  std::to_string(row.ideal) + "\t" + std::to_string(row.moved) + "\n";
+        report += "access\t" + kernel + "\t" + library + "\t" + std::to_string(offset) + "\t" + (shared ? "shared" : "global") +
+                  "\t" + (writes ? "write" : "read") + "\t" + std::to_string(row.requests) + "\t" +
+                  std::to_string(row.transactions) + "\t" + std::to_string(row.ideal) + "\t" + std::to_string(row.moved) + "\n";
     }
     return report.c_str();
 }

@@ -135,8 +135,10 @@ void* device_allocate(size_t bytes) {
 }
 
 void device_release(void* pointer) {
-    if (device_memory.contains(pointer)) device_memory.release(pointer);
-    else free(pointer);
+    if (device_memory.contains(pointer))
+        device_memory.release(pointer);
+    else
+        free(pointer);
 }
 
 }  // namespace emulator

@@ -15,8 +15,8 @@ class Fiber {
  public:
     static constexpr size_t STACK_BYTES = 64 << 10, GUARD_BYTES = 4096;
 
-    Fiber() = default;                    // the calling OS thread's own context
-    explicit Fiber(void (*body)());       // a fresh stack; `body` must never return
+    Fiber() = default;               // the calling OS thread's own context
+    explicit Fiber(void (*body)());  // a fresh stack; `body` must never return
     ~Fiber();
     Fiber(const Fiber&) = delete;
     Fiber& operator=(const Fiber&) = delete;

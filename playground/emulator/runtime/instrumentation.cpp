@@ -17,13 +17,13 @@ void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
-#define PLAIN(BYTES)                                                                                            \
-    void __tsan_read##BYTES(void* p) { examine(p, BYTES, Access::read, BYTES, CALLER); }                         \
-    void __tsan_write##BYTES(void* p) { examine(p, BYTES, Access::write, BYTES, CALLER); }                       \
-    void __tsan_unaligned_read##BYTES(void* p) { examine(p, BYTES, Access::read, 1, CALLER); }              \
-    void __tsan_unaligned_write##BYTES(void* p) { examine(p, BYTES, Access::write, 1, CALLER); }            \
-    void __tsan_volatile_read##BYTES(void* p) { strong_access(p, BYTES, Access::strong_read, CALLER); }         \
-    void __tsan_volatile_write##BYTES(void* p) { strong_access(p, BYTES, Access::strong_write, CALLER); }       \
+#define PLAIN(BYTES)                                                                                              \
+    void __tsan_read##BYTES(void* p) { examine(p, BYTES, Access::read, BYTES, CALLER); }                          \
+    void __tsan_write##BYTES(void* p) { examine(p, BYTES, Access::write, BYTES, CALLER); }                        \
+    void __tsan_unaligned_read##BYTES(void* p) { examine(p, BYTES, Access::read, 1, CALLER); }                    \
+    void __tsan_unaligned_write##BYTES(void* p) { examine(p, BYTES, Access::write, 1, CALLER); }                  \
+    void __tsan_volatile_read##BYTES(void* p) { strong_access(p, BYTES, Access::strong_read, CALLER); }           \
+    void __tsan_volatile_write##BYTES(void* p) { strong_access(p, BYTES, Access::strong_write, CALLER); }         \
     void __tsan_unaligned_volatile_read##BYTES(void* p) { strong_access(p, BYTES, Access::strong_read, CALLER); } \
     void __tsan_unaligned_volatile_write##BYTES(void* p) { strong_access(p, BYTES, Access::strong_write, CALLER); }
 PLAIN(1)
@@ -36,20 +36,20 @@ void __tsan_read_range(void* p, unsigned long bytes) { examine(p, unsigned(bytes
 void __tsan_write_range(void* p, unsigned long bytes) { examine(p, unsigned(bytes), Access::write, 1, CALLER); }
 
 // Atomic builtins of the text itself, such as the guard of a function's static variable.
-#define ATOMIC(BITS, T)                                                                                                     \
-    T __tsan_atomic##BITS##_load(const volatile T* p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }                 \
-    void __tsan_atomic##BITS##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }                 \
-    T __tsan_atomic##BITS##_exchange(volatile T* p, T v, int) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }       \
-    T __tsan_atomic##BITS##_fetch_add(volatile T* p, T v, int) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }       \
-    T __tsan_atomic##BITS##_fetch_sub(volatile T* p, T v, int) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); }       \
-    T __tsan_atomic##BITS##_fetch_or(volatile T* p, T v, int) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }         \
-    T __tsan_atomic##BITS##_fetch_and(volatile T* p, T v, int) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }       \
-    T __tsan_atomic##BITS##_fetch_xor(volatile T* p, T v, int) { return __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST); }       \
-    int __tsan_atomic##BITS##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) {                          \
-        return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                      \
-    }                                                                                                                       \
-    int __tsan_atomic##BITS##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) {                            \
-        return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                      \
+#define ATOMIC(BITS, T)                                                                                               \
+    T __tsan_atomic##BITS##_load(const volatile T* p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }           \
+    void __tsan_atomic##BITS##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }           \
+    T __tsan_atomic##BITS##_exchange(volatile T* p, T v, int) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); } \
+    T __tsan_atomic##BITS##_fetch_add(volatile T* p, T v, int) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); } \
+    T __tsan_atomic##BITS##_fetch_sub(volatile T* p, T v, int) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); } \
+    T __tsan_atomic##BITS##_fetch_or(volatile T* p, T v, int) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }   \
+    T __tsan_atomic##BITS##_fetch_and(volatile T* p, T v, int) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); } \
+    T __tsan_atomic##BITS##_fetch_xor(volatile T* p, T v, int) { return __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST); } \
+    int __tsan_atomic##BITS##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) {                    \
+        return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                \
+    }                                                                                                                 \
+    int __tsan_atomic##BITS##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) {                      \
+        return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                \
     }
 ATOMIC(8, uint8_t)
 ATOMIC(16, uint16_t)

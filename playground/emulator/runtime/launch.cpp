@@ -70,9 +70,7 @@ std::map<const void*, size_t> shared_limits;
 Finding current_finding;
 uint64_t launches = 0;
 
-std::string text(const dim3& v) {
-    return std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z);
-}
+std::string text(const dim3& v) { return std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z); }
 
 // What is wrong with the configuration on every device, or nothing.
 std::string invalid(const LaunchConfig& c, const void* kernel) {
@@ -89,7 +87,8 @@ std::string invalid(const LaunchConfig& c, const void* kernel) {
     if (!kernel) limit = 227 << 10;  // a kernel whose address is not known here
     if (c.shared_bytes > limit)
         return std::to_string(c.shared_bytes) + " bytes of dynamic shared memory; the limit is " + std::to_string(limit) +
-               (limit == 48 << 10 ? " without cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)" : "");
+               (limit == 48 << 10 ? " without cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)"
+                                  : "");
     return "";
 }
 

@@ -71,7 +71,8 @@ bool Worker::start_block() {
     Block& b = *idle_blocks.back();
     idle_blocks.pop_back();
     if (!b.arena) {
-        void* space = mmap(nullptr, ARENA_BYTES + 2 * ARENA_MARGIN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* space =
+            mmap(nullptr, ARENA_BYTES + 2 * ARENA_MARGIN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (space == MAP_FAILED) throw std::bad_alloc();
         b.arena = static_cast<char*>(space) + ARENA_MARGIN;
         mprotect(b.arena, ARENA_BYTES, PROT_READ | PROT_WRITE);
@@ -308,7 +309,8 @@ void Worker::report_deadlock(Block& b) {
             const Rendezvous& r = *warp.rendezvous[i];
             if (r.arrived >> someone->lane & 1) missing = r.mask & ~r.arrived;
         }
-        message += " " + std::to_string(at_warp) + " wait in a warp operation whose mask names lanes that never arrive (missing here: ";
+        message += " " + std::to_string(at_warp) +
+                   " wait in a warp operation whose mask names lanes that never arrive (missing here: ";
         char digits[16];
         snprintf(digits, sizeof digits, "0x%x", missing);
         message += std::string(digits) + ")";
@@ -318,7 +320,8 @@ void Worker::report_deadlock(Block& b) {
                    " wait at the block's barrier in line " + std::to_string(b.barrier_line);
     if (at_named) message += " " + std::to_string(at_named) + " wait at a named barrier";
     if (at_mbarrier) message += " " + std::to_string(at_mbarrier) + " wait at an mbarrier whose phase never ends";
-    Finding finding = describe(at_warp ? "warp lanes never arrive" : "barrier never completes", message, {someone->waits_at_line, nullptr});
+    Finding finding =
+        describe(at_warp ? "warp lanes never arrive" : "barrier never completes", message, {someone->waits_at_line, nullptr});
     for (Thread& t : b.threads)
         if (t.state != State::ended && t.state != someone->state) {
             finding.other = party(t, {t.waits_at_line, nullptr}, "waits");

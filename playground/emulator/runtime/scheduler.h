@@ -21,8 +21,8 @@ struct Options {
     Mode mode = Mode::fast;
     Schedule schedule = Schedule::forward;
     uint64_t seed = 1;
-    int processors = 0;        // 0: all
-    double time_limit = 0;     // seconds a launch may take; 0: no limit
+    int processors = 0;     // 0: all
+    double time_limit = 0;  // seconds a launch may take; 0: no limit
     bool checked() const { return mode != Mode::fast; }
 };
 extern Options options;
@@ -54,7 +54,7 @@ struct Thread : ThreadView {
     Fiber* fiber = nullptr;
     State state = State::ready;
     int waits_at_line = 0;
-    uint32_t segment = 0;  // see clock.h
+    uint32_t segment = 0;           // see clock.h
     const void* watched = nullptr;  // where it last looked for a sign of another thread, and what it saw
     uint64_t watched_value = 0;
     const void* watches_from = nullptr;  // the instruction, where it is known
@@ -143,10 +143,10 @@ struct AsyncState {
     void reset(int threads);
 };
 
-constexpr size_t ARENA_BYTES = 512 << 10;   // the shared window of a block
-constexpr size_t ARENA_START = 1024;        // address 0 stays invalid; what comes first is aligned as the device aligns it
-constexpr size_t RED_ZONE = 128;            // between the variables in it
-constexpr size_t ARENA_MARGIN = 16 << 20;   // around the arena; nothing else lies there
+constexpr size_t ARENA_BYTES = 512 << 10;  // the shared window of a block
+constexpr size_t ARENA_START = 1024;       // address 0 stays invalid; what comes first is aligned as the device aligns it
+constexpr size_t RED_ZONE = 128;           // between the variables in it
+constexpr size_t ARENA_MARGIN = 16 << 20;  // around the arena; nothing else lies there
 
 struct BlockShadow;
 
@@ -163,8 +163,8 @@ struct Block : BlockView {
     std::vector<int> waiting;
     NamedBarrier named[16];
     AsyncState async;
-    int yields = 0;          // in a row, without any other progress
-    int grid_barriers = 0;   // passed
+    int yields = 0;         // in a row, without any other progress
+    int grid_barriers = 0;  // passed
     char* arena = nullptr;
     BlockShadow* shadow = nullptr;
     ~Block();
@@ -172,15 +172,15 @@ struct Block : BlockView {
 
 struct Worker {
     Launch* launch = nullptr;
-    Block* block = nullptr;                // the one that runs
-    std::vector<Block*> resident;          // begun and not finished; more than one only if blocks wait for one another
+    Block* block = nullptr;        // the one that runs
+    std::vector<Block*> resident;  // begun and not finished; more than one only if blocks wait for one another
     std::vector<std::unique_ptr<Block>> pool, all_blocks_;
     std::vector<Block*> idle_blocks;
     Fiber main;
     std::vector<Fiber*> idle_fibers;
     std::vector<std::unique_ptr<Fiber>> fibers;
     Fiber* running = nullptr;
-    std::vector<int64_t> shared_offsets;   // of each declaration, -1 before its first use in this launch
+    std::vector<int64_t> shared_offsets;  // of each declaration, -1 before its first use in this launch
     struct Extent {
         size_t begin, end;
         const SharedDeclaration* declaration;
@@ -188,20 +188,20 @@ struct Worker {
     std::vector<Extent> shared_extents;
     size_t shared_used = 0;
     uint64_t random_state = 1;
-    bool stopped = false;                  // a finding ended the launch
-    const ThreadView* ticked = nullptr;    // who ran at the last tick
+    bool stopped = false;                // a finding ended the launch
+    const ThreadView* ticked = nullptr;  // who ran at the last tick
 
     void run(Launch& launch);
     uint64_t random();
 
     // Called on a fiber.
-    void wait(State state, int line);      // until somebody makes the thread ready
+    void wait(State state, int line);  // until somebody makes the thread ready
     void make_ready(Block& block, int thread);
-    void pause();                          // the thread stays ready; others run first
+    void pause();  // the thread stays ready; others run first
     [[noreturn]] void stop(const Finding& finding);
     Finding describe(const char* kind, const std::string& message, Place place);
     Party party(const Thread& thread, Place place, const char* did) const;
-    Fiber& next();                         // chooses what runs now
+    Fiber& next();  // chooses what runs now
     bool ends_block_barrier(Block& block);
     void release_barrier(Block& block);
 

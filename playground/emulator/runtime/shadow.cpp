@@ -18,9 +18,9 @@ namespace emulator {
 
 struct BlockShadow {
     BlockClock clock;
-    Cell* cells = nullptr;         // of the arena
-    std::vector<uint32_t> split;   // words of the arena whose cell is split
-    Finding uninitialised;         // the first such read, kept back: if a write follows that it raced with, that is the finding
+    Cell* cells = nullptr;        // of the arena
+    std::vector<uint32_t> split;  // words of the arena whose cell is split
+    Finding uninitialised;        // the first such read, kept back: if a write follows that it raced with, that is the finding
 };
 
 BlockClock& clock_of(Block& block) { return block.shadow->clock; }
@@ -80,10 +80,16 @@ struct Site {
 
 const char* verb(Access access) {
     switch (access) {
-        case Access::read: case Access::strong_read: return "reads";
-        case Access::write: case Access::strong_write: return "writes";
-        case Access::atomic: return "atomically updates";
-        case Access::lands: return "lands in";
+        case Access::read:
+        case Access::strong_read:
+            return "reads";
+        case Access::write:
+        case Access::strong_write:
+            return "writes";
+        case Access::atomic:
+            return "atomically updates";
+        case Access::lands:
+            return "lands in";
     }
     return "";
 }
@@ -102,7 +108,8 @@ std::string place_text(const Site& s) {
         for (const Worker::Extent& e : extents)
             if (!best || (e.begin <= offset && (best->begin > offset || e.begin > best->begin))) best = &e;
         if (!best) return "shared memory, of which the kernel has none";
-        return "byte " + std::to_string((long long)offset - (long long)best->begin) + " of " + name_of(*best) + " (" + bytes_text(best->end - best->begin) + ")";
+        return "byte " + std::to_string((long long)offset - (long long)best->begin) + " of " + name_of(*best) + " (" +
+               bytes_text(best->end - best->begin) + ")";
     }
     const Allocation* a = device_memory.base() ? device_memory.nearest((void*)s.address) : nullptr;
     if (!a) return "an address that is in no tensor";
@@ -124,22 +131,29 @@ Party party_of(Segment segment, uint32_t instruction, const Site& s, const char*
     // The cell keeps the lower half of the address; the upper is that of the instruction at hand.
     const uintptr_t here = uintptr_t(s.instruction);
     uintptr_t there = (here & ~uintptr_t(0xffffffffu)) | instruction;
-    return {true, launch_clock.block_index(chunk.block),
-            {linear % size.x, linear / size.x % size.y, linear / size.x / size.y}, {0, (const void*)there}, did};
+    return {true,
+            launch_clock.block_index(chunk.block),
+            {linear % size.x, linear / size.x % size.y, linear / size.x / size.y},
+            {0, (const void*)there},
+            did};
 }
 
 [[noreturn]] void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
     const bool blocks_differ = launch_clock.chunk(other).block != s.shadow.clock.serial;
-    Finding f = finding(s, s.shared ? "shared memory race" : blocks_differ ? "race between blocks" : "global memory race",
-                        std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did +
-                            " with nothing to order the two");
+    Finding f = finding(
+        s,
+        s.shared        ? "shared memory race"
+        : blocks_differ ? "race between blocks"
+                        : "global memory race",
+        std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did + " with nothing to order the two");
     f.other = party_of(other, instruction, s, did);
     worker->stop(f);
 }
 
 [[noreturn]] void report_in_flight(const Site& s, const Cell& c) {
-    Finding f = finding(s, "asynchronous copy not waited for",
-                        std::string(verb(s.access)) + " " + place_text(s) + ", into which an asynchronous copy is still under way");
+    Finding f =
+        finding(s, "asynchronous copy not waited for",
+                std::string(verb(s.access)) + " " + place_text(s) + ", into which an asynchronous copy is still under way");
     f.other = party_of(c.writer & SEGMENT_BITS, c.writer_instruction, s, "began the copy");
     worker->stop(f);
 }
@@ -162,14 +176,17 @@ inline bool readers_ordered(uint32_t reader, const Site& s) {
     const Segment first = reader & SEGMENT_BITS;
     const BlockClock& clock = s.shadow.clock;
     switch (reader & READERS) {
-        case one: return launch_clock.ordered(first, s.thread, clock, false);
-        case one_warp: return launch_clock.ordered(first, s.thread, clock, true);
+        case one:
+            return launch_clock.ordered(first, s.thread, clock, false);
+        case one_warp:
+            return launch_clock.ordered(first, s.thread, clock, true);
         case one_block: {
             const Chunk& chunk = launch_clock.chunk(first);
             if (chunk.block == clock.serial && clock.others.empty()) return first < clock.barrier;
             return launch_clock.ordered(first, s.thread, clock, true);
         }
-        default: return !clock.acquired.empty();  // cannot be told apart: assume the best
+        default:
+            return !clock.acquired.empty();  // cannot be told apart: assume the best
     }
 }
 
@@ -249,7 +266,8 @@ inline bool reads(Access access) { return access == Access::read || access == Ac
 inline void shared_access(const Site& s) {
     const size_t offset = s.address - uintptr_t(s.thread.owner->arena);
     const uint8_t extent = word_extent[offset / 4];
-    if (!extent || word_extent[(offset + s.bytes - 1) / 4] != extent || offset + s.bytes > extents[extent - 1].end) report_bounds(s);
+    if (!extent || word_extent[(offset + s.bytes - 1) / 4] != extent || offset + s.bytes > extents[extent - 1].end)
+        report_bounds(s);
     const Segment oldest = s.shadow.clock.first;
     Cell* cells = s.shadow.cells;
     for_each_cell(
@@ -332,7 +350,8 @@ void examine(const void* address, unsigned bytes, Access access, unsigned alignm
         s.shared = true;
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         shared_access(s);
-        if (options.mode == Mode::count) count_shared(t, uint32_t(s.address - uintptr_t(t.owner->arena)), bytes, access, instruction);
+        if (options.mode == Mode::count)
+            count_shared(t, uint32_t(s.address - uintptr_t(t.owner->arena)), bytes, access, instruction);
     } else if (device_memory.contains(address)) {
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         global_access(s);
@@ -376,7 +395,8 @@ void end_launch_shadow(Launch& launch) {
 void begin_block_shadow(Block& b) {
     if (!b.shadow) b.shadow = new BlockShadow;
     if (!b.shadow->cells) {
-        void* cells = mmap(nullptr, ARENA_WORDS * sizeof(Cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* cells = mmap(nullptr, ARENA_WORDS * sizeof(Cell), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (cells == MAP_FAILED) throw std::bad_alloc();
         b.shadow->cells = static_cast<Cell*>(cells);
     }
@@ -417,14 +437,16 @@ void thread_ends(Thread& t) {
     t.state = State::ended;
     if (!b.arrived) return;
     Thread& waiting = b.threads[b.first_at_barrier];
-    Finding f = worker->describe("early exit before a barrier", "a thread waits at the block's barrier, but another has ended", {b.barrier_line, nullptr});
+    Finding f = worker->describe("early exit before a barrier", "a thread waits at the block's barrier, but another has ended",
+                                 {b.barrier_line, nullptr});
     f.party = worker->party(waiting, {b.barrier_line, nullptr}, "waits");
     f.other = worker->party(t, {}, "ended");
     worker->stop(f);
 }
 
 void report_early_exit(Block& b, int line) {
-    Finding f = worker->describe("early exit before a barrier", "a thread comes to the block's barrier, but another has ended", {line, nullptr});
+    Finding f = worker->describe("early exit before a barrier", "a thread comes to the block's barrier, but another has ended",
+                                 {line, nullptr});
     f.party.did = "waits";
     for (const Thread& t : b.threads)
         if (t.state == State::ended) {
@@ -436,8 +458,10 @@ void report_early_exit(Block& b, int line) {
 
 void report_missing_lanes(Block& b, Warp& warp, unsigned mask, int line) {
     const int lane = __builtin_ctz(mask & ~warp.alive), linear = int(&warp - b.warps.data()) * 32 + lane;
-    Finding f = worker->describe("warp lanes never arrive", "the mask of a warp operation names lane " + std::to_string(lane) +
-                                     (linear < (int)b.threads.size() ? ", which has ended" : ", which the block does not have"), {line, nullptr});
+    Finding f = worker->describe("warp lanes never arrive",
+                                 "the mask of a warp operation names lane " + std::to_string(lane) +
+                                     (linear < (int)b.threads.size() ? ", which has ended" : ", which the block does not have"),
+                                 {line, nullptr});
     f.party.did = "waits";
     if (linear < (int)b.threads.size()) f.other = worker->party(b.threads[linear], {}, "ended");
     worker->stop(f);
@@ -445,7 +469,8 @@ void report_missing_lanes(Block& b, Warp& warp, unsigned mask, int line) {
 
 void block_synchronised(Block& b) {
     launch_clock.block_synchronised(b);
-    if (launch_clock.exhausted()) worker->stop(worker->describe("launch too large for check mode", "too many synchronisations; use smaller sizes", {}));
+    if (launch_clock.exhausted())
+        worker->stop(worker->describe("launch too large for check mode", "too many synchronisations; use smaller sizes", {}));
     if (options.mode == Mode::count) count_barrier(b);
 }
 
@@ -478,6 +503,7 @@ void notice_spinning(Thread& t, const void* address, unsigned bytes) {
 void strong_access(const void* address, unsigned bytes, Access access, const void* instruction) {
     if (!current) return;
     Thread& t = *static_cast<Thread*>(current);
+    if (t.fiber->owns(address)) return;  // a volatile variable of the thread's own
     t.watches_from = instruction;
     if (access == Access::strong_read) notice_spinning(t, address, bytes);
     if (access != Access::strong_write) launch_clock.acquire(t, uintptr_t(address));
@@ -498,8 +524,10 @@ void note_write(void* address, unsigned bytes) {
 }
 
 void note_strong_read(const void* address, unsigned bytes) {
-    if (options.checked()) strong_access(address, bytes, Access::strong_read, __builtin_return_address(0));
-    else if (current) may_be_waiting(address);
+    if (options.checked())
+        strong_access(address, bytes, Access::strong_read, __builtin_return_address(0));
+    else if (current)
+        may_be_waiting(address);
 }
 void note_strong_write(void* address, unsigned bytes) {
     if (options.checked()) strong_access(address, bytes, Access::strong_write, __builtin_return_address(0));

@@ -34,7 +34,8 @@ void tick(int, siginfo_t*, void* context) {
     const uintptr_t at = program_counter(context);
     if (at < w->launch->text_begin || at >= w->launch->text_end) return;
     if (w->launch->deadline && seconds_now() > w->launch->deadline)
-        w->stop(w->describe("time limit", "the launch has not ended in time; this thread was found here", {0, (const void*)(at + 1)}));
+        w->stop(w->describe("time limit", "the launch has not ended in time; this thread was found here",
+                            {0, (const void*)(at + 1)}));
     if (options.checked() || current != w->ticked) {  // the order of check mode does not depend on time
         w->ticked = current;
         return;
@@ -81,7 +82,7 @@ void find_kernel_text(Launch& launch) { dl_iterate_phdr(find_text, &launch); }
 
 Ticks::Ticks(Launch&) {
     if (!timer.made) {
-        struct sigaction action {};
+        struct sigaction action{};
         action.sa_sigaction = tick;
         // The handler may leave through another fiber and come back much later, so the signal must not stay blocked.
         action.sa_flags = SA_SIGINFO | SA_RESTART | SA_NODEFER;

@@ -34,7 +34,8 @@ __global__ void conv2d_kernel(
     }
 }
 
-std::vector<torch::Tensor> conv2d_relu(torch::Tensor input, torch::Tensor weight, torch::Tensor bias, int64_t stride, int64_t padding) {
+std::vector<torch::Tensor> conv2d_relu(torch::Tensor input, torch::Tensor weight, torch::Tensor bias,
+                                       int64_t stride, int64_t padding) {
     auto in = input.contiguous();
     int batch = in.size(0), in_channels = in.size(1), height = in.size(2), width = in.size(3);
     int out_channels = weight.size(0), kernel = weight.size(2);
@@ -52,7 +53,8 @@ std::vector<torch::Tensor> conv2d_relu(torch::Tensor input, torch::Tensor weight
 
 cpp_source = """
 #include <vector>
-std::vector<torch::Tensor> conv2d_relu(torch::Tensor input, torch::Tensor weight, torch::Tensor bias, int64_t stride, int64_t padding);
+std::vector<torch::Tensor> conv2d_relu(torch::Tensor input, torch::Tensor weight, torch::Tensor bias,
+                                       int64_t stride, int64_t padding);
 """
 
 conv = load_inline(name="stranger_convolution", cpp_sources=cpp_source, cuda_sources=conv_source, functions=["conv2d_relu"])

@@ -80,4 +80,8 @@ def get_inputs():
     return [torch.randn(3, 4, 100)]
 
 
-BROKEN = ("if (lane == 0) shared[wid] = val;\n    __syncthreads();", "if (lane == 0) shared[wid] = val;\n", "shared memory race")
+BROKEN = (
+    "if (lane == 0) shared[wid] = val;\n    __syncthreads();",
+    "if (lane == 0) shared[wid] = val;\n",
+    "shared memory race",
+)

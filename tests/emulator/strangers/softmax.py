@@ -2,7 +2,7 @@ import torch
 import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
-cuda_source = '''
+cuda_source = """
 #include <torch/extension.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -57,7 +57,7 @@ torch::Tensor softmax_cuda(torch::Tensor input) {
     }));
     return output;
 }
-'''
+"""
 
 softmax_ext = load_inline(
     name="stranger_softmax",

@@ -49,25 +49,25 @@ using Given = typename Same<T>::type;  // keeps a parameter out of deduction, so
 
 }  // namespace emulator
 
-#define EMULATOR_ATOMIC(NAME, EXPRESSION)                                                              \
-    template <class T>                                                                                 \
-    EMULATOR_INLINE T NAME(T* address, ::emulator::Given<T> value) {                                   \
-        ::emulator::note_atomic(address, sizeof(T));                                                   \
+#define EMULATOR_ATOMIC(NAME, EXPRESSION)                                                                     \
+    template <class T>                                                                                        \
+    EMULATOR_INLINE T NAME(T* address, ::emulator::Given<T> value) {                                          \
+        ::emulator::note_atomic(address, sizeof(T));                                                          \
         return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { return EXPRESSION; }); \
-    }                                                                                                  \
-    template <class T>                                                                                 \
-    EMULATOR_INLINE T NAME##_block(T* address, ::emulator::Given<T> value) {                           \
-        return NAME(address, value);                                                                   \
-    }                                                                                                  \
-    template <class T>                                                                                 \
-    EMULATOR_INLINE T NAME##_system(T* address, ::emulator::Given<T> value) {                          \
-        return NAME(address, value);                                                                   \
+    }                                                                                                         \
+    template <class T>                                                                                        \
+    EMULATOR_INLINE T NAME##_block(T* address, ::emulator::Given<T> value) {                                  \
+        return NAME(address, value);                                                                          \
+    }                                                                                                         \
+    template <class T>                                                                                        \
+    EMULATOR_INLINE T NAME##_system(T* address, ::emulator::Given<T> value) {                                 \
+        return NAME(address, value);                                                                          \
     }
 EMULATOR_ATOMIC(atomicAdd, old + value)
 EMULATOR_ATOMIC(atomicSub, old - value)
 EMULATOR_ATOMIC(atomicMin, value < old ? value : old)
 EMULATOR_ATOMIC(atomicMax, old < value ? value : old)
-EMULATOR_ATOMIC(atomicAnd, old & value)
+EMULATOR_ATOMIC(atomicAnd, old& value)
 EMULATOR_ATOMIC(atomicOr, old | value)
 EMULATOR_ATOMIC(atomicXor, old ^ value)
 EMULATOR_ATOMIC(atomicExch, ((void)old, value))
@@ -78,6 +78,6 @@ EMULATOR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 template <class T>
 EMULATOR_INLINE T atomicCAS(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
     ::emulator::note_atomic(address, sizeof(T));
-    return ::emulator::atomic_update(address,
-                                     [&](T old) EMULATOR_UNCHECKED -> T { return !memcmp(&old, &compare, sizeof(T)) ? value : old; });
+    return ::emulator::atomic_update(
+        address, [&](T old) EMULATOR_UNCHECKED -> T { return !memcmp(&old, &compare, sizeof(T)) ? value : old; });
 }

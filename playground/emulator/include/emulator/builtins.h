@@ -13,11 +13,9 @@
 #define blockDim (::emulator::current->block->block_dim)
 #define gridDim (::emulator::current->block->grid_dim)
 #endif
-#define warpSize 32
+constexpr int warpSize = 32;
 
-EMULATOR_INLINE void __syncthreads(int line = __builtin_LINE()) {
-    ::emulator::block_barrier(::emulator::Vote::none, 0, line);
-}
+EMULATOR_INLINE void __syncthreads(int line = __builtin_LINE()) { ::emulator::block_barrier(::emulator::Vote::none, 0, line); }
 EMULATOR_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) {
     return ::emulator::block_barrier(::emulator::Vote::count, predicate != 0, line);
 }

@@ -13,8 +13,10 @@ inline float half_to_float(uint16_t h) {
 #else
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ffu;
     uint32_t u;
-    if (exponent == 31) u = sign | 0x7f800000u | mantissa << 13;
-    else if (exponent) u = sign | (exponent + 112) << 23 | mantissa << 13;
+    if (exponent == 31)
+        u = sign | 0x7f800000u | mantissa << 13;
+    else if (exponent)
+        u = sign | (exponent + 112) << 23 | mantissa << 13;
     else {
         const float magnitude = (float)mantissa * 0x1p-24f;
         memcpy(&u, &magnitude, 4);

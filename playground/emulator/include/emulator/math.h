@@ -28,14 +28,18 @@ inline double __longlong_as_double(long long x) { return ::emulator::bits<double
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic<A>::value && std::is_arithmetic<B>::value>>
 constexpr std::common_type_t<A, B> min(A a, B b) {
     using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point<T>::value) return T(a) != T(a) ? T(b) : T(b) < T(a) ? T(b) : T(a);
-    else return T(b) < T(a) ? T(b) : T(a);
+    if constexpr (std::is_floating_point<T>::value)
+        return T(a) != T(a) ? T(b) : T(b) < T(a) ? T(b) : T(a);
+    else
+        return T(b) < T(a) ? T(b) : T(a);
 }
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic<A>::value && std::is_arithmetic<B>::value>>
 constexpr std::common_type_t<A, B> max(A a, B b) {
     using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point<T>::value) return T(a) != T(a) ? T(b) : T(a) < T(b) ? T(b) : T(a);
-    else return T(a) < T(b) ? T(b) : T(a);
+    if constexpr (std::is_floating_point<T>::value)
+        return T(a) != T(a) ? T(b) : T(a) < T(b) ? T(b) : T(a);
+    else
+        return T(a) < T(b) ? T(b) : T(a);
 }
 inline unsigned umin(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned umax(unsigned a, unsigned b) { return a < b ? b : a; }
@@ -67,16 +71,37 @@ inline float normcdff(float x) { return 0.5f * erfcf(-x * 0.70710678118654752440
 inline double normcdf(double x) { return 0.5 * erfc(-x * 0.70710678118654752440); }
 
 // Rounded to nearest and never contracted with a neighbour.
-inline float __fadd_rn(float a, float b) { volatile float r = a + b; return r; }
-inline float __fsub_rn(float a, float b) { volatile float r = a - b; return r; }
-inline float __fmul_rn(float a, float b) { volatile float r = a * b; return r; }
+#define EMULATOR_KEEP(x) __asm__("" : "+g"(x))
+inline float __fadd_rn(float a, float b) {
+    float r = a + b;
+    EMULATOR_KEEP(r);
+    return r;
+}
+inline float __fsub_rn(float a, float b) {
+    float r = a - b;
+    EMULATOR_KEEP(r);
+    return r;
+}
+inline float __fmul_rn(float a, float b) {
+    float r = a * b;
+    EMULATOR_KEEP(r);
+    return r;
+}
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __frsqrt_rn(float a) { return 1.0f / sqrtf(a); }
-inline double __dadd_rn(double a, double b) { volatile double r = a + b; return r; }
-inline double __dmul_rn(double a, double b) { volatile double r = a * b; return r; }
+inline double __dadd_rn(double a, double b) {
+    double r = a + b;
+    EMULATOR_KEEP(r);
+    return r;
+}
+inline double __dmul_rn(double a, double b) {
+    double r = a * b;
+    EMULATOR_KEEP(r);
+    return r;
+}
 inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 
 // ---- conversions
@@ -140,13 +165,43 @@ inline int __dp4a(int a, int b, int c) {
 }
 
 // ---- loads and stores with a cache hint
-template <class T> EMULATOR_INLINE T __ldg(const T* p) { return *p; }
-template <class T> EMULATOR_INLINE T __ldca(const T* p) { return *p; }
-template <class T> EMULATOR_INLINE T __ldcg(const T* p) { return *p; }
-template <class T> EMULATOR_INLINE T __ldcs(const T* p) { return *p; }
-template <class T> EMULATOR_INLINE T __ldlu(const T* p) { return *p; }
-template <class T> EMULATOR_INLINE T __ldcv(const T* p) { return *(const volatile T*)p; }
-template <class T> EMULATOR_INLINE void __stwb(T* p, T value) { *p = value; }
-template <class T> EMULATOR_INLINE void __stcg(T* p, T value) { *p = value; }
-template <class T> EMULATOR_INLINE void __stcs(T* p, T value) { *p = value; }
-template <class T> EMULATOR_INLINE void __stwt(T* p, T value) { *p = value; }
+template <class T>
+EMULATOR_INLINE T __ldg(const T* p) {
+    return *p;
+}
+template <class T>
+EMULATOR_INLINE T __ldca(const T* p) {
+    return *p;
+}
+template <class T>
+EMULATOR_INLINE T __ldcg(const T* p) {
+    return *p;
+}
+template <class T>
+EMULATOR_INLINE T __ldcs(const T* p) {
+    return *p;
+}
+template <class T>
+EMULATOR_INLINE T __ldlu(const T* p) {
+    return *p;
+}
+template <class T>
+EMULATOR_INLINE T __ldcv(const T* p) {
+    return *(const volatile T*)p;
+}
+template <class T>
+EMULATOR_INLINE void __stwb(T* p, T value) {
+    *p = value;
+}
+template <class T>
+EMULATOR_INLINE void __stcg(T* p, T value) {
+    *p = value;
+}
+template <class T>
+EMULATOR_INLINE void __stcs(T* p, T value) {
+    *p = value;
+}
+template <class T>
+EMULATOR_INLINE void __stwt(T* p, T value) {
+    *p = value;
+}

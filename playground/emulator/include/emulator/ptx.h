@@ -12,37 +12,53 @@ namespace emulator::ptx {
 // An operand as an instruction of type T sees it: pointers are numbers, and registers hold bits.
 template <class T, class V>
 EMULATOR_INLINE T take(V value) {
-    if constexpr (std::is_pointer<V>::value) return (T)(uintptr_t)value;
-    else if constexpr (std::is_floating_point<V>::value && std::is_floating_point<T>::value) return (T)value;
-    else if constexpr (std::is_arithmetic<V>::value && !std::is_floating_point<V>::value && !std::is_floating_point<T>::value) return (T)value;
-    else if constexpr (sizeof(V) == sizeof(T)) return bits<T>(value);
-    else if constexpr (std::is_floating_point<T>::value) return bits<T>((std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>)value);
-    else return (T)value;
+    if constexpr (std::is_pointer<V>::value)
+        return (T)(uintptr_t)value;
+    else if constexpr (std::is_floating_point<V>::value && std::is_floating_point<T>::value)
+        return (T)value;
+    else if constexpr (std::is_arithmetic<V>::value && !std::is_floating_point<V>::value && !std::is_floating_point<T>::value)
+        return (T)value;
+    else if constexpr (sizeof(V) == sizeof(T))
+        return bits<T>(value);
+    else if constexpr (std::is_floating_point<T>::value)
+        return bits<T>((std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>)value);
+    else
+        return (T)value;
 }
 // Puts a result into a variable or register of whatever type, as bits.
 template <class T, class V>
 EMULATOR_INLINE void give(T& to, V value) {
-    if constexpr (std::is_same<T, bool>::value) to = (bool)value;
-    else to = take<T>(value);
+    if constexpr (std::is_same<T, bool>::value)
+        to = (bool)value;
+    else
+        to = take<T>(value);
 }
 template <class V>
-EMULATOR_INLINE uint32_t word(V value) { return take<uint32_t>(value); }
+EMULATOR_INLINE uint32_t word(V value) {
+    return take<uint32_t>(value);
+}
 
 // ---- loads and stores
 template <char KIND, int BYTES>
 struct element {
-    using type = std::conditional_t<BYTES == 1, uint8_t, std::conditional_t<BYTES == 2, uint16_t, std::conditional_t<BYTES == 4, uint32_t, uint64_t>>>;
+    using type =
+        std::conditional_t<BYTES == 1, uint8_t,
+                           std::conditional_t<BYTES == 2, uint16_t, std::conditional_t<BYTES == 4, uint32_t, uint64_t>>>;
     template <class V>
     static type of(V value) {
-        if constexpr (sizeof(V) < sizeof(type) || std::is_pointer<V>::value || !std::is_floating_point<V>::value) return (type)value;
-        else return bits<type>(value);
+        if constexpr (sizeof(V) < sizeof(type) || std::is_pointer<V>::value || !std::is_floating_point<V>::value)
+            return (type)value;
+        else
+            return bits<type>(value);
     }
 };
 template <int BYTES>
 struct element<'f', BYTES> {
     using type = std::conditional_t<BYTES == 4, float, double>;
     template <class V>
-    static type of(V value) { return take<type>(value); }
+    static type of(V value) {
+        return take<type>(value);
+    }
 };
 EMULATOR_INLINE void load(void* to, const void* from, unsigned bytes, bool strong) {
     strong ? note_strong_read(from, bytes) : note_read(from, bytes);
@@ -66,7 +82,9 @@ template <class G>
 EMULATOR_INLINE void bulk_store(G to, uint32_t from, unsigned bytes) {
     ::emulator::bulk_store((void*)(uintptr_t)to, shared_pointer(from), bytes);
 }
-EMULATOR_INLINE void mbarrier_init(uint32_t barrier, unsigned count, int line) { ::emulator::mbarrier_init(barrier, count, line); }
+EMULATOR_INLINE void mbarrier_init(uint32_t barrier, unsigned count, int line) {
+    ::emulator::mbarrier_init(barrier, count, line);
+}
 EMULATOR_INLINE void mbarrier_arrive(uint32_t barrier, unsigned count, unsigned bytes, int line) {
     ::emulator::mbarrier_arrive(barrier, count, bytes, line);
 }
@@ -100,9 +118,15 @@ EMULATOR_INLINE void stmatrix(uint32_t row, const uint32_t* values, int matrices
     matrix_store(row, values, matrices, transposed, line);
 }
 
-struct m16n8k4 { static constexpr int K = 4; };
-struct m16n8k8 { static constexpr int K = 8; };
-struct m16n8k16 { static constexpr int K = 16; };
+struct m16n8k4 {
+    static constexpr int K = 4;
+};
+struct m16n8k8 {
+    static constexpr int K = 8;
+};
+struct m16n8k16 {
+    static constexpr int K = 16;
+};
 struct tf32 {
     static constexpr int PER_WORD = 1;
     static float at(uint32_t word, int) { return bits<float>(word & 0xffffe000u); }
@@ -147,14 +171,17 @@ EMULATOR_UNCHECKED inline void mma_all(unsigned, const char* rows, char* results
         const int g = lane / 4, t = lane % 4;
         for (int i = 0; i < 4; ++i) {
             const float value = d[g + i / 2 * 8][2 * t + i % 2];
-            if (WIDE) r[i] = bits<uint32_t>(value);
-            else r[i / 2] = (i % 2 ? r[i / 2] : 0) | (uint32_t)float_to_half(value) << 16 * (i % 2);
+            if (WIDE)
+                r[i] = bits<uint32_t>(value);
+            else
+                r[i / 2] = (i % 2 ? r[i / 2] : 0) | (uint32_t)float_to_half(value) << 16 * (i % 2);
         }
     }
 }
 
 template <class Shape, class Element, bool WIDE, int A, int B, int C>
-EMULATOR_UNCHECKED inline void mma(uint32_t (&d)[C], const uint32_t (&a)[A], const uint32_t (&b)[B], const uint32_t (&c)[C], int line) {
+EMULATOR_UNCHECKED inline void mma(uint32_t (&d)[C], const uint32_t (&a)[A], const uint32_t (&b)[B], const uint32_t (&c)[C],
+                                   int line) {
     static_assert(A == 16 * Shape::K / Element::PER_WORD / 32 && B * 2 == A && C == (WIDE ? 4 : 2), "operands of mma.sync");
     uint32_t row[A + B + C];
     memcpy(row, a, sizeof a);

@@ -1,4 +1,5 @@
-// CUDA's keywords as seen by a C++ compiler. `__shared__` and `<<< >>>` are rewritten before it sees the text.
+// CUDA's keywords as seen by a C++ compiler. `__shared__`, `<<< >>>` and
+// `__noinline__`, a word that the C++ library uses, are rewritten before it sees the text.
 #pragma once
 
 #define __global__
@@ -8,7 +9,6 @@
 #define __managed__
 #define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #define __cluster_dims__(...)

@@ -5,41 +5,41 @@
 // An access to a vector of 8 or 16 aligned bytes is one instruction on the device. In check mode it must reach the checks
 // as one access too, so copies go through a type that the compiler does not take apart.
 #ifdef EMULATOR_CHECKED
-#define EMULATOR_VECTOR_COPY(NAME, ALIGNMENT)                                              \
-    typedef char Whole __attribute__((vector_size(ALIGNMENT), may_alias));                 \
-    NAME() = default;                                                                      \
-    NAME(const NAME& other) { *(Whole*)this = *(const Whole*)&other; }                     \
-    NAME& operator=(const NAME& other) {                                                   \
-        *(Whole*)this = *(const Whole*)&other;                                             \
-        return *this;                                                                      \
+#define EMULATOR_VECTOR_COPY(NAME, ALIGNMENT)                              \
+    typedef char Whole __attribute__((vector_size(ALIGNMENT), may_alias)); \
+    NAME() = default;                                                      \
+    NAME(const NAME& other) { *(Whole*)this = *(const Whole*)&other; }     \
+    NAME& operator=(const NAME& other) {                                   \
+        *(Whole*)this = *(const Whole*)&other;                             \
+        return *this;                                                      \
     }
 #else
 #define EMULATOR_VECTOR_COPY(NAME, ALIGNMENT) NAME() = default;
 #endif
 
-#define EMULATOR_VECTOR1(NAME, T)                     \
-    struct NAME {                                     \
-        T x;                                          \
-    };                                                \
+#define EMULATOR_VECTOR1(NAME, T) \
+    struct NAME {                 \
+        T x;                      \
+    };                            \
     inline NAME make_##NAME(T x) { return NAME{x}; }
-#define EMULATOR_VECTOR2(NAME, T, ALIGNMENT, COPY)                     \
-    struct alignas(ALIGNMENT) NAME {                                   \
-        T x, y;                                                        \
-        COPY(NAME, ALIGNMENT)                                          \
-        constexpr NAME(T x, T y = {}) : x(x), y(y) {}                 \
-    };                                                                 \
+#define EMULATOR_VECTOR2(NAME, T, ALIGNMENT, COPY)    \
+    struct alignas(ALIGNMENT) NAME {                  \
+        T x, y;                                       \
+        COPY(NAME, ALIGNMENT)                         \
+        constexpr NAME(T x, T y = {}) : x(x), y(y) {} \
+    };                                                \
     inline NAME make_##NAME(T x, T y) { return NAME(x, y); }
-#define EMULATOR_VECTOR3(NAME, T)                                      \
-    struct NAME {                                                      \
-        T x, y, z;                                                     \
-    };                                                                 \
+#define EMULATOR_VECTOR3(NAME, T) \
+    struct NAME {                 \
+        T x, y, z;                \
+    };                            \
     inline NAME make_##NAME(T x, T y, T z) { return NAME{x, y, z}; }
-#define EMULATOR_VECTOR4(NAME, T, ALIGNMENT, COPY)                                                   \
-    struct alignas(ALIGNMENT) NAME {                                                                 \
-        T x, y, z, w;                                                                                \
-        COPY(NAME, ALIGNMENT)                                                                        \
-        constexpr NAME(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}             \
-    };                                                                                               \
+#define EMULATOR_VECTOR4(NAME, T, ALIGNMENT, COPY)                                    \
+    struct alignas(ALIGNMENT) NAME {                                                  \
+        T x, y, z, w;                                                                 \
+        COPY(NAME, ALIGNMENT)                                                         \
+        constexpr NAME(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {} \
+    };                                                                                \
     inline NAME make_##NAME(T x, T y, T z, T w) { return NAME(x, y, z, w); }
 #define EMULATOR_VECTOR_PLAIN(NAME, ALIGNMENT) NAME() = default;
 

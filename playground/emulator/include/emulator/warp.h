@@ -121,18 +121,18 @@ EMULATOR_UNCHECKED inline T reduce(unsigned mask, T value, Combine, int line) {
 }
 }  // namespace emulator
 
-#define EMULATOR_REDUCE(NAME, EXPRESSION)                                         \
-    namespace emulator {                                                          \
-    struct Reduce_##NAME {                                                        \
-        template <class T>                                                        \
-        EMULATOR_UNCHECKED static T apply(T a, T b) {                             \
-            return EXPRESSION;                                                    \
-        }                                                                         \
-    };                                                                            \
-    }                                                                             \
-    template <class T>                                                            \
+#define EMULATOR_REDUCE(NAME, EXPRESSION)                                             \
+    namespace emulator {                                                              \
+    struct Reduce_##NAME {                                                            \
+        template <class T>                                                            \
+        EMULATOR_UNCHECKED static T apply(T a, T b) {                                 \
+            return EXPRESSION;                                                        \
+        }                                                                             \
+    };                                                                                \
+    }                                                                                 \
+    template <class T>                                                                \
     EMULATOR_INLINE T __reduce_##NAME##_sync(unsigned mask, T value, EMULATOR_LINE) { \
-        return ::emulator::reduce(mask, value, ::emulator::Reduce_##NAME{}, line); \
+        return ::emulator::reduce(mask, value, ::emulator::Reduce_##NAME{}, line);    \
     }
 EMULATOR_REDUCE(add, a + b)
 EMULATOR_REDUCE(min, b < a ? b : a)

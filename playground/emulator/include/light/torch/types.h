@@ -1,11 +1,8 @@
-// The part of PyTorch's header of this name that extensions use, in a third of the time. If a text needs more, it is compiled
-// with the full headers instead.
+// The part of PyTorch's header of this name that extensions use, in a fraction of the time. The headers of the operators that
+// a text names are included behind its own. If it needs more, it is compiled with the full headers instead.
 #pragma once
-#ifdef EMULATOR_DECLARATIONS_ONLY  // the text declares functions and defines none
+#include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
-#else
-#include <ATen/ATen.h>
-#endif
 
 namespace torch {
 using namespace at;  // NOLINT
