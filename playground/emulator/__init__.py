@@ -49,6 +49,7 @@ class Installation:
             raise ValueError(f"schedule is one of {', '.join(runtime.SCHEDULES)}, not {schedule!r}")
         self.mode = mode
         self.builder = Builder(mode != "fast", debug, source_file)
+        self.debug = debug
         self.settings = schedule, seed, processors, time_limit
 
     def begin(self):
@@ -62,6 +63,7 @@ class Installation:
             for job in [pool.submit(toolchain.runtime_library), pool.submit(toolchain.torch_glue_library)]:
                 job.result()
         runtime.configure(self.mode, *self.settings)
+        runtime.library().emulator_debug(self.debug)
         self.to_exception = lambda report: parse_finding(report, self.builder.file_of_library)
         runtime.torch_glue().emulator_torch_raise_with(ctypes.py_object(self.to_exception))
         if self.mode != "fast":

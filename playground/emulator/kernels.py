@@ -13,14 +13,16 @@ class KernelLibrary:
     def __init__(self, text, mode="fast", name="kernels", source_file=None, debug=False):
         self.mode = mode
         self.builder = Builder(mode != "fast", debug, source_file)
-        runtime.library()
+        self.debug = debug
         if mode != "fast":
             runtime.torch_glue().emulator_torch_guard_tensors(1)
+        runtime.library()
         self.library = ctypes.CDLL(str(self.builder.load_kernels(text, name, source_file)))
 
     def call(self, function, *arguments, schedule="forward", seed=1, processors=0, time_limit=None):
         """Tensors are passed as pointers, numbers as int or float; a ctypes value as it is."""
         runtime.configure(self.mode, schedule, seed, processors, time_limit)
+        runtime.library().emulator_debug(self.debug)
         values = [
             ctypes.c_void_p(a.data_ptr()) if hasattr(a, "data_ptr") else ctypes.c_float(a) if isinstance(a, float) else a
             for a in arguments

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from playground import tensors
-from playground.judge.precision import RoundedOperands
+from playground.judge.precision import Perturbed, RoundedOperands
+
+PERTURBATIONS = 6
 
 
 @dataclass
@@ -40,6 +42,12 @@ class Oracle:
     def rounded_to_tf32(self, probe):
         """In float64, with the operands of convolutions and matrix products rounded to TF32."""
         return self._in_float64(probe, RoundedOperands())
+
+    def permitted(self, probe, precision):
+        """Results that a precision mode permits: one for "tf32", PERTURBATIONS random ones for strict "fp32"."""
+        if precision == "tf32":
+            return [self.rounded_to_tf32(probe)]
+        return [self._in_float64(probe, Perturbed(seed)) for seed in range(PERTURBATIONS)]
 
     def _in_float64(self, probe, mode):
         model = copy.deepcopy(self._model).double()

@@ -5,7 +5,7 @@ import platform
 import re
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ def describe() -> dict:
     commit, dirty = _git_state()
     gpus = _gpus()
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": {"commit": commit, "dirty": dirty},
         "os": _os_name(),
         "python": platform.python_version(),

@@ -44,8 +44,7 @@ class Referee:
             if any(gradient is not None for gradient in differentiated.gradients.values()):
                 made, eager = with_upstream, differentiated
         truth = self.oracle.truth(made)
-        rounded = self.oracle.rounded_to_tf32(made) if self.precision == "tf32" else None
-        self.references[probe] = _references(truth, eager, rounded)
+        self.references[probe] = _references(truth, eager, self.oracle.permitted(made, self.precision))
         tensors.save({"inputs": made.inputs, "upstream": made.upstream, "wanted_inputs": made.wanted_inputs}, inputs)
         return {"differentiable": bool(eager.gradients)}
 
@@ -71,13 +70,15 @@ class Referee:
         }
 
 
-def _references(truth, eager, rounded):
+def _references(truth, eager, permitted):
     """(list for the outputs, {name: Reference} for the gradients that the original has)."""
-
-    def references(pick):
-        tensors_of = [pick(truth), pick(eager), pick(rounded) if rounded else [None] * len(pick(truth))]
-        return [None if values[0] is None else Reference(*values) for values in zip(*tensors_of, strict=True)]
-
-    outputs = references(lambda outcome: outcome.outputs)
-    gradients = references(lambda outcome: list(outcome.gradients.values()))
-    return outputs, {name: r for name, r in zip(truth.gradients, gradients, strict=True) if r is not None}
+    outputs = [
+        Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted))
+        for i, (true, in_eager) in enumerate(zip(truth.outputs, eager.outputs, strict=True))
+    ]
+    gradients = {
+        name: Reference(true, eager.gradients[name], *(outcome.gradients[name] for outcome in permitted))
+        for name, true in truth.gradients.items()
+        if true is not None
+    }
+    return outputs, gradients

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from playground.judge.precision import RoundedOperands, round_to_tf32
+from playground.judge.precision import Perturbed, RoundedOperands, round_to_tf32
 
 # bits of a float32 -> bits of the nearest TF32 value: 13 bits are dropped, 0x1000 is half of the last that stays
 BITS = {
@@ -126,3 +126,18 @@ def test_nothing_is_rounded_after_the_context_is_left():
     with RoundedOperands():
         a @ b
     assert torch.equal(a @ b, before)
+
+
+def test_perturbed_results_are_a_few_units_off_and_repeatable():
+    x = torch.rand(4, 8, dtype=torch.float64)
+    linear = torch.nn.Linear(8, 3).double()
+    with torch.no_grad():
+        exact = torch.tanh(linear(x))
+        with Perturbed(seed=1):
+            first = torch.tanh(linear(x))
+        with Perturbed(seed=1):
+            again = torch.tanh(linear(x))
+        with Perturbed(seed=2):
+            other = torch.tanh(linear(x))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert 0 < (first - exact).abs().max() < 100 * torch.finfo(torch.float32).eps

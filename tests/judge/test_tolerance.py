@@ -198,3 +198,12 @@ def test_worst_is_the_first_complaint_or_the_nearest_to_what_is_allowed():
     assert worst([near, wrong("no such luck"), wrong("neither")]) == wrong("no such luck")
     exact = Reference(torch.tensor([1]), torch.tensor([1])).compare("y", torch.tensor([1]))
     assert worst([exact]) == exact
+
+
+def test_what_chance_or_rounding_moves_by_half_its_spread_cannot_be_judged():
+    """Otherwise zeros would pass for a model with dropout."""
+    truth = double(0, 1, 2, 3)
+    random = Reference(truth, torch.tensor([2.0, 0.0, 3.0, 1.0]))
+    assert random.is_blunt
+    assert "cannot be judged" in random.compare("y", torch.zeros(4)).complaint
+    assert not Reference(truth, truth.float()).is_blunt

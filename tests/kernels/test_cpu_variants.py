@@ -103,8 +103,12 @@ def make(model, variant, **settings):
 def assert_right(original, new, x):
     with torch.no_grad():
         exact = copy.deepcopy(original).double()(x.double())
-        comparison = Reference(exact, original(x)).compare("the output", new(x))
-    assert comparison.complaint is None, comparison.complaint
+        reference, actual = Reference(exact, original(x)), new(x)
+    if reference.is_blunt:  # the outputs vary by less than they are rounded
+        torch.testing.assert_close(actual.double(), exact, rtol=1e-6, atol=0)
+    else:
+        complaint = reference.compare("the output", actual).complaint
+        assert complaint is None, complaint
 
 
 @with_settings(SHAPES)

@@ -4,7 +4,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import torch
@@ -48,7 +48,7 @@ def test_what_is_known_everywhere():
         assert described["driver"]
     date = datetime.fromisoformat(described["date"])
     assert date.utcoffset() == timedelta(0)
-    assert abs(datetime.now(timezone.utc) - date) < timedelta(minutes=1)
+    assert abs(datetime.now(UTC) - date) < timedelta(minutes=1)
 
 
 def test_the_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):

@@ -134,7 +134,8 @@ void run_grid(const char* name, int line, const void* kernel, const LaunchConfig
             current_finding.kernel_line = line;
         } else {
             int count = options.processors ? options.processors : (int)std::thread::hardware_concurrency();
-            if (options.checked()) count = 1;  // the shadow memory has one user, and findings come in a fixed order
+            if (options.checked() || options.debugged)
+                count = 1;  // the shadow memory has one user, and findings come in a fixed order
             if ((uint64_t)count > launch.blocks) count = (int)launch.blocks;
             find_kernel_text(launch);
             if (options.checked()) begin_launch_shadow(launch);
@@ -157,6 +158,8 @@ void emulator_configure(int mode, int schedule, uint64_t seed, int processors, d
     options.processors = processors;
     options.time_limit = time_limit;
 }
+
+void emulator_debug(int on) { emulator::options.debugged = on; }
 
 // One line a launch since the last reset: name, grid, block, dynamic shared bytes, separated by tabs.
 const char* emulator_launches() { return emulator::launch_log.c_str(); }

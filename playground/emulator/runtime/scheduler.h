@@ -22,6 +22,7 @@ struct Options {
     Schedule schedule = Schedule::forward;
     uint64_t seed = 1;
     int processors = 0;     // 0: all
+    bool debugged = false;  // somebody steps through: no ticks, one processor
     double time_limit = 0;  // seconds a launch may take; 0: no limit
     bool checked() const { return mode != Mode::fast; }
 };

@@ -81,6 +81,7 @@ void arm(long nanoseconds) {
 void find_kernel_text(Launch& launch) { dl_iterate_phdr(find_text, &launch); }
 
 Ticks::Ticks(Launch&) {
+    if (options.debugged) return;
     if (!timer.made) {
         struct sigaction action{};
         action.sa_sigaction = tick;
