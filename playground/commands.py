@@ -100,14 +100,15 @@ def _run(given, make_tasks, options, show):
             raise Impossible(f"none of these variants runs on --device {given.device}")
         _clear_locks()
         with Progress() as progress:
-            results = Runner(options, progress).run(tasks)
+            runner = Runner(options, progress)
+            results = runner.run(tasks)
     except (catalog.CatalogError, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    report = {"schema": document.SCHEMA, "environment": environment.describe(), "results": results}
+    report = {"schema": document.SCHEMA, "environment": environment.describe() | {"seed": runner.seed}, "results": results}
     show(report, terminal.make_console())
     if given.json:
         try:

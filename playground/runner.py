@@ -51,7 +51,7 @@ class Runner:
     def __init__(self, options, progress):
         self._options = options
         self._progress = progress
-        self._seed = secrets.randbits(31)  # inputs that no file can foresee
+        self.seed = secrets.randbits(31)  # inputs that no file can foresee
 
     def run(self, tasks):
         """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised."""
@@ -85,7 +85,7 @@ class Runner:
         try:
             with WorkerProcess() as worker:
                 self._load_candidate(worker, task, None)
-                built = worker.ask("candidate.build", self._options.time_limit, seed=self._seed)
+                built = worker.ask("candidate.build", self._options.time_limit, seed=self.seed)
             result["build_seconds"], result["built"] = built["seconds"], built["built"]
         except WorkerFailure as failure:
             _give_failure(result, failure)
@@ -96,7 +96,7 @@ class Runner:
         first = tasks[0]
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="playground-", dir=_roomy_folder())))
-            original = _Original(first, folder, self._seed, self._options, self._progress)
+            original = _Original(first, folder, self.seed, self._options, self._progress)
             stack.callback(original.close)
             try:
                 description = original.prepare()
@@ -140,7 +140,7 @@ class Runner:
             settings=task.settings,
             place=task.place,
             weights=weights,
-            seed=self._seed,
+            seed=self.seed,
         )
 
     def _check(self, worker, probe, original, result):
@@ -168,7 +168,7 @@ class Runner:
     def _time(self, worker, task, original, result):
         def measure(mode):
             limit = self._options.time_limit
-            return worker.ask("candidate.time", limit, mode=mode, seed=self._seed, seconds=self._options.seconds)
+            return worker.ask("candidate.time", limit, mode=mode, seed=self.seed, seconds=self._options.seconds)
 
         result.update(_timed(measure("forward"), original.timed("forward"), original.unavailable))
         floor = original.floor(task.model.name)
