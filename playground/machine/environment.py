@@ -99,7 +99,8 @@ def _os_name() -> str:
         distribution = platform.freedesktop_os_release()["PRETTY_NAME"] + ", "
     except (OSError, KeyError):
         distribution = ""
-    return f"{distribution}{platform.system()} {platform.release()}, {platform.machine()}"
+    release = platform.release().partition("-")[0]  # what follows names a distributor's or a host's build
+    return f"{distribution}{platform.system()} {release}, {platform.machine()}"
 
 
 def _git_state() -> tuple[str | None, bool | None]:
