@@ -218,7 +218,7 @@ def checked(model, write_variant, tmp_path_factory):
     results = {}
     with Progress() as progress, WorkerProcess() as worker:
         runner = Runner(OPTIONS, progress)
-        original = _Original(chosen[0], tmp_path_factory.mktemp("tensors"), runner._seed, OPTIONS, progress)
+        original = _Original(chosen[0], tmp_path_factory.mktemp("tensors"), runner.seed, OPTIONS, progress)
         original.prepare()
         for title, task in zip(WRONG[model], chosen, strict=True):
             result = results[title] = _blank_result(task)
