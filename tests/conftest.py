@@ -1,5 +1,6 @@
 """What the tests share: a tiny problem, and variants of it written on the spot."""
 
+import signal
 import textwrap
 
 import pytest
@@ -41,6 +42,12 @@ class ModelNew(nn.Module):
     def forward(self, x):
         {forward}
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_reach_what_tests_start():
+    """pytest-xdist's workers ignore SIGINT, and a command that a test starts would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
