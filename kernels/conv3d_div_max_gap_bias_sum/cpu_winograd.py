@@ -34,8 +34,9 @@ Loops
 Floor
     At batch 8: 3.0 GFLOP directly, 1.3 GFLOP after the rewrite and 0.06 GFLOP of transforms; 16.8 MB read. At 200 GFLOP/s
     and 34 GB/s (two cores with AVX-512) 6.9 ms and 0.5 ms; arithmetic binds.
-    Measured on two Zen 4 cores (AMD EPYC, AVX-512), torch 2.13.0, batch 8, medians of 15 interleaved calls: 9.0 ms; PyTorch
-    64 ms, torch.compile 42 ms. On one of the cores: 17.5, 114 and 71 ms.
+    Measured on two Zen 4 cores (AMD EPYC, AVX-512), torch 2.13.0, batch 8, medians of 15 interleaved calls: 10.6 ms; PyTorch
+    76 ms, torch.compile 49 ms. On one of the cores: 19.6, 124 and 78 ms. With an allocator that keeps its memory (glibc's
+    thresholds raised), so that PyTorch's large temporaries cost no page faults, the three are 9.1, 37 and 22 ms.
 
 Takes
     float32 CPU tensors (batch, in_channels, depth, height, width), batch 0 included; any channels, kernel, pool, bias shape and

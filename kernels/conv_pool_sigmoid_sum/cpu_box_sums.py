@@ -32,8 +32,9 @@ Loops
 Floor
     At batch 4: 18.9 MB read, 0.33 GFLOP and 2.3 million sigmoids. At 34 GB/s and 200 GFLOP/s (two cores with AVX-512) 0.6 ms
     and 1.7 ms; arithmetic binds.
-    Measured on two Zen 4 cores (AMD EPYC, AVX-512), torch 2.13.0, batch 4, medians of 15 interleaved calls: 2.9 ms; PyTorch
-    156 ms, torch.compile 83 ms. On one of the cores: 5.5, 259 and 133 ms.
+    Measured on two Zen 4 cores (AMD EPYC, AVX-512), torch 2.13.0, batch 4, medians of 15 interleaved calls: 3.1 ms; PyTorch
+    183 ms, torch.compile 90 ms. On one of the cores: 5.6, 302 and 139 ms. Much of PyTorch's time is page faults in its large
+    temporaries; with an allocator that keeps its memory (glibc's thresholds raised) the three are 3.0, 58 and 35 ms.
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
