@@ -54,7 +54,7 @@ def first_errors(messages, name):
 class Prepared:
     """One text made ready for the host compiler."""
 
-    def __init__(self, text, source_file, fallback_name, torch_always=False):
+    def __init__(self, text, source_file, fallback_name, is_cuda):
         source_map = SourceMap(text, source_file, fallback_name)
         try:
             rewritten = rewrite(text)
@@ -62,24 +62,22 @@ class Prepared:
             place = f"{source_map.file}:{source_map.line(error.line)}"
             raise EmulatorError(f"{place}: the emulator does not support {error.construct}") from None
         self.file = source_map.file
-        self.kernels = rewritten.kernels
-        self.uses_torch = rewritten.uses_torch or torch_always
-        text = rewritten.text
-        source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
-        if self.uses_torch:
-            at = rewritten.last_include_line
-            added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"]
-            text = after_line(text, at, "\n".join(added))
-            source_map.lines[at:at] = [None] * len(added)
-        self.line = source_map.line
+        self.uses_torch = rewritten.uses_torch or not is_cuda
+        self.kernel_lines = {name: source_map.line(found[-1].line) for name, found in rewritten.kernels.items()}
+
         # The rewriter writes a kernel's line as the text counts it; make it the file's.
-        self.launch_lines = {}
-
         def renumber(match):
-            self.launch_lines[match[2]] = source_map.line(int(match[4]))
-            return f"{match[1]}{match[2]}{match[3]}{self.launch_lines[match[2]]}"
+            return f"{match[1]}{match[2]}{match[3]}{source_map.line(int(match[4]))}"
 
-        self.text = re.sub(r'(::emulator::launch\(")((?:\\.|[^"\\])*)(", )(\d+)', renumber, source_map.with_directives(text))
+        launch = r'(::emulator::launch(?:_\w+)?\(")((?:\\.|[^"\\])*)(", )(\d+)'
+        text = re.sub(launch, renumber, rewritten.text)
+        source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
+        added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"] if self.uses_torch else []
+        added += ["#include <emulator/nvcc_macros.h>"] if is_cuda else []
+        at = rewritten.last_include_line
+        text = after_line(text, at, "\n".join(added))
+        source_map.lines[at:at] = [None] * len(added)
+        self.text = source_map.with_directives(text)
 
 
 class Builder:
@@ -89,7 +87,7 @@ class Builder:
         self.checked, self.debug, self.source_file = checked, debug, source_file
         self.files = {}  # library -> the Python file of its text
         self.namespaces = {}  # of operators -> the Python file
-        self.kernel_lines = {}  # kernel as launched -> the line of its definition
+        self.kernel_lines = {}  # kernel -> the line of its definition
         self.last_file = None
         self.watch = None  # an OperatorWatch
 
@@ -126,8 +124,8 @@ class Builder:
         if functions is not None:
             cpp += pybind_module(functions, with_pytorch_error_handling)
         includes = [f"-I{path}" for path in extra_include_paths or []]
-        binding = Prepared(cpp, source_file, f"<{name}: cpp_sources>", torch_always=True)
-        kernels = Prepared(cuda, source_file, f"<{name}: cuda_sources>") if cuda.strip() else None
+        binding = Prepared(cpp, source_file, f"<{name}: cpp_sources>", is_cuda=False)
+        kernels = Prepared(cuda, source_file, f"<{name}: cuda_sources>", is_cuda=True) if cuda.strip() else None
         self.last_file = kernels.file if kernels else binding.file
         cpp_flags = [*filter(KEPT_FLAG.fullmatch, extra_cflags or []), *includes]
         cuda_flags = [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or []), *includes]
@@ -139,7 +137,7 @@ class Builder:
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
         library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
         self.files[str(library)] = self.namespaces[name] = self.last_file
-        self.kernel_lines.update(kernels.launch_lines if kernels else {})
+        self.kernel_lines.update(kernels.kernel_lines if kernels else {})
         if is_python_module:
             spec = importlib.util.spec_from_file_location(name, library)
             module = importlib.util.module_from_spec(spec)
@@ -153,9 +151,11 @@ class Builder:
         torch.ops.load_library(str(library))
         return str(library)
 
+    load_inline.emulates_cuda = True  # what a variant's main asks: whether its kernels run on CPU tensors here
+
     def load_kernels(self, text, name, source_file=None):
         """A CUDA text on its own, without PyTorch: what it declares `extern "C"` can be called through ctypes."""
-        prepared = Prepared(text, source_file or self.source_file or calling_file(), f"<{name}>")
+        prepared = Prepared(text, source_file or self.source_file or calling_file(), f"<{name}>", is_cuda=True)
         self.last_file = prepared.file
         library = toolchain.link([self.compile_kernels(name, prepared, [])], name)
         self.files[str(library)] = prepared.file

@@ -19,7 +19,8 @@ def check(results, file, lines):
     import torch
 
     for tensor in tensors_in(results):
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided or type(tensor).__name__ == "FakeTensor":
+        traced = type(tensor) not in (torch.Tensor, torch.nn.Parameter)  # a FakeTensor, for example, which has no memory
+        if traced or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             continue
         at = runtime.first_unwritten(tensor)
         if at is None:
@@ -28,7 +29,8 @@ def check(results, file, lines):
         kernel = last.kernel if last else "?"
         element = at // tensor.element_size()
         message = f"element {element} of a result of shape {tuple(tensor.shape)} was never written"
-        raise Finding(FindingData("output never written", message, kernel, file, lines.get(kernel)))
+        definition = lines.get(kernel.split("<")[0].split("::")[-1])
+        raise Finding(FindingData("output never written", message, kernel, file, definition))
 
 
 class OperatorWatch:

@@ -20,6 +20,13 @@ REGISTERS = {
 SPECIAL = {
     "tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim",
 }  # fmt: skip
+SPECIAL_VALUES = {
+    "warpid": "::emulator::ptx::warp_of_block()", "nwarpid": "::emulator::ptx::warps_of_block()", "smid": "0",
+    "lanemask_eq": "(1u << ::emulator::lane())", "lanemask_lt": "((1u << ::emulator::lane()) - 1)",
+    "lanemask_le": "(~0u >> (31 - ::emulator::lane()))", "lanemask_gt": "(~1u << ::emulator::lane())",
+    "lanemask_ge": "(~0u << ::emulator::lane())", "clock": "(uint32_t)::emulator::clock_ticks()",
+    "clock64": "(uint64_t)::emulator::clock_ticks()", "globaltimer": "(uint64_t)::emulator::clock_ticks()",
+}  # fmt: skip
 COMPARISONS = {
     "eq": "==",
     "ne": "!=",
@@ -46,6 +53,10 @@ def instruction(pattern):
     return register
 
 
+class OperandError(Exception):
+    """What is wrong with an instruction's operands."""
+
+
 @dataclass
 class Operand:
     """`%3`, a register, a number; `{a, b}` has parts; `[a + 4]` is an address, with the coordinates of a tensor perhaps."""
@@ -69,6 +80,8 @@ class Statement:
         self.template, self.outputs, self.inputs, self.line = template, outputs, inputs, line
         self.operands = outputs + inputs
         self.locals = []
+        # The accumulators of wgmma are registers that change later, so they must not be copied.
+        self.multiplies = "wgmma.mma_async" in template
 
     def translate(self):
         body = "".join(self.instructions())
@@ -76,7 +89,9 @@ class Statement:
         for index, (constraint, expression) in enumerate(self.operands):
             kind = constraint.strip("=+&%")
             name = f"ptx_{index}"
-            if kind in ("n", "i"):
+            if index < len(self.outputs) and kind == "f" and self.multiplies:
+                declared.append(f"auto& {name} = ({expression});")
+            elif kind in ("n", "i"):
                 declared.append(f"const long long {name} = (long long)({expression});")
             elif kind not in TYPES:
                 raise UnsupportedError(f"the asm constraint {constraint!r}", self.line)
@@ -84,7 +99,8 @@ class Statement:
                 declared.append(f"{TYPES[kind]} {name}{{}};")
             else:
                 declared.append(f"{TYPES[kind]} {name} = ::emulator::ptx::take<{TYPES[kind]}>({expression});")
-        written = "".join(f"::emulator::ptx::give({expression}, ptx_{i});" for i, (_, expression) in enumerate(self.outputs))
+        outputs = [] if self.multiplies else self.outputs
+        written = "".join(f"::emulator::ptx::give({expression}, ptx_{i});" for i, (_, expression) in enumerate(outputs))
         return f"[&] {{ {''.join(declared)}{''.join(self.locals)}{body}{written} }}();"
 
     # ---- the instructions of the template
@@ -125,7 +141,8 @@ class Statement:
             kind, names = re.match(r"\.reg\s*\.(\w+)\s+(.*)", piece, re.S).groups()
             if kind not in REGISTERS:
                 raise UnsupportedError(f"the PTX register type .{kind}", self.line)
-            self.locals += [f"{REGISTERS[kind]} reg_{name.strip()}{{}};" for name in names.split(",")]
+            declarations = [f"{REGISTERS[kind]} reg_{name.strip()}{{}};" for name in names.split(",")]
+            self.locals += [text for text in declarations if text not in self.locals]  # scopes may repeat a name
             return ""
         guard = re.match(r"@(!?)([\w%]+)\s+(.*)", piece, re.S)
         if guard:
@@ -136,13 +153,16 @@ class Statement:
             opcode, rest = re.split(r"\s", piece, maxsplit=1)
         if opcode in ("bra", "bra.uni"):
             return f"goto {self.label(rest.strip())};"
-        if opcode in ("ret", "exit"):
-            return "return;"
+        if opcode == "trap":
+            return "::emulator::trap(__LINE__);"
         operands = [self.operand(text) for text in self.comma_parts(rest)]
         for pattern, handler in INSTRUCTIONS:
             match = pattern.fullmatch(opcode)
             if match:
-                return handler(match, *operands)
+                try:
+                    return handler(match, *operands)
+                except OperandError as error:
+                    raise UnsupportedError(f"{opcode} {error}", self.line) from None
         raise UnsupportedError(f"the PTX instruction {opcode}", self.line)
 
     def label(self, name):
@@ -168,10 +188,13 @@ class Statement:
         special = re.fullmatch(r"%%?(\w+)\.([xyz])", text)
         if special and special[1] in SPECIAL:
             return f"{SPECIAL[special[1]]}.{special[2]}"
+        if re.fullmatch(r"%%?cluster_(ctarank|nctarank)", text):
+            return f"::emulator::cluster_{'rank' if 'nctarank' not in text else 'blocks'}()"
         if re.fullmatch(r"%%?laneid", text):
             return "::emulator::lane()"
-        if re.fullmatch(r"%%?(warpid|smid)", text):
-            return "0"
+        special = re.fullmatch(r"%%?(\w+)", text)
+        if special and special[1] in SPECIAL_VALUES:
+            return SPECIAL_VALUES[special[1]]
         operand = re.fullmatch(r"%(\d+)", text)
         if operand:
             if int(operand[1]) >= len(self.operands):
@@ -260,6 +283,26 @@ def _(match, to, source, size, *policy):
     return call("bulk_store", to.value, source.value, size.value)
 
 
+@instruction(
+    r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(cluster|cta)\.global(\.tile)?\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?"
+)
+def _(match, to, source, barrier, *policy):
+    return call("tensor_load", to.value, source.text, coordinates(source, int(match[1])), barrier.value)
+
+
+@instruction(r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(\.tile)?\.bulk_group(\.L2::cache_hint)?")
+def _(match, to, source, *policy):
+    return call("tensor_store", to.text, coordinates(to, int(match[1])), source.value)
+
+
+def coordinates(tensor, count):
+    """The coordinates in `[map, {a, b}]` as a C++ list."""
+    given = tensor.parts[0].parts if tensor.parts else None
+    if not given or len(given) != count:
+        raise OperandError(f"with other than {count} coordinates behind the tensor map")
+    return "{" + ", ".join(f"(int)({part.value})" for part in given) + "}"
+
+
 @instruction(r"cp\.async\.bulk\.commit_group")
 def _(match):
     return "::emulator::bulk_commit();"
@@ -283,23 +326,24 @@ def _(match, barrier):
     return ""
 
 
-@instruction(r"mbarrier\.arrive(\.release\.cta)?(\.shared(::cta)?)?\.b64")
+@instruction(r"mbarrier\.arrive(\.release\.(cta|cluster))?(\.shared(::cta|::cluster)?)?\.b64")
 def _(match, state, barrier=None, count=None):
-    barrier = barrier or state
-    return call("mbarrier_arrive", barrier.value, count.value if count else 1, 0, "__LINE__")
+    if barrier is None or not barrier.is_address:  # without the state that it returns
+        state, barrier, count = None, state, barrier
+    return call("mbarrier_arrive", barrier.value, count.value if count else 1, 0)
 
 
-@instruction(r"mbarrier\.arrive\.expect_tx(\.release\.cta)?(\.shared(::cta)?)?\.b64")
+@instruction(r"mbarrier\.arrive\.expect_tx(\.release\.(cta|cluster))?(\.shared(::cta|::cluster)?)?\.b64")
 def _(match, state, barrier, size):
-    return call("mbarrier_arrive", barrier.value, 1, size.value, "__LINE__")
+    return call("mbarrier_arrive", barrier.value, 1, size.value)
 
 
-@instruction(r"mbarrier\.expect_tx(\.relaxed\.cta)?(\.shared(::cta)?)?\.b64")
+@instruction(r"mbarrier\.expect_tx(\.relaxed\.(cta|cluster))?(\.shared(::cta|::cluster)?)?\.b64")
 def _(match, barrier, size):
-    return call("mbarrier_arrive", barrier.value, 0, size.value, "__LINE__")
+    return call("mbarrier_arrive", barrier.value, 0, size.value)
 
 
-@instruction(r"mbarrier\.(try_wait|test_wait)\.parity(\.acquire\.cta)?(\.shared(::cta)?)?\.b64")
+@instruction(r"mbarrier\.(try_wait|test_wait)\.parity(\.acquire\.(cta|cluster))?(\.shared(::cta)?)?\.b64")
 def _(match, done, barrier, parity, *hint):
     return assign(
         done, f"::emulator::mbarrier_wait({barrier.value}, {parity.value}, {str(match[1] == 'try_wait').lower()}, __LINE__)"
@@ -313,9 +357,30 @@ def _(match, barrier, threads=None):
     return call("bar", barrier.value, threads.value if threads else -1, "true", "__LINE__")
 
 
+@instruction(r"(bar|barrier)(\.cta)?\.red\.(popc|and|or)(\.aligned)?\.(u32|pred)")
+def _(match, result, barrier, *rest):
+    threads = rest[0].value if len(rest) == 2 else -1
+    count = f"::emulator::ptx::bar_count({barrier.value}, {threads}, {rest[-1].value}, __LINE__)"
+    if match[3] == "and":  # nobody came with the opposite
+        count = f"::emulator::ptx::bar_count({barrier.value}, {threads}, !({rest[-1].value}), __LINE__) == 0"
+    return assign(result, count if match[3] in ("popc", "and") else count + " != 0")
+
+
 @instruction(r"(bar|barrier)(\.cta)?\.arrive(\.aligned)?")
 def _(match, barrier, threads):
     return call("bar", barrier.value, threads.value, "false", "__LINE__")
+
+
+@instruction(r"barrier\.cluster\.(arrive|wait)(\.(release|relaxed|acquire))?(\.aligned)?")
+def _(match):
+    return f"::emulator::cluster_{match[1]}(__LINE__);"
+
+
+@instruction(r"mapa(\.shared::cluster)?\.u(32|64)")
+def _(match, to, address, rank):
+    if not match[1]:
+        return assign(to, f"(uint64_t)::emulator::cluster_pointer((const void*)(uint64_t)({address.value}), {rank.value})")
+    return assign(to, f"::emulator::cluster_address((uint32_t)({address.value}), {rank.value})")
 
 
 @instruction(r"bar\.warp\.sync")
@@ -328,7 +393,17 @@ def _(match):
     return "::emulator::device_fence();"
 
 
-@instruction(r"membar\.cta|fence\.(acq_rel|sc)\.cta|fence\.mbarrier_init\.release\.cluster|fence\.proxy\.\S+")
+@instruction(r"membar\.cta|fence\.(acq_rel|sc)\.cta|fence\.mbarrier_init\.release\.cluster|fence\.proxy\.(alias|tensormap\S*)")
+def _(match, *operands):
+    return ""
+
+
+@instruction(r"fence\.proxy\.async(\.shared::(cta|cluster))?")
+def _(match):
+    return "::emulator::proxy_fence();"
+
+
+@instruction(r"fence\.proxy\.async\.global")
 def _(match):
     return ""
 
@@ -365,6 +440,47 @@ def _(match, d, a, b, c):
     )
 
 
+@instruction(r"wgmma\.(fence|commit_group)\.sync\.aligned")
+def _(match):
+    return f"::emulator::wgmma_{'fence' if match[1] == 'fence' else 'commit'}();"
+
+
+@instruction(r"wgmma\.wait_group\.sync\.aligned")
+def _(match, groups):
+    return f"::emulator::wgmma_wait((int){groups.value});"
+
+
+@instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(8|16)\.f32\.(tf32|f16|bf16)\.\3")
+def _(match, d, a, b, scale_d, scale_a, scale_b, *transposed):
+    columns, inner, element = int(match[1]), int(match[2]), match[3]
+    if columns % 8 or not 8 <= columns <= 256 or inner != (8 if element == "tf32" else 16):
+        raise OperandError("of this shape")
+    if not d.parts or len(d.parts) != columns // 2:
+        raise OperandError(f"with other than {columns // 2} accumulators")
+    if a.parts and len(a.parts) != 4:
+        raise OperandError("with other than 4 registers of A")
+    expected = 0 if element == "tf32" else 1 if a.parts else 2
+    if len(transposed) != expected:
+        raise OperandError(f"with {len(transposed)} transpositions ({expected} are expected)")
+    flags = [f"(bool)({operand.value})" for operand in transposed]
+    flags = ["false"] * (2 - len(flags)) + flags
+    form = ", ".join(
+        [f"{columns}, ::emulator::ProductElement::{element}, {str(bool(a.parts)).lower()}", *flags]
+        + [f"(int)({scale.value})" for scale in (scale_a, scale_b)]
+    )
+    names = [part.text for part in d.parts]
+    registers = bits(words(a)) if a.parts else "{}"
+    descriptors = f"{'0' if a.parts else a.value}, {b.value}, (bool)({scale_d.value})"
+    return (
+        f"{{ const ::emulator::ProductForm form{{{form}}}; const uint32_t a[4] = {registers}; "
+        f"if constexpr (::emulator::CHECKED) {{ float* const d[] = {{{', '.join('&' + name for name in names)}}}; "
+        f"::emulator::wgmma_checked(form, d, a, {descriptors}, __LINE__); }} "
+        f"else {{ float d[] = {{{', '.join(names)}}}; ::emulator::wgmma(form, d, a, {descriptors}, __LINE__); "
+        + "".join(f"{name} = d[{i}]; " for i, name in enumerate(names))
+        + "} }"
+    )
+
+
 # ---- loads and stores
 
 ELEMENT = {"8": 1, "16": 2, "32": 4, "64": 8}
@@ -377,7 +493,8 @@ def pointer(space, address):
     return f"::emulator::shared_pointer((uint32_t)({address}))" if space == "shared" else f"(void*)(uint64_t)({address})"
 
 
-@instruction(rf"ld{ORDER}\.(shared|global)(?:::cta)?{HINTS}{TYPE}")
+# Without a space an address is generic, as a C++ pointer is.
+@instruction(rf"ld{ORDER}(?:\.(shared|global)(?:::cta|::cluster)?)?{HINTS}{TYPE}")
 def _(match, to, source, *policy):
     order, space, _, kind, width = match.groups()
     targets = to.parts or [to]
@@ -391,7 +508,7 @@ def _(match, to, source, *policy):
     )
 
 
-@instruction(rf"st{ORDER}\.(shared|global)(?:::cta)?{HINTS}{TYPE}")
+@instruction(rf"st{ORDER}(?:\.(shared|global)(?:::cta|::cluster)?)?{HINTS}{TYPE}")
 def _(match, to, source, *policy):
     order, space, _, kind, width = match.groups()
     values = words(source)
@@ -405,39 +522,157 @@ def _(match, to, source, *policy):
     )
 
 
-@instruction(r"(prefetch|prefetchu|discard|applypriority)\.\S+|setmaxnreg\.\S+|griddepcontrol\.\S+|nanosleep\.u32")
-def _(match, *operands):
+@instruction(r"(prefetch|prefetchu|discard|applypriority|cp\.async\.bulk\.prefetch)\.\S+|griddepcontrol\.\S+")
+def _(match, *operands):  # kernels run one after the other, so what griddepcontrol waits for has ended
     return ""
+
+
+@instruction(r"nanosleep\.u32")
+def _(match, time):
+    return "::emulator::yield();"
+
+
+@instruction(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
+def _(match, count):
+    return f"::emulator::set_registers((int){count.value}, __LINE__);"
 
 
 # ---- arithmetic and conversions
 
 
-@instruction(r"(mov|cvta(?:\.to)?(?:\.shared|\.global)?)\.([busf]\d+|pred)")
+@instruction(r"mov\.([busf]\d+|pred)")
 def _(match, to, source):
     if to.parts:  # mov.b64 {low, high}, x
-        half = 32 if len(to.parts) == 2 else 16
-        return "".join(assign(part, f"(uint32_t)((uint64_t)({source.value}) >> {half * i})") for i, part in enumerate(to.parts))
+        width = int(match[1][1:]) // len(to.parts)
+        return f"{{ const uint64_t whole = {taken('b' + match[1][1:], source)[0]}; " + (
+            "".join(assign(part, f"(uint{width}_t)(whole >> {width * i})") for i, part in enumerate(to.parts)) + " }"
+        )
     if source.parts:
-        low, high = source.value
-        half = 16 if match[2] in ("b32", "u32") else 32
-        return assign(to, f"(uint64_t)::emulator::ptx::word({low}) | (uint64_t)::emulator::ptx::word({high}) << {half}")
+        width = int(match[1][1:]) // len(source.parts)
+        parts = [
+            f"(uint64_t)::emulator::ptx::take<uint{width}_t>({value}) << {width * i}" for i, value in enumerate(source.value)
+        ]
+        return assign(to, f"(uint{match[1][1:]}_t)({' | '.join(parts)})")
     return assign(to, source.value)
 
 
-@instruction(r"(add|sub|mul|and|or|xor|shl|min|max)(\.lo|\.rn|\.ftz|\.sat)*\.([busf])(32|64|16)")
+@instruction(r"cvta(\.to)?(?:\.(shared)(?:::cta|::cluster)?|\.global)?\.u(32|64)")
+def _(match, to, source):
+    (address,) = taken("u" + match[3], source)
+    if not match[2]:
+        return assign(to, address)
+    if match[1]:
+        return assign(to, f"(uint64_t)::emulator::shared_address((const void*)(uintptr_t){address})")
+    return assign(to, f"(uint64_t)(uintptr_t)::emulator::shared_pointer((uint32_t){address})")
+
+
+def taken(kind, *operands):
+    """The operands as values of a PTX type."""
+    return [f"::emulator::ptx::take<{REGISTERS[kind]}>({operand.value})" for operand in operands]
+
+
+def function_of(name):
+    """A handler that calls a function of the emulator with 32-bit words."""
+    return lambda match, to, *operands: assign(to, f"{name}({', '.join(taken('b32', *operands))})")
+
+
+def with_options(options, values, compute):
+    """compute(values) for floats, with .ftz and .sat as the options say."""
+    if ".ftz" in options:
+        values = [f"::emulator::ptx::flush({value})" for value in values]
+    result = compute(*values)
+    if ".ftz" in options:
+        result = f"::emulator::ptx::flush({result})"
+    return f"::emulator::ptx::saturate({result})" if ".sat" in options else result
+
+
+FLOAT_FUNCTIONS = {
+    "add": "__fadd_rn", "sub": "__fsub_rn", "mul": "__fmul_rn",
+    "min": "::emulator::minimum", "max": "::emulator::maximum", "fma": "fmaf", "abs": "fabsf", "neg": "-",
+}  # fmt: skip
+
+
+@instruction(r"(add|sub|mul|min|max|fma|abs|neg)((?:\.rn|\.ftz|\.sat)*)\.f32")
+def _(match, to, *operands):
+    function = FLOAT_FUNCTIONS[match[1]]
+    return assign(to, with_options(match[2], taken("f32", *operands), lambda *values: f"{function}({', '.join(values)})"))
+
+
+@instruction(r"(add|sub|mul|min|max)(?:\.rn)?\.f64")
 def _(match, to, a, b):
-    kind = REGISTERS[match[3] + match[4]]
-    x, y = (f"::emulator::ptx::take<{kind}>({v.value})" for v in (a, b))
-    operator = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<"}.get(match[1])
+    x, y = taken("f64", a, b)
+    operator = {"add": "+", "sub": "-", "mul": "*"}.get(match[1])
     return assign(to, f"{x} {operator} {y}" if operator else f"::{match[1]}({x}, {y})")
 
 
-@instruction(r"(fma|mad)(\.rn|\.lo|\.ftz)*\.([busf])(32|64)")
+@instruction(r"fma(?:\.rn)?\.f64")
+def _(match, to, *operands):
+    return assign(to, f"::fma({', '.join(taken('f64', *operands))})")
+
+
+@instruction(r"(add|sub|mul\.lo|and|or|xor)\.([bus])(16|32|64)")
+def _(match, to, a, b):
+    x, y = taken("u" + match[3], a, b)  # without a sign, overflow wraps
+    operator = {"add": "+", "sub": "-", "mul.lo": "*", "and": "&", "or": "|", "xor": "^"}[match[1]]
+    return assign(to, f"({REGISTERS['u' + match[3]]})({x} {operator} {y})")
+
+
+@instruction(r"mad\.lo\.[us](32|64)")
 def _(match, to, a, b, c):
-    kind = REGISTERS[match[3] + match[4]]
-    x, y, z = (f"::emulator::ptx::take<{kind}>({v.value})" for v in (a, b, c))
-    return assign(to, f"::fma{'f' if match[4] == '32' else ''}({x}, {y}, {z})" if match[3] == "f" else f"{x} * {y} + {z}")
+    x, y, z = taken("u" + match[1], a, b, c)
+    return assign(to, f"{x} * {y} + {z}")
+
+
+@instruction(r"mul\.(hi|wide)\.([us])32")
+def _(match, to, a, b):
+    x, y = taken(match[2] + "32", a, b)
+    product = f"({REGISTERS[match[2] + '64']}){x} * {y}"
+    return assign(to, product if match[1] == "wide" else f"(uint32_t)(({product}) >> 32)")
+
+
+@instruction(r"(min|max)\.([us])(32|64|16)")
+def _(match, to, a, b):
+    return assign(to, f"::{match[1]}({', '.join(taken(match[2] + match[3], a, b))})")
+
+
+@instruction(r"(not|neg|abs)\.([bs])(32|64)")
+def _(match, to, a):
+    (x,) = taken("u" + match[3], a)
+    expression = {"not": f"~{x}", "neg": f"0u - {x}", "abs": f"({x} >> {int(match[3]) - 1} ? 0u - {x} : {x})"}[match[1]]
+    return assign(to, f"({REGISTERS['u' + match[3]]})({expression})")
+
+
+@instruction(r"(shl|shr)\.([bus])(32|64)")
+def _(match, to, a, by):
+    kind = "u" if match[1] == "shl" or match[2] == "b" else match[2]
+    direction = "left" if match[1] == "shl" else "right"
+    return assign(to, f"::emulator::ptx::shift_{direction}({taken(kind + match[3], a)[0]}, {taken('u32', by)[0]})")
+
+
+@instruction(r"shf\.([lr])\.(wrap|clamp)\.b32")
+def _(match, to, low, high, by):
+    x, y, n = taken("u32", low, high, by)
+    n = f"({n} & 31)" if match[2] == "wrap" else f"::min({n}, 32u)"
+    return assign(to, f"::emulator::ptx::funnel_{'left' if match[1] == 'l' else 'right'}({x}, {y}, {n})")
+
+
+@instruction(r"bfe\.([us])32")
+def _(match, to, a, begin, length):
+    return assign(to, f"::emulator::ptx::field({taken(match[1] + '32', a)[0]}, {', '.join(taken('u32', begin, length))})")
+
+
+instruction(r"bfi\.b32")(function_of("::emulator::ptx::insert_field"))
+instruction(r"lop3\.b32")(function_of("::emulator::ptx::logic"))
+instruction(r"prmt\.b32")(function_of("::emulator::ptx::permute"))
+instruction(r"popc\.b32")(function_of("__popc"))
+instruction(r"clz\.b32")(function_of("__clz"))
+instruction(r"brev\.b32")(function_of("__brev"))
+instruction(r"dp4a\.u32\.u32")(function_of("__dp4a"))
+
+
+@instruction(r"dp4a\.s32\.s32")
+def _(match, to, *operands):
+    return assign(to, f"__dp4a({', '.join(taken('s32', *operands))})")
 
 
 @instruction(r"setp\.(\w\w)\.([busf])(32|64|16)")
@@ -446,6 +681,16 @@ def _(match, to, a, b):
     return assign(
         to, f"::emulator::ptx::take<{kind}>({a.value}) {COMPARISONS[match[1]]} ::emulator::ptx::take<{kind}>({b.value})"
     )
+
+
+@instruction(r"(and|or|xor)\.pred")
+def _(match, to, a, b):
+    return assign(to, f"({a.value}) {dict(zip(('and', 'or', 'xor'), '&|^', strict=True))[match[1]]} ({b.value})")
+
+
+@instruction(r"not\.pred")
+def _(match, to, a):
+    return assign(to, f"!({a.value})")
 
 
 @instruction(r"selp\.([busf])(32|64|16)")
@@ -458,14 +703,59 @@ def _(match, to, a):
     return assign(to, f"::emulator::ptx::to_tf32({a.value})")
 
 
-@instruction(r"cvt\.rn(\.relu)?\.(f16x2|bf16x2)\.f32")
-def _(match, to, high, low):
-    return assign(to, f"::emulator::ptx::pack_{match[2]}({low.value}, {high.value})")
+@instruction(r"cvt\.(rn|rz)(\.relu)?\.tf32\.f32")
+def _(match, to, a):
+    (value,) = taken("f32", a)
+    value = f"::emulator::ptx::relu({value})" if match[2] else value
+    return assign(to, f"::emulator::ptx::to_tf32_{'nearest' if match[1] == 'rn' else 'zero'}({value})")
+
+
+NARROWED = {
+    ("rn", "f16"): "::emulator::float_to_half", ("rn", "bf16"): "::emulator::float_to_bfloat16",
+    ("rz", "f16"): "::emulator::ptx::half_to_zero", ("rz", "bf16"): "::emulator::ptx::bfloat16_to_zero",
+}  # fmt: skip
+
+
+@instruction(r"cvt\.(rn|rz)(\.relu)?\.(f16|bf16)(x2)?\.f32")
+def _(match, to, *operands):  # of a pair, the upper half comes first
+    values = [f"::emulator::ptx::relu({value})" if match[2] else value for value in taken("f32", *operands)]
+    narrowed = [f"{NARROWED[match[1], match[3]]}({value})" for value in values]
+    return assign(to, f"::emulator::ptx::pack({narrowed[1]}, {narrowed[0]})" if match[4] else narrowed[0])
+
+
+@instruction(r"cvt\.f32\.(f16|bf16)")
+def _(match, to, a):
+    function = {"f16": "half_to_float", "bf16": "bfloat16_to_float"}[match[1]]
+    return assign(to, f"::emulator::{function}({taken('u16', a)[0]})")
+
+
+WHOLE = {"rni": "nearbyintf", "rzi": "truncf", "rmi": "floorf", "rpi": "ceilf"}
+
+
+@instruction(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?\.([us])32\.f32")
+def _(match, to, a):
+    rounded = with_options(match[2] or "", taken("f32", a), lambda value: f"{WHOLE[match[1]]}({value})")
+    return assign(to, f"::emulator::to_integer<{'int' if match[3] == 's' else 'unsigned'}>({rounded})")
+
+
+@instruction(r"cvt(?:\.(rni|rzi|rmi|rpi))?((?:\.ftz|\.sat)*)\.f32\.f32")
+def _(match, to, a):
+    return assign(to, with_options(match[2], taken("f32", a), lambda value: f"{WHOLE.get(match[1], '')}({value})"))
+
+
+@instruction(r"cvt\.rn\.f(32|64)\.([us])(32|64)")
+def _(match, to, a):
+    return assign(to, f"({REGISTERS['f' + match[1]]}){taken(match[2] + match[3], a)[0]}")
+
+
+@instruction(r"cvt\.([us])(8|16|32|64)\.([us])(8|16|32|64)")
+def _(match, to, a):
+    return assign(to, f"({REGISTERS[match[1] + match[2]]}){taken(match[3] + match[4], a)[0]}")
 
 
 @instruction(r"(ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.(approx|rn)(\.ftz)?\.f32")
 def _(match, to, a):
-    return assign(to, f"::emulator::ptx::{match[1]}({a.value})")
+    return assign(to, with_options(match[3] or "", taken("f32", a), lambda value: f"::emulator::ptx::{match[1]}({value})"))
 
 
 @instruction(r"createpolicy\.\S+")
@@ -473,11 +763,80 @@ def _(match, to, *rest):
     return assign(to, "0")
 
 
+# ---- exchanges among the lanes of a warp
+
+
+@instruction(r"shfl\.sync\.(up|down|bfly|idx)\.b32")
+def _(match, to, a, b, c, mask):
+    value, inside = to.parts or (to, None)
+    x, y, z, m = taken("u32", a, b, c, mask)
+    results = assign(value, "moved.value") + (assign(inside, "moved.inside") if inside else "")
+    return f"{{ const auto moved = ::emulator::ptx::shuffle_{match[1]}({m}, {x}, {y}, {z}, __LINE__); {results} }}"
+
+
+@instruction(r"vote\.sync\.(all|any)\.pred")
+def _(match, to, a, mask):
+    return assign(to, f"__{match[1]}_sync({taken('u32', mask)[0]}, {a.value}, __LINE__) != 0")
+
+
+@instruction(r"vote\.sync\.ballot\.b32")
+def _(match, to, a, mask):
+    return assign(to, f"__ballot_sync({taken('u32', mask)[0]}, {a.value}, __LINE__)")
+
+
+@instruction(r"match\.any\.sync\.b(32|64)")
+def _(match, to, a, mask):
+    return assign(to, f"__match_any_sync({taken('u32', mask)[0]}, {taken('u' + match[1], a)[0]}, __LINE__)")
+
+
+@instruction(r"redux\.sync\.(add|min|max|and|or|xor)\.([bus])32")
+def _(match, to, a, mask):
+    return assign(to, f"__reduce_{match[1]}_sync({taken('u32', mask)[0]}, {taken(match[2] + '32', a)[0]}, __LINE__)")
+
+
+@instruction(r"activemask\.b32")
+def _(match, to):
+    return assign(to, "__activemask(__LINE__)")
+
+
+# ---- atomic operations
+
+ATOMICS = {
+    "add": "atomicAdd", "min": "atomicMin", "max": "atomicMax", "and": "atomicAnd", "or": "atomicOr", "xor": "atomicXor",
+    "exch": "atomicExch", "inc": "atomicInc", "dec": "atomicDec", "cas": "atomicCAS",
+}  # fmt: skip
+WHERE = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?(?:\.(shared|global)(?:::cta|::cluster)?)?"
+
+
+def atomic(match, to, address, values):
+    order, space, operation, kind, width = match.groups()
+    typed = (
+        {"b": "unsigned", "u": "unsigned", "s": "int", "f": "float"}[kind]
+        if width == "32"
+        else ({"b": "unsigned long long", "u": "unsigned long long", "s": "long long", "f": "double"}[kind])
+    )
+    given = ", ".join(f"({typed})::emulator::ptx::take<{REGISTERS[kind + width]}>({value.value})" for value in values)
+    call_text = f"{ATOMICS[operation]}(({typed}*){pointer(space, address.value)}, {given})"
+    fence = "::emulator::device_fence(); "
+    before, after = (fence if order in (named, "acq_rel") else "" for named in ("release", "acquire"))
+    return f"{{ {before}{assign(to, call_text) if to else call_text + ';'} {after}}}"
+
+
+@instruction(rf"atom{WHERE}\.(add|min|max|and|or|xor|exch|inc|dec|cas)\.([busf])(32|64)")
+def _(match, to, address, *values):
+    return atomic(match, to, address, values)
+
+
+@instruction(rf"red{WHERE}\.(add|min|max|and|or|xor|inc|dec)\.([busf])(32|64)")
+def _(match, address, *values):
+    return atomic(match, None, address, values)
+
+
 @instruction(r"elect\.sync")
 def _(match, to, mask):
     leader, chosen = to.parts
     results = assign(leader, "first") + assign(chosen, "::emulator::lane() == first")
-    return f"{{ const int first = __builtin_ctz({mask.value}); {results} }}"
+    return f"{{ const int first = ::emulator::ptx::elect({mask.value}, __LINE__); {results} }}"
 
 
 # ---- finding asm statements

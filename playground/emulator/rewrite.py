@@ -10,6 +10,7 @@ from . import ptx
 from .text import (
     CLOSING,
     OPENING,
+    Token,
     UnsupportedError,
     matching,
     matching_back,
@@ -22,7 +23,8 @@ from .text import (
 
 # Libraries of device code that the emulator has nothing for; naming them beats a page of errors about their contents.
 UNSUPPORTED_HEADERS = re.compile(
-    r"cub/|thrust/|cute/|cutlass/|cuda/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$"
+    r"cub/|thrust/|cute/|cutlass/|cuda/|nv/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$|cuda_fp[468]\.h$"
+    r"|cuda_awbarrier|cudaTypedefs|nvrtc|nvtx|cooperative_groups/(?!reduce\.h|scan\.h)"
 )
 UNSUPPORTED_WORDS = {
     "surf2Dread": "surface memory",
@@ -34,13 +36,21 @@ UNSUPPORTED_WORDS = {
     "cudaGraphLaunch": "a CUDA graph",
 }
 KERNEL_ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__attribute__"}
+SPECIFIERS_OF_VARIABLES = {"__device__", "__managed__", "static", "inline"}
+NO_VARIABLE = {"const", "constexpr", "__constant__", "__shared__", "struct", "class", "union", "enum", "operator", "__global__"}
 DECLARATION_PREFIXES = {"static", "volatile", "const", "extern", "inline", "__device__"}
+
+
+COMMA = Token(",", "symbol", 0)
 
 
 @dataclass
 class Kernel:
     line: int
     template_parameters: int  # 0: not a template
+    parameters: str  # in parentheses
+    scope: int  # where the brace around it opens; those of one name in one scope are overloads
+    cluster: str = ""  # the arguments of __cluster_dims__
 
 
 @dataclass
@@ -61,13 +71,21 @@ class Rewriter:
         self.kernels = find_kernels(self.tokens)
         self.uses_torch = False
         self.last_include_line = 0
+        self.include_end = 0  # the token behind it
         self.macros = ptx.macros_of(text)
         self.define_end = 0  # where the #define under way ends
 
     def run(self):
         handlers = {
             "<<<": self.launch,
+            "gridDim": self.launch_field,
+            "blockDim": self.launch_field,
+            "cudaLaunchKernelEx": self.launch_call,
+            "cudaLaunchKernel": self.launch_call,
+            "cudaLaunchCooperativeKernel": self.launch_call,
             "__shared__": self.shared,
+            "__device__": self.device_variable,
+            "__managed__": self.device_variable,
             "#": self.directive,
             "__noinline__": self.noinline,
             "asm": self.asm,
@@ -115,6 +133,10 @@ class Rewriter:
         self.out.append(self.tokens[at])
         return at + 1
 
+    def in_code(self):
+        """Inside a function, or in a macro, which is taken to be used in one."""
+        return any(self.scopes) or self.at < self.define_end
+
     def noinline(self, at):
         before = skip_blanks(self.out, len(self.out) - 1, -1)
         in_attribute = before >= 0 and self.out[before].text in ("(", ",")
@@ -134,6 +156,9 @@ class Rewriter:
         line = self.tokens[at:end]
         if name == "include":
             self.include(line)
+            self.include_end = end
+        elif name == "endif" and not re.sub(r"#(\\\n|[^\n])*", "", text_of(self.tokens[self.include_end : at])).strip():
+            self.last_include_line = line[0].line  # it ends a condition that holds nothing else
         elif name == "pragma":
             return self.pragma(at, end)
         elif name == "define":  # its body may hold what is rewritten elsewhere
@@ -182,15 +207,56 @@ class Rewriter:
         arguments = split_at_commas(self.tokens[open_at + 1 : close_at])
         if not squeezed(self.tokens[open_at + 1 : close_at]):
             arguments = []
+        for argument in arguments:
+            if squeezed(argument).startswith("{"):
+                raise UnsupportedError(
+                    f"a launch's argument in braces without its type: `{squeezed(argument)}`", argument[0].line
+                )
         passed = "".join(", " + ("::emulator::Zero{}" if squeezed(a) in ("0", "NULL") else text_of(a)) for a in arguments)
         name = squeezed(kernel)
-        line, key = self.kernel_identity(kernel, self.tokens[at].line)
-        quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+        line, key, cluster = self.kernel_identity(kernel, self.tokens[at].line)
+        config = f"::emulator::LaunchConfig({config})" + (f".clustered({cluster})" if cluster else "")
         self.emit(
-            f'::emulator::launch("{quoted}", {line}, ::emulator::kernel_key({key}), ::emulator::LaunchConfig({config}), '
+            f"::emulator::launch({self.quoted_name(kernel)}, {line}, ::emulator::kernel_key({key}), {config}, "
             f"[=](const auto&... emulator_a) {{ {name}(emulator_a...); }}{passed})",
             kernel + self.tokens[at : close_at + 1],
         )
+        return close_at + 1
+
+    # ---- cudaLaunchKernelEx(&config, kernel, arguments...) and its relatives
+
+    def launch_field(self, at):
+        """Of a cudaLaunchConfig_t, where it follows a dot or an arrow: the bare names are macros."""
+        before = skip_blanks(self.out, len(self.out) - 1, -1)
+        field = before >= 0 and self.out[before].text in (".", "->")
+        if field:
+            self.emit("grid_dim" if self.tokens[at].text == "gridDim" else "block_dim", self.tokens[at : at + 1])
+        else:
+            self.out.append(self.tokens[at])
+        return at + 1
+
+    def launch_call(self, at):
+        function, line = self.tokens[at].text, self.tokens[at].line
+        open_at = skip_blanks(self.tokens, at + 1)
+        if open_at == len(self.tokens) or self.tokens[open_at].text != "(":
+            raise UnsupportedError(f"{function} other than as a call", line)
+        close_at = matching(self.tokens, open_at)
+        arguments = split_at_template_commas(self.tokens[open_at + 1 : close_at])
+        extended = function == "cudaLaunchKernelEx"
+        if len(arguments) < (2 if extended else 4):
+            raise UnsupportedError(f"{function} with {len(arguments)} arguments", line)
+        kernel = kernel_named([token for token in arguments.pop(1 if extended else 0) if not token.blank], function)
+        name = squeezed(kernel)
+        kernel_line, key, cluster = self.kernel_identity(kernel, line)
+        identity = f"{self.quoted_name(kernel)}, {kernel_line}"
+        rest = ", ".join(text_of(argument).strip() for argument in arguments[1 if extended else 0 :])
+        if extended:
+            call = f"[=](const auto&... emulator_a) {{ {name}(emulator_a...); }}" + (", " if rest else "") + rest
+            config = text_of(arguments[0]).strip()
+            text = f"launch_extended({identity}, ::emulator::kernel_key({key}), {config}, {cluster or 'dim3()'}, {call})"
+        else:
+            text = f"launch_pointers({identity}, {str('Cooperative' in function).lower()}, {name}, {rest})"
+        self.emit("::emulator::" + text, self.tokens[at : close_at + 1])
         return close_at + 1
 
     def kernel_expression_start(self):
@@ -223,19 +289,40 @@ class Rewriter:
             at -= 1
         return at
 
-    def kernel_identity(self, expression, launch_line):
-        """The line of the kernel's definition, and an expression for its address where it has one."""
+    def kernels_named(self, expression):
+        """(the kernels that the expression may name, how many template arguments it gives); None: it is no such name."""
         words = [token for token in expression if not token.blank]
         head = words
         if any(token.text == "<" for token in words):
             head = words[: next(i for i, token in enumerate(words) if token.text == "<")]
-        known = self.kernels.get(head[-1].text) if head else None
-        if known is None:
-            return launch_line, squeezed(expression) if expression[0].text != "(" else "nullptr"
-        kernel = next((kernel for kernel in reversed(known) if kernel.line <= launch_line), known[0])
         inner = words[len(head) + 1 : -1]
-        given = len(split_at_commas(inner)) if inner else 0
-        return kernel.line, squeezed(expression) if given >= kernel.template_parameters else "nullptr"
+        return self.kernels.get(head[-1].text) if head else None, len(split_at_commas(inner)) if inner else 0
+
+    def quoted_name(self, expression):
+        """The kernel's name as a C++ string. In front of what is none, a pointer's name for example, stands a question mark."""
+        known, _ = self.kernels_named(expression)
+        name = squeezed(expression).replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{name}"' if known else f'"?{name}"'
+
+    def kernel_identity(self, expression, launch_line):
+        """The line of the kernel's definition, an expression for its address where it has one, and one for its cluster.
+
+        What is no name of a kernel has the launch's line.
+        """
+        known, given = self.kernels_named(expression)
+        if known is None:
+            key = squeezed(expression) if expression[0].text != "(" else "nullptr"
+            clusters = [f'{{"{name}", dim3({k.cluster})}}' for name, found in self.kernels.items() for k in found if k.cluster]
+            of_pointer = f"::emulator::cluster_of(::emulator::kernel_key({key}), {{{', '.join(clusters)}}})"
+            return launch_line, key, of_pointer if clusters else ""
+        kernel = next((kernel for kernel in reversed(known) if kernel.line <= launch_line), known[0])
+        overloaded = len({other.parameters for other in known if other.scope == kernel.scope}) > 1
+        has_address = given >= kernel.template_parameters and not overloaded
+        return (
+            kernel.line,
+            squeezed(expression) if has_address else "nullptr",
+            f"dim3({kernel.cluster})" if kernel.cluster else "",
+        )
 
     # ---- asm volatile("..." : outputs : inputs : clobbers);
 
@@ -261,10 +348,12 @@ class Rewriter:
         del self.out[prefix_start:]
         end = at
         depth = 0
-        while end < len(self.tokens) and not (self.tokens[end].text == ";" and depth == 0):
+        limit = self.define_end if at < self.define_end else len(self.tokens)  # a macro's body may lack the semicolon
+        while end < limit and not (self.tokens[end].text == ";" and depth == 0):
             depth += (self.tokens[end].text in OPENING) - (self.tokens[end].text in CLOSING)
             end += 1
-        everything = prefix + self.tokens[at : end + 1]
+        following = min(end + 1, limit)
+        everything = prefix + self.tokens[at:following]
         line = self.tokens[at].line
         if end == len(self.tokens):
             raise UnsupportedError("a __shared__ that declares nothing", line)
@@ -272,12 +361,43 @@ class Rewriter:
         declaration, alignment, words = self.without_alignment(prefix + self.tokens[at + 1 : end])
         specifiers |= words & {"extern", "volatile"}
         declaration = [t for t in declaration if t.text not in ("extern", "static", "__device__", "__shared__")]
-        base, variables = self.declarators(declaration, line)
+        variables = declared_variables(declaration, line)
         if "extern" in specifiers:
-            text = self.dynamic_shared(base, variables, line)
+            text = self.dynamic_shared(variables, line)
         else:
-            text = "".join(self.static_shared(base, name, dims, alignment, line) for name, dims in variables)
+            text = "".join(self.static_shared(variable, alignment, line) for variable in variables)
         self.emit(text, everything)
+        return following
+
+    # ---- __device__ T a[2] = {1, 2}, b;
+
+    def device_variable(self, at):
+        """A variable in device memory lives among the tensors, under the same checks. Constants stay what they are."""
+        end = None if at < self.define_end else variable_end(self.tokens, at)
+        prefix_start = self.shared_prefix_start() if end else len(self.out)
+        prefix = self.out[prefix_start:]
+        before = skip_blanks(self.out, prefix_start - 1, -1)
+        declaration = [t for t in prefix + self.tokens[at : end or at] if t.text not in SPECIFIERS_OF_VARIABLES]
+        kept = any(token.text in ("const", "extern", "__constant__") for token in declaration)
+        in_template = before >= 0 and self.out[before].text == ">"
+        if not end or kept or in_template or any(self.scopes):
+            self.out.append(self.tokens[at])
+            return at + 1
+        del self.out[prefix_start:]
+        declaration, alignment, _ = self.without_alignment(declaration)
+        parts = [split_at_initialiser(part) for part in split_at_template_commas(declaration)]
+        line = self.tokens[at].line
+        variables = declared_variables([token for head, _ in parts for token in [*head, COMMA]][:-1], line)
+        text = ""
+        for variable, (_, initial) in zip(variables, parts, strict=True):
+            name, first = variable.name, f"emulator_initial_{variable.name}"
+            aligned = f"alignas({alignment}) " if alignment else ""
+            text += (
+                f"{aligned}static {variable.kind} {first}{variable.dimensions}{text_of(initial)}; "
+                f"static decltype({first})& {name} = *(decltype({first})*)"
+                f'::emulator::device_variable((const void*)&{first}, sizeof {first}, "{name}"); '
+            )
+        self.emit(text, prefix + self.tokens[at : end + 1])
         return end + 1
 
     def shared_prefix_start(self):
@@ -315,41 +435,78 @@ class Rewriter:
                 at += 1
         return rest, alignment, {token.text for token in rest}
 
-    def declarators(self, tokens, line):
-        """(type, [(name, dimensions)]) of a declaration of plain variables and arrays."""
-        parts = split_at_template_commas(tokens)
-        found = []
-        base = ""
-        for index, part in enumerate(parts):
-            text = squeezed(part)
-            match = re.fullmatch(r"(.*?)([A-Za-z_]\w*)\s*((?:\[.*\])?)", text)
-            if not match or (index == 0) != bool(match[1].strip()) or "=" in text:
-                raise UnsupportedError(f"the shared declaration `{text}`", line)
-            base = base or match[1].strip()
-            found.append((match[2], match[3].strip()))
-        return base, found
-
-    def dynamic_shared(self, base, variables, line):
-        ((name, dimensions),) = variables if len(variables) == 1 else ((("", ""),))
-        bracket = re.fullmatch(r"\[\s*\](.*)", dimensions)
+    def dynamic_shared(self, variables, line):
+        bracket = re.fullmatch(r"\[\s*\](.*)", variables[0].dimensions) if len(variables) == 1 else None
         if not bracket:
             raise UnsupportedError("an extern __shared__ declaration other than `T name[]`", line)
-        inner = bracket[1]
-        if not any(self.scopes):
-            return f"static ::emulator::DynamicShared<{base}> {name};"
+        kind, name, inner = variables[0].kind, variables[0].name, bracket[1]
+        if not self.in_code():
+            return f"static ::emulator::DynamicShared<{kind}> {name};"
         if inner:
-            return f"typedef {base} {name}_row{inner}; {name}_row* {name} = ({name}_row*)::emulator::dynamic_shared();"
-        return f"{base}* {name} = ({base}*)::emulator::dynamic_shared();"
+            row = f"emulator_row_{name}"
+            return f"typedef {kind} {row}{inner}; {row}* {name} = ({row}*)::emulator::dynamic_shared();"
+        return f"{kind}* {name} = ({kind}*)::emulator::dynamic_shared();"
 
-    def static_shared(self, base, name, dimensions, alignment, line):
-        if not any(self.scopes):
+    def static_shared(self, variable, alignment, line):
+        if not self.in_code():
             raise UnsupportedError("a __shared__ variable outside a function", line)
-        kind = f"{name}_type"
+        name = variable.name
+        kind, declaration = f"emulator_type_{name}", f"emulator_declaration_{name}"
         return (
-            f"typedef {base} {kind}{dimensions}; static ::emulator::SharedDeclaration {name}_declaration"
+            f"typedef {variable.kind} {kind}{variable.dimensions}; static ::emulator::SharedDeclaration {declaration}"
             f'{{sizeof({kind}), {alignment or f"alignof({kind})"}, "{name}", __LINE__}}; '
-            f"{kind}& {name} = *({kind}*)::emulator::shared_variable(&{name}_declaration); "
+            f"{kind}& {name} = *({kind}*)::emulator::shared_variable(&{declaration}); "
         )
+
+
+@dataclass
+class Variable:
+    """Of a declaration: `int* a[2]` has the type `int*` and the dimensions `[2]`."""
+
+    kind: str
+    name: str
+    dimensions: str
+
+
+def declared_variables(tokens, line):
+    """The variables of a declaration of plain variables, pointers and arrays."""
+    found, base = [], ""
+    for index, part in enumerate(split_at_template_commas(tokens)):
+        text = squeezed(part)
+        match = re.fullmatch(r"(.*?)((?:\* ?(?:const\b|volatile\b|__restrict__\b)? ?)*)([A-Za-z_]\w*) ?((?:\[.*\])?)", text)
+        if not match or (index == 0) != bool(match[1].strip()) or "=" in text:
+            raise UnsupportedError(f"the shared declaration `{text}`", line)
+        base = base or match[1].strip()
+        found.append(Variable(base + match[2].strip(), match[3], match[4]))
+    return found
+
+
+def variable_end(tokens, at):
+    """The index of the semicolon that ends the declaration of a variable; None for that of a function or of anything else."""
+    k = at
+    while k < len(tokens) and tokens[k].text not in ("=", "[", "{", ";", ","):
+        if tokens[k].text in ("alignas", "__align__", "__attribute__"):
+            k = matching(tokens, skip_blanks(tokens, k + 1))
+        elif tokens[k].text == "(" or tokens[k].text in NO_VARIABLE:
+            return None
+        elif tokens[k].text == "<":
+            depth = 0
+            while k < len(tokens) and (depth := depth + (tokens[k].text == "<") - tokens[k].text.count(">")) > 0:
+                k += 1
+        k += 1
+    while k < len(tokens) and tokens[k].text != ";":
+        k = matching(tokens, k) + 1 if tokens[k].text in OPENING else k + 1
+    return k if k < len(tokens) else None
+
+
+def split_at_initialiser(tokens):
+    """(declarator, what follows it from = or { on)"""
+    depth = 0
+    for k, token in enumerate(tokens):
+        if depth == 0 and token.text in ("=", "{"):
+            return tokens[:k], tokens[k:]
+        depth += (token.text in ("[", "(")) - (token.text in ("]", ")"))
+    return tokens, []
 
 
 def split_at_template_commas(tokens):
@@ -365,23 +522,44 @@ def split_at_template_commas(tokens):
     return parts
 
 
+def kernel_named(tokens, function):
+    """The name in the expression for a kernel: without a cast in front of it and an &."""
+    if tokens and tokens[0].text == "(" and tokens[-1].text != ")":
+        tokens = tokens[matching(tokens, 0) + 1 :]
+    elif len(tokens) > 1 and tokens[0].text == "reinterpret_cast":
+        tokens = tokens[next(i for i, token in enumerate(tokens) if token.text == "(") + 1 : -1]
+    if tokens and tokens[0].text == "&":
+        tokens = tokens[1:]
+    if not tokens or (tokens[0].kind != "word" and tokens[0].text != "::"):
+        raise UnsupportedError(f"{function} of something other than a named kernel", tokens[0].line if tokens else 1)
+    return tokens
+
+
 def find_kernels(tokens):
     """The kernels that the text defines or declares, by name; several in different namespaces may share one."""
-    kernels = {}
+    kernels, scopes = {}, [-1]
     for at, token in enumerate(tokens):
+        if token.text == "{":
+            scopes.append(at)
+        elif token.text == "}" and len(scopes) > 1:
+            scopes.pop()
         if token.text != "__global__":
             continue
-        name, ahead = None, at + 1
+        name, parameters, cluster, ahead = None, "", "", at + 1
         while ahead < len(tokens) and tokens[ahead].text not in ("{", ";"):
             if tokens[ahead].kind == "word":
                 name = tokens[ahead]
             elif tokens[ahead].text == "(":
                 if name is None or name.text not in KERNEL_ATTRIBUTES:
+                    parameters = squeezed(tokens[ahead : matching(tokens, ahead) + 1])
                     break
+                if name.text == "__cluster_dims__":
+                    cluster = squeezed(tokens[ahead + 1 : matching(tokens, ahead)])
                 ahead = matching(tokens, ahead)
             ahead += 1
         if name is not None:
-            kernels.setdefault(name.text, []).append(Kernel(name.line, template_parameters(tokens, at)))
+            kernel = Kernel(name.line, template_parameters(tokens, at), parameters, scopes[-1], cluster)
+            kernels.setdefault(name.text, []).append(kernel)
     return kernels
 
 

@@ -163,7 +163,7 @@ KERNEL_FLAGS = (
     "-fno-gnu-unique",
     "-ffp-contract=fast",
     "-w",
-    "-DEMULATOR",
+    "-D__assert_fail=emulator_assertion_failed",
 )
 
 

@@ -7,6 +7,8 @@ finding must name end in `// here`. Every text defines `run(out, in, n)`, which 
 from dataclasses import dataclass
 from pathlib import Path
 
+import hopper
+
 ALL = ("forward", "reversed", "random")
 LINES = Path(__file__).read_text().splitlines()
 
@@ -823,7 +825,7 @@ void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
         "time limit",
         r"""
 __device__ int flag;
-__global__ void kernel(float* out) {
+__global__ void kernel(float* out) {  // here, if the time is up while the other blocks run
     if (blockIdx.x == 0 && threadIdx.x == 0)
         while (atomicAdd(&flag, 0) != 1) continue;  // here
     if (blockIdx.x == GAP && threadIdx.x == 0) atomicExch(&flag, 1);
@@ -837,6 +839,654 @@ void run(float* out, float*, int) {
 """,
         wrong="3",
         right="2",
+    ),
+    Pair(
+        "product_without_a_proxy_fence",
+        "missing proxy fence",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    GAP
+    __syncthreads();
+    float d[4];
+    product_fence();
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);  // here
+    product_commit();
+    product_wait();
+    out[threadIdx.x] = d[0];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="",
+        right="proxy_fence();",
+    ),
+    Pair(
+        "accumulator_used_too_early",
+        "matrix product not waited for",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    float d[4];
+    product_fence();
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);
+    product_commit();
+    GAP
+    out[threadIdx.x] = d[0];  // here
+    product_wait();
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="product_wait<1>();",
+        right="product_wait();",
+    ),
+    Pair(
+        "product_never_waited_for",
+        "matrix product not waited for",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    float d[4];
+    product_fence();
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);  // here
+    product_commit();
+    GAP
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="",
+        right="product_wait();",
+    ),
+    Pair(
+        "product_without_its_fence",
+        "missing wgmma.fence",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    float d[4];
+    GAP
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);  // here
+    product_commit();
+    product_wait();
+    out[threadIdx.x] = d[0];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="",
+        right="product_fence();",
+    ),
+    Pair(
+        "operand_overwritten_before_the_wait",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    float d[4];
+    product_fence();
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);  // here
+    product_commit();
+    GAP
+    b[threadIdx.x % 64] = 0;  // here
+    product_wait();
+    out[threadIdx.x] = d[0];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="if (threadIdx.x < 64)",
+        right="product_wait(); __syncthreads(); if (threadIdx.x < 64)",
+    ),
+    Pair(
+        "operand_overwritten_with_no_barrier",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    float d[4];
+    product_fence();
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);  // here
+    product_commit();
+    product_wait();
+    GAP
+    if (threadIdx.x < 64) b[threadIdx.x] = 0;  // here
+    out[threadIdx.x] = d[0];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "operand_never_written",
+        "uninitialised shared read",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < GAP; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    float d[4];
+    product_fence();
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);  // here
+    product_commit();
+    product_wait();
+    out[threadIdx.x] = d[0];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="384",
+        right="512",
+    ),
+    Pair(
+        "operand_written_with_no_barrier",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;  // here
+    proxy_fence();
+    GAP
+    float d[4];
+    product_fence();
+    product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), 0);  // here
+    product_commit();
+    product_wait();
+    out[threadIdx.x] = d[0];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="__syncwarp();",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "warp_that_does_not_come",
+        "warpgroup divergence",
+        r"""
+__global__ void kernel(float* out) {
+    if (threadIdx.x < GAP) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="96",
+        right="128",
+    ),
+    Pair(
+        "register_count_that_is_no_multiple_of_8",
+        "invalid register count",
+        r"""
+__global__ void kernel(float* out) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(GAP));  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="100",
+        right="104",
+    ),
+    Pair(
+        "tensor_copy_not_waited_for",
+        "asynchronous copy not waited for|shared memory race",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) init(&full, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(&full, 512);
+        load_2d(tile, &map, 0, 0, &full);  // here
+    }
+    GAP
+    out[threadIdx.x] = tile[threadIdx.x];  // here
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="",
+        right="wait(&full, 0);",
+    ),
+    Pair(
+        "copy_that_nobody_waits_for",
+        "asynchronous copy not waited for",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) {
+        init(&full, 1);
+        expect(&full, 512);
+        load_2d(tile, &map, 0, 0, &full);  // here
+        GAP
+    }
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="",
+        right="wait(&full, 0);",
+    ),
+    Pair(
+        "announced_bytes_that_do_not_come",
+        "barrier never completes",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) init(&full, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(&full, GAP);
+        load_2d(tile, &map, 0, 0, &full);
+    }
+    asm volatile("{\n.reg .pred p;\nL1:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n@!p bra L1;\n}"  // here
+                 ::"r"(address(&full)) : "memory");
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="528",
+        right="512",
+    ),
+    Pair(
+        "tensor_map_with_a_bad_address",
+        "invalid tensor map",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) init(&full, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(&full, 512);
+        load_2d(tile, &map, 0, 0, &full);  // here
+    }
+    wait(&full, 0);
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in + GAP, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="1",
+        right="4",
+    ),
+    Pair(
+        "tensor_map_larger_than_the_tensor",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) init(&full, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(&full, 512);
+        load_2d(tile, &map, 0, 0, &full);  // here
+    }
+    wait(&full, 0);
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in + GAP, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="32",
+        right="20",
+    ),
+    Pair(
+        "tensor_copy_to_a_misaligned_place",
+        "misaligned access",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[256];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) init(&full, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(&full, 512);
+        load_2d(tile + GAP, &map, 0, 0, &full);  // here
+    }
+    wait(&full, 0);
+    out[threadIdx.x] = tile[GAP + threadIdx.x];
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="16",
+        right="32",
+    ),
+    Pair(
+        "stage_loaded_before_it_is_free",
+        "invalid barrier|shared memory race",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[2][32];
+    __shared__ uint64_t full[2], empty[2];
+    if (threadIdx.x == 0)
+        for (int s = 0; s < 2; ++s) init(&full[s], 1), init(&empty[s], 1);
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) {
+        const int s = i & 1;
+        if (threadIdx.x == 32) {
+            GAP
+            expect(&full[s], 128);  // here
+            load_2d(tile[s], &map, 0, i, &full[s]);  // here
+        } else if (threadIdx.x < 32) {
+            wait(&full[s], i / 2);
+            sum += tile[s][31 - threadIdx.x];  // here
+            __syncwarp();
+            if (threadIdx.x == 0) arrive(&empty[s]);
+        }
+    }
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 1, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 64>>>(map, out);
+}
+""",
+        wrong="",
+        right="wait(&empty[s], i / 2 + 1 & 1);",
+    ),
+    Pair(
+        "store_without_a_proxy_fence",
+        "missing proxy fence",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    tile[threadIdx.x] = threadIdx.x;
+    GAP
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        store_2d(&map, 0, 0, tile);  // here
+        store_commit();
+        store_wait();
+    }
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, out, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="",
+        right="proxy_fence();",
+    ),
+    Pair(
+        "store_never_waited_for",
+        "asynchronous copy not waited for",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    tile[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        store_2d(&map, 0, 0, tile);  // here
+        store_commit();
+        GAP
+    }
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, out, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="",
+        right="store_wait();",
+    ),
+    Pair(
+        "staged_values_overwritten",
+        "shared memory race",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    tile[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        store_2d(&map, 0, 0, tile);  // here
+        store_commit();
+        GAP
+    }
+    __syncthreads();
+    tile[127 - threadIdx.x] = 0;  // here
+    if (threadIdx.x == 0) store_wait();
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, out, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="",
+        right="store_wait();",
+    ),
+    Pair(
+        "device_variable_out_of_bounds",
+        "global memory out of bounds",
+        r"""
+__device__ int squares[32], cubes[32];
+__global__ void kernel(float* out) {
+    squares[threadIdx.x GAP] = threadIdx.x * threadIdx.x;  // here
+    out[threadIdx.x] = cubes[threadIdx.x];
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="+ 1",
+        right="",
+    ),
+    Pair(
+        "device_variable_race",
+        "race between blocks",
+        r"""
+__device__ int total = 5;
+__global__ void kernel(float* out) {
+    if (threadIdx.x == 0) GAP  // here
+    out[blockIdx.x * 32 + threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<4, 32>>>(out); }
+""",
+        wrong="total += 1;",
+        right="atomicAdd(&total, 1);",
+    ),
+    Pair(
+        "one_lane_arrives_for_its_warp",
+        "shared memory race",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[32];
+    __shared__ uint64_t full, empty;
+    if (threadIdx.x == 0) init(&full, 1), init(&empty, 1);
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < 3; ++i) {
+        if (threadIdx.x == 32) {
+            if (i > 0) wait(&empty, i + 1 & 1);
+            expect(&full, 128);
+            load_2d(tile, &map, 0, i, &full);  // here
+        } else if (threadIdx.x < 32) {
+            wait(&full, i & 1);
+            sum += tile[31 - threadIdx.x];  // here
+            GAP
+            if (threadIdx.x == 0) arrive(&empty);
+        }
+    }
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 1, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 64>>>(map, out);
+}
+""",
+        wrong="",
+        right="__syncwarp();",
+    ),
+    Pair(
+        "half_a_warp_synchronised",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[32];
+    row[threadIdx.x] = threadIdx.x;  // here
+    __syncwarp(GAP);
+    out[threadIdx.x] = row[31 - threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="threadIdx.x < 16 ? 0x0000ffffu : 0xffff0000u",
+        right="~0u",
+    ),
+    Pair(
+        "one_lane_counts_for_its_warp",
+        "race between blocks",
+        r"""
+__device__ unsigned finished;
+__global__ void kernel(float* out, float* partial) {
+    partial[blockIdx.x * 32 + threadIdx.x] = threadIdx.x;  // here
+    GAP
+    unsigned before = 0;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        before = atomicAdd(&finished, 1);
+        __threadfence();
+    }
+    before = __shfl_sync(~0u, before, 0);
+    if (before != gridDim.x - 1) return;
+    __syncwarp();
+    float sum = 0;
+    for (int block = 0; block < gridDim.x; ++block) sum += partial[block * 32 + threadIdx.x];  // here
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) {
+    const unsigned zero = 0;
+    cudaMemcpyToSymbol(finished, &zero, 4);
+    kernel<<<4, 32>>>(out, in);
+}
+""",
+        wrong="",
+        right="__syncwarp();",
+    ),
+    Pair(
+        "accumulators_changed_without_a_fence",
+        "missing wgmma.fence",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ alignas(128) float a[512];
+    __shared__ alignas(128) float b[64];
+    for (int i = threadIdx.x; i < 512; i += 128) a[i] = 1;
+    if (threadIdx.x < 64) b[threadIdx.x] = threadIdx.x;
+    proxy_fence();
+    __syncthreads();
+    float d[4];
+    for (int i = 0; i < 2; ++i) {
+        if (i == 0) product_fence();
+        for (int k = 0; i && k < 4; ++k) d[k] *= 2;
+        GAP
+        product_8(d, descriptor(address(a), 1024, 128, 0), descriptor(address(b), 128, 128, 0), i);  // here
+        product_commit();
+        product_wait();
+    }
+    out[threadIdx.x] = d[0];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="",
+        right="product_fence();",
+    ),
+    Pair(
+        "launch_from_device_code",
+        "not supported",
+        r"""
+__global__ void other(float* out) { out[threadIdx.x] = 1; }
+__global__ void kernel(float* out) {  // here
+    GAP
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="other<<<1, 32>>>(out);",
+        right="",
+    ),
+    Pair(
+        "assertion_that_does_not_hold",
+        "assertion failed",
+        r"""
+__global__ void kernel(float* out) {
+    assert(threadIdx.x < GAP);  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="31",
+        right="32",
+    ),
+    Pair(
+        "trap",
+        "trap",
+        r"""
+__global__ void kernel(float* out) {
+    if (threadIdx.x == GAP) __trap();  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="31",
+        right="32",
     ),
 ]
 
@@ -857,7 +1507,10 @@ def text_of(pair, which):
 
 
 def whole_text():
-    return "".join(text_of(pair, which) for pair in PAIRS for which in ("wrong", "right"))
+    wrappers = hopper.WRAPPERS + hopper.product("product_8", 8, "tf32", 8, "ss")
+    return f"#line 100000\n#include <assert.h>\n{wrappers}\n" + "".join(
+        text_of(pair, which) for pair in PAIRS for which in ("wrong", "right")
+    )
 
 
 def lines_marked(pair):

@@ -33,14 +33,14 @@ def test_what_is_no_cuda_stays(text):
     [
         ("k<<<1, 2>>>()", "k", "1, 2", ""),
         ("k<<<g, b, 0, s>>>(a, 0, NULL)", "k", "g, b, 0, s", "a, ::emulator::Zero{}, ::emulator::Zero{}"),
-        ("ns::k<T, 4><<<dim3(1, 2), dim3(f(3))>>>(a[1], {b})", "ns::k<T, 4>", "dim3(1, 2), dim3(f(3))", "a[1], {b}"),
+        ("ns::k<T, 4><<<dim3(1, 2), dim3(f(3))>>>(a[1], P{b, 0})", "ns::k<T, 4>", "dim3(1, 2), dim3(f(3))", "a[1], P{b, 0}"),
         ("k<A<B<int>>><<<(n + 1) >> 2, 32>>>(x)", "k<A<B<int>>>", "(n + 1) >> 2, 32", "x"),
         ("k<(N >> 1)> <<< 1, 2 >>> (x)", "k<(N >> 1)>", "1, 2", "x"),
     ],
 )
 def test_launches(launch, name, config, arguments):
     text = squeezed(rewrite(f"void f() {{ {launch}; }}").text)
-    assert text.startswith(f'void f() {{ ::emulator::launch("{name}", 1, ')
+    assert text.startswith(f'void f() {{ ::emulator::launch("?{name}", 1, ')  # the text defines no such kernel
     assert f"::emulator::LaunchConfig({config.strip()})" in text.replace("( ", "(").replace(" )", ")")
     assert text.endswith(f", {arguments}); }}" if arguments else "}); }")
 
@@ -54,9 +54,13 @@ def test_lines_are_kept():
 
 def test_shared_declarations():
     text = rewrite("void f() { __shared__ alignas(16) const float a[2][3], b; extern __shared__ int c[]; }").text
-    assert "typedef const float a_type[2][3];" in text
-    assert '{sizeof(a_type), 16, "a", __LINE__}' in text
-    assert "typedef const float b_type;" in text
+    assert "typedef const float emulator_type_a[2][3];" in text
+    assert '{sizeof(emulator_type_a), 16, "a", __LINE__}' in text
+    assert "typedef const float emulator_type_b;" in text
+    pointers = rewrite("void f() { __shared__ float *p, q[2], * const r; }").text
+    for declared in ("float* emulator_type_p;", "float emulator_type_q[2];", "float* const emulator_type_r;"):
+        assert f"typedef {declared}" in pointers
+    assert "emulator_type_tile[N]" in rewrite("#define TILE(T, N) __shared__ T tile[N]\n").text
     assert "int* c = (int*)::emulator::dynamic_shared();" in text
     outside = rewrite("extern __shared__ char all[];\nvoid f() {}").text
     assert outside.startswith("static ::emulator::DynamicShared<char> all;")
@@ -69,6 +73,13 @@ def test_kernels_lines_and_templates():
     assert 'launch("k", 2, ::emulator::kernel_key(k)' in out
     assert 'launch("t<int, 3>", 4, ::emulator::kernel_key(t<int, 3>)' in out
     assert 'launch("t<int>", 4, ::emulator::kernel_key(nullptr)' in out
+
+
+def test_launches_through_pointers():
+    out = rewrite("__global__ void k(int a) {}\nvoid f() { auto p = k; p<<<1, 1>>>(2); }").text
+    assert 'launch("?p", 2, ::emulator::kernel_key(p)' in out
+    overloaded = "__global__ void k(int a) {}\n__global__ void k(float a) {}\nvoid f() { k<<<1, 1>>>(2); }"
+    assert 'launch("k", 2, ::emulator::kernel_key(nullptr)' in rewrite(overloaded).text
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,9 @@ def test_kernels_lines_and_templates():
         ('void f() { asm("mov.u32 %0, %5;" : "=r"(x)); }', "the asm operand %5", 1),
         ("void f() { __shared__ float a = 3; }", "shared declaration", 1),
         ("void f() { k<<<1, 2; }", "a launch without >>>", 1),
+        ("void f() {\n  k<<<1, 2>>>({a, b}); }", "argument in braces without its type: `{a, b}`", 2),
+        ("#include <cooperative_groups/memcpy_async.h>\n", "#include <cooperative_groups/memcpy_async.h>", 1),
+        ('void f() { asm volatile("exit;"); }', "the PTX instruction exit", 1),
     ],
 )
 def test_unsupported(text, construct, line):

@@ -5,7 +5,9 @@
 #include <cuda_runtime_api.h>
 #include <emulator/atomics.h>
 #include <emulator/builtins.h>
+#include <emulator/cache_hints.h>
 #include <emulator/launch.h>
 #include <emulator/math.h>
 #include <emulator/ptx.h>
+#include <emulator/vector_types.h>
 #include <emulator/warp.h>

@@ -20,6 +20,10 @@ enum class Access {
 void examine(const void* address, unsigned bytes, Access access, unsigned alignment, const void* instruction);
 // A volatile or atomic access, which may order others.
 void strong_access(const void* address, unsigned bytes, Access access, const void* instruction);
+// An asynchronous instruction of `thread` begins to read the block's shared memory; `reader` is of async_reads.h.
+void examine_async_read(Thread& thread, uint32_t offset, unsigned bytes, uint32_t reader, const void* instruction);
+// The rules of `examine` for a range that count mode counts otherwise.
+void examine_range(const void* address, unsigned bytes, Access access, const void* instruction);
 // From here to its landing nobody may touch the range.
 void mark_in_flight(void* address, unsigned bytes, unsigned alignment, const void* instruction);
 // The copy that `issuer` began has arrived.

@@ -7,6 +7,8 @@
 #include <algorithm>
 
 #include "access.h"
+#include "async_reads.h"
+#include "counters.h"
 #include "scheduler.h"
 #include "shadow.h"
 
@@ -59,6 +61,7 @@ void complete(Block& b, uint32_t address, Mbarrier& m) {
     if (m.pending == 0 && m.bytes == 0) {
         m.phase ^= 1;
         m.pending = m.expected;
+        if (options.checked()) barrier_phase_ends(b, address);
         auto& waiting = b.async.waiting;
         for (const MbarrierWait& w : waiting)
             if (w.mbarrier == address) {
@@ -72,15 +75,15 @@ void complete(Block& b, uint32_t address, Mbarrier& m) {
     write(b, address, m);
 }
 
-void arrive(Block& b, uint32_t address, unsigned count, int bytes, Thread& by, int line) {
+void arrive(Block& b, uint32_t address, unsigned count, int bytes, Thread& by, const void* instruction) {
     Mbarrier m = read(b, address);
     if (count > m.pending)
         worker->stop(worker->describe(
             "invalid barrier", "more arrivals at an mbarrier than the phase expects (" + std::to_string(m.expected) + ")",
-            {line, nullptr}));
+            {0, instruction}));
     m.pending -= count;
     m.bytes += bytes;
-    if (options.checked()) barrier_arrival(by, address);
+    if (options.checked()) barrier_arrival(by, b, address);
     complete(b, address, m);
 }
 
@@ -100,6 +103,126 @@ void land_groups(Thread& issuer, int group) {
     copies.erase(copies.begin(), copies.begin() + landed);
 }
 
+// ---- boxes of tensors
+
+unsigned box_bytes(const TensorMap& m) {
+    unsigned bytes = m.element_bytes;
+    for (int i = 0; i < 5; ++i) bytes *= m.box[i];
+    return bytes;
+}
+
+// Calls function(offset in the box, its row in the tensor, first byte inside the tensor, bytes inside) for each row of a box.
+template <class Function>
+void for_each_row(const TensorBox& box, Function function) {
+    const TensorMap& m = box.map;
+    const int64_t begin = std::max<int64_t>(0, -int64_t(box.at[0]));
+    const int64_t end = std::min<int64_t>(m.box[0], int64_t(m.last[0]) + 1 - box.at[0]);
+    unsigned rows = 1;
+    for (int i = 1; i < 5; ++i) rows *= m.box[i];
+    for (unsigned row = 0; row < rows; ++row) {
+        bool inside = end > begin;
+        char* address = m.address + int64_t(box.at[0]) * m.element_bytes;
+        unsigned rest = row;
+        for (int i = 1; i < 5; ++i) {
+            const int64_t at = int64_t(box.at[i]) + int64_t(rest % m.box[i]) * m.steps[i];
+            rest /= m.box[i];
+            inside &= at >= 0 && at <= int64_t(m.last[i]);
+            address += at * int64_t(m.strides[i]);
+        }
+        const unsigned first = inside ? unsigned(begin) * m.element_bytes : 0;
+        const unsigned bytes = inside ? unsigned(end - begin) * m.element_bytes : 0;
+        function(row * m.box[0] * m.element_bytes, address, first, bytes);
+    }
+}
+
+constexpr unsigned ROW_BYTES = 256 * 8;  // at most
+
+// Moves a row between `row` and the chunks of shared memory where the swizzle puts them.
+template <bool TO_SHARED>
+void move_row(Block& b, uint32_t address, char* row, unsigned bytes, Swizzle swizzle) {
+    for (unsigned at = 0; at < bytes; at += 16) {
+        char* chunk = b.arena + swizzled(address + at, swizzle);
+        TO_SHARED ? memcpy(chunk, row + at, 16) : memcpy(row + at, chunk, 16);
+    }
+}
+
+// What lies outside the tensor is zero, or, where the map asks for it, a NaN.
+void fill(char* row, unsigned bytes, const TensorMap& m) {
+    memset(row, m.fill_with_nan ? 0xff : 0, bytes);
+    if (m.fill_with_nan)
+        for (unsigned at = m.element_bytes - 1u; at < bytes; at += m.element_bytes) row[at] = 0x7f;
+}
+
+void land_box(Block& b, char* to, const TensorBox& box) {
+    const uint32_t start = uint32_t(to - b.arena);
+    const unsigned row_bytes = unsigned(box.map.box[0]) * box.map.element_bytes;
+    char row[ROW_BYTES];
+    for_each_row(box, [&](unsigned offset, const char* from, unsigned first, unsigned bytes) {
+        if (bytes < row_bytes) fill(row, row_bytes, box.map);
+        memcpy(row + first, from + first, bytes);
+        move_row<true>(b, start + offset, row, row_bytes, box.map.swizzle);
+    });
+}
+
+void store_box(Block& b, const char* from, const TensorBox& box) {
+    const uint32_t start = uint32_t(from - b.arena);
+    const unsigned row_bytes = unsigned(box.map.box[0]) * box.map.element_bytes;
+    char row[ROW_BYTES];
+    for_each_row(box, [&](unsigned offset, char* to, unsigned first, unsigned bytes) {
+        move_row<false>(b, start + offset, row, row_bytes, box.map.swizzle);
+        memcpy(to + first, row + first, bytes);
+    });
+}
+
+// The box that an instruction names, after the checks that the device makes of it.
+std::shared_ptr<TensorBox> box_of(const void* map, int rank, const int* at, const void* shared, const void* instruction) {
+    auto box = std::make_shared<TensorBox>();
+    memcpy(&box->map, map, sizeof box->map);
+    const TensorMap& m = box->map;
+    auto stop = [&](const char* kind, const std::string& message) {
+        worker->stop(worker->describe(kind, message, {0, instruction}));
+    };
+    if (m.magic != TensorMap::MAGIC)
+        stop("invalid tensor map", "cuTensorMapEncodeTiled has not made the tensor map that is used");
+    if (m.rank != rank)
+        stop("invalid tensor map",
+             "an instruction for " + std::to_string(rank) + " dimensions uses a tensor map of " + std::to_string(m.rank));
+    const unsigned inner = unsigned(m.box[0]) * m.element_bytes;
+    if (m.swizzle != Swizzle::none && inner != 16u << int(m.swizzle))
+        stop("not supported", "a box whose rows have " + std::to_string(inner) + " bytes with a swizzle of " +
+                                  std::to_string(16 << int(m.swizzle)));
+    if (shared_address(shared) % 128)
+        stop("misaligned access",
+             "a tensor copy's address in shared memory (" + std::to_string(shared_address(shared)) + ") is no multiple of 128");
+    for (int i = 0; i < rank; ++i) box->at[i] = at[i];
+    return box;
+}
+
+void examine_rows(const TensorBox& box, Access access, const void* instruction) {
+    for_each_row(box, [&](unsigned, const char* row, unsigned first, unsigned bytes) {
+        if (!bytes) return;
+        examine_range(row + first, bytes, access, instruction);
+        if (options.mode == Mode::count) count_copy(uintptr_t(row + first), bytes, access == Access::write, instruction);
+    });
+}
+
+// A store of the calling thread reads shared memory from now on.
+void begin_store(const void* shared, unsigned bytes, unsigned alignment, const void* instruction) {
+    Thread& t = self();
+    Block& b = *t.owner;
+    const uint32_t address = shared_address(shared);
+    if (address % alignment || bytes % 16)
+        worker->stop(worker->describe("misaligned access",
+                                      "a bulk store of " + std::to_string(bytes) + " bytes from byte " +
+                                          std::to_string(address) + " of shared memory: multiples of 16 are expected",
+                                      {0, instruction}));
+    const uint32_t reader = async_reads_of(b).begin({false, t.linear, 1, instruction});
+    for (unsigned at = 0; at < bytes; at += 16) examine_async_read(t, address + at, 16, reader, instruction);
+    b.async.stores[t.linear].push_back({reader, b.async.store_groups[t.linear], instruction});
+}
+
+// ---- what a barrier waits for
+
 // Everything that the barrier's phase waits for.
 void land_for(Block& b, uint32_t mbarrier) {
     auto& arrivals = b.async.arrivals;
@@ -111,7 +234,7 @@ void land_for(Block& b, uint32_t mbarrier) {
         }
         arrivals.erase(arrivals.begin() + i);
         land_groups(b.threads[a.thread], a.group);
-        arrive(b, mbarrier, 1, 0, b.threads[a.thread], 0);
+        arrive(b, mbarrier, 1, 0, b.threads[a.thread], nullptr);
     }
     auto& loads = b.async.loads;
     for (size_t i = 0; i < loads.size();) {
@@ -121,10 +244,13 @@ void land_for(Block& b, uint32_t mbarrier) {
             continue;
         }
         loads.erase(loads.begin() + i);
-        memcpy(load.to, load.from, load.bytes);
+        if (load.box)
+            land_box(b, load.to, *load.box);
+        else
+            memcpy(load.to, load.from, load.bytes);
         Thread& issuer = b.threads[load.thread];
         if (options.checked()) mark_landed(issuer, load.to, load.bytes);
-        arrive(b, mbarrier, 0, -int(load.bytes), issuer, 0);
+        arrive(b, mbarrier, 0, -int(load.bytes), issuer, nullptr);
     }
 }
 
@@ -172,12 +298,20 @@ void async_arrive(uint32_t mbarrier, bool counted, int line) {
     (void)line;
 }
 
+// The barrier of an instruction that takes none of other blocks; a rank in its address must be the thread's own.
+void own_barrier(uint32_t& mbarrier, const void* instruction) {
+    if (&home_of(mbarrier) != self().owner)
+        worker->stop(worker->describe("not supported", "this instruction with an mbarrier of another block of the cluster",
+                                      {0, instruction}));
+}
+
 // ---- bulk copies
 
 void bulk_load(void* shared, const void* global, unsigned bytes, uint32_t mbarrier) {
     Thread& t = self();
     Block& b = *t.owner;
     b.async.used = true;
+    own_barrier(mbarrier, CALLER);
     if (options.checked()) {
         if (bytes % 16)
             worker->stop(worker->describe(
@@ -186,28 +320,96 @@ void bulk_load(void* shared, const void* global, unsigned bytes, uint32_t mbarri
         mark_in_flight(shared, bytes, 16, CALLER);
         examine(b.arena + mbarrier, 8, Access::atomic, 8, CALLER);
     }
-    b.async.loads.push_back({(char*)shared, (const char*)global, bytes, mbarrier, t.linear});
+    b.async.loads.push_back({(char*)shared, (const char*)global, bytes, mbarrier, t.linear, nullptr, CALLER});
     if (somebody_waits(b, mbarrier)) land_for(b, mbarrier);
 }
 
 void bulk_store(void* global, const void* shared, unsigned bytes) {
-    Thread& t = self();
-    AsyncState& a = t.owner->async;
-    a.used = true;
+    self().owner->async.used = true;
     if (options.checked()) {
-        if (bytes % 16)
-            worker->stop(worker->describe(
-                "misaligned access", "a bulk copy moves " + std::to_string(bytes) + " bytes, no multiple of 16", {0, CALLER}));
-        examine(shared, bytes, Access::read, 16, CALLER);
+        begin_store(shared, bytes, 16, CALLER);
         examine(global, bytes, Access::write, 16, CALLER);
     }
-    a.stores[t.linear].push_back({(char*)global, (const char*)shared, bytes, 0, a.store_groups[t.linear]});
     // Device memory has no state of its own for what is under way, so the copy is done at once.
     memcpy(global, shared, bytes);
 }
 
-void bulk_commit() { ++self().owner->async.store_groups[current->linear]; }
-void bulk_wait(int) { self().owner->async.stores[current->linear].clear(); }
+void tensor_load(void* shared, const void* map, int rank, const int* at, uint32_t mbarrier) {
+    Thread& t = self();
+    Block& b = *t.owner;
+    b.async.used = true;
+    own_barrier(mbarrier, CALLER);
+    const std::shared_ptr<TensorBox> box = box_of(map, rank, at, shared, CALLER);
+    const unsigned bytes = box_bytes(box->map);
+    if (options.checked()) {
+        examine_rows(*box, Access::read, CALLER);
+        mark_in_flight(shared, bytes, 128, CALLER);
+        examine(b.arena + mbarrier, 8, Access::atomic, 8, CALLER);
+    }
+    b.async.loads.push_back({(char*)shared, nullptr, bytes, mbarrier, t.linear, box, CALLER});
+    if (somebody_waits(b, mbarrier)) land_for(b, mbarrier);
+}
+
+void tensor_store(const void* map, int rank, const int* at, const void* shared) {
+    Block& b = *self().owner;
+    b.async.used = true;
+    const std::shared_ptr<TensorBox> box = box_of(map, rank, at, shared, CALLER);
+    if (options.checked()) {
+        begin_store(shared, box_bytes(box->map), 128, CALLER);
+        examine_rows(*box, Access::write, CALLER);
+    }
+    store_box(b, (const char*)shared, *box);
+}
+
+void bulk_commit() {
+    AsyncState& a = self().owner->async;
+    a.used = true;
+    ++a.store_groups[current->linear];
+}
+
+void bulk_wait(int groups_left) {
+    Thread& t = self();
+    AsyncState& a = t.owner->async;
+    auto& stores = a.stores[t.linear];
+    const int end = a.store_groups[t.linear] - groups_left;
+    while (!stores.empty() && stores.front().group < end) {
+        async_reads_of(*t.owner).done(stores.front().reader, t.linear, t.segment);
+        stores.erase(stores.begin());
+    }
+}
+
+void examine_stores_at_end(Thread& t) {
+    const auto& stores = t.owner->async.stores[t.linear];
+    if (stores.empty()) return;
+    Finding f = worker->describe("asynchronous copy not waited for",
+                                 "a thread ends, and its bulk store may still be reading shared memory "
+                                 "(cp.async.bulk.wait_group.read)",
+                                 {0, stores.front().instruction});
+    f.party = worker->party(t, {0, stores.front().instruction}, "began the store");
+    worker->stop(f);
+}
+
+void examine_loads_at_end(Block& b) {
+    if (b.async.loads.empty()) return;
+    const PendingBulk& load = b.async.loads.front();
+    Finding f = worker->describe("asynchronous copy not waited for",
+                                 "the block ends, and nobody has waited for a copy into its shared memory", {});
+    f.party = worker->party(b.threads[load.thread], {0, load.instruction}, "began the copy");
+    worker->stop(f);
+}
+
+std::string missing_at_mbarrier(Block& b) {
+    if (b.async.waiting.empty()) return "";
+    // The barrier that lacks least, or bytes only: others wait for what comes after it.
+    auto lacks = [&](const MbarrierWait& w) { return read(b, w.mbarrier).pending; };
+    const auto least = std::min_element(b.async.waiting.begin(), b.async.waiting.end(),
+                                        [&](const MbarrierWait& x, const MbarrierWait& y) { return lacks(x) < lacks(y); });
+    const Mbarrier m = read(b, least->mbarrier);
+    std::string text = " (missing there: " + std::to_string(m.pending) + " of " + std::to_string(m.expected) + " arrivals";
+    if (m.bytes > 0) text += ", " + std::to_string(m.bytes) + " bytes that were announced and have not come";
+    if (m.bytes < 0) text += "; " + std::to_string(-m.bytes) + " bytes have come that were not announced";
+    return text + ")";
+}
 
 // ---- mbarriers
 
@@ -221,15 +423,16 @@ void mbarrier_init(uint32_t mbarrier, unsigned count, int line) {
     write(b, mbarrier, m);
 }
 
-void mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned bytes, int line) {
-    Thread& t = self();
-    if (options.checked()) examine(t.owner->arena + mbarrier, 8, Access::atomic, 8, CALLER);
-    arrive(*t.owner, mbarrier, count, int(bytes), t, line);
+void mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned bytes) {
+    Block& home = home_of(mbarrier);
+    if (options.checked()) examine(home.arena + mbarrier, 8, Access::atomic, 8, CALLER);
+    arrive(home, mbarrier, count, int(bytes), self(), CALLER);
 }
 
 bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line) {
     Thread& t = self();
     Block& b = *t.owner;
+    own_barrier(mbarrier, CALLER);
     if (options.checked()) examine(b.arena + mbarrier, 8, Access::atomic, 8, CALLER);
     if (read(b, mbarrier).phase == (parity & 1)) land_for(b, mbarrier);
     if (read(b, mbarrier).phase == (parity & 1)) {

@@ -101,7 +101,7 @@ void named_barrier(int id, int threads, bool wait, int line) {
     barrier.expected = threads;
     barrier.line = line;
     ++barrier.arrived;
-    if (options.checked()) barrier_arrival(t, id);
+    if (options.checked()) barrier_arrival(t, b, id);
     if (barrier.arrived == threads) {
         barrier.arrived = 0;
         for (int thread : barrier.waiting) {
@@ -117,6 +117,18 @@ void named_barrier(int id, int threads, bool wait, int line) {
         barrier.waiting.push_back(t.linear);
         w.wait(State::at_named_barrier, line);
     }
+}
+
+int named_barrier_count(int id, int threads, bool predicate, int line) {
+    NamedBarrier& barrier = self().owner->named[id & 15];
+    if (!barrier.arrived) {
+        barrier.half ^= 1;
+        barrier.votes[barrier.half] = 0;
+    }
+    const int half = barrier.half;
+    barrier.votes[half] += predicate;
+    named_barrier(id, threads, true, line);
+    return barrier.votes[half];
 }
 
 namespace {

@@ -9,6 +9,29 @@ namespace emulator {
 
 Clock launch_clock;
 
+namespace {
+
+constexpr int LANES = 32;
+
+bool is_mbarrier(uint32_t barrier) { return barrier >= ARENA_START; }  // else the number of a named one
+uint64_t key_of(const Published& p) { return uint64_t(p.block) << 32 | p.warp; }
+void raise(uint32_t& tick, uint32_t to) { tick = std::max(tick, to); }
+void raise(uint32_t* ticks, const uint32_t* to, size_t count) {
+    for (size_t i = 0; i < count; ++i) ticks[i] = std::max(ticks[i], to[i]);
+}
+
+void learn(BlockClock& c, const Published& p) {
+    c.acquired.try_emplace(key_of(p), p).first->second.merge(p);
+    raise(c.acquired_barriers[p.block], p.barrier);
+}
+
+}  // namespace
+
+void Published::merge(const Published& other) {
+    raise(barrier, other.barrier);
+    raise(ticks.data(), other.ticks.data(), LANES);
+}
+
 void Clock::begin_launch() {
     if (!chunks_) {
         const size_t bytes = sizeof(Chunk) * (SEGMENT_LIMIT >> 5);
@@ -33,11 +56,17 @@ void Clock::begin_block(Block& b) {
     blocks_.push_back(b.block_index);
     c.first = c.barrier = next_ << 5;
     c.ticks.assign(b.warps.size(), 0);
-    c.own.assign(b.threads.size(), 0);
+    c.own.assign(b.threads.size() * LANES, 0);
     c.fenced.assign(b.threads.size(), 0);
     c.others.clear();
     c.brought.clear();
+    c.ended.clear();
+    c.from_outside.clear();
+    c.own_fence.assign(b.threads.size(), 0);
+    c.fenced_barrier = 0;
+    c.fenced_ticks.assign(b.threads.size(), 0);
     c.acquired.clear();
+    c.acquired_barriers.clear();
     for (size_t warp = 0; warp < b.warps.size(); ++warp) advance(b, int(warp), ~0u);
 }
 
@@ -45,7 +74,7 @@ void Clock::begin_block(Block& b) {
 void Clock::advance(Block& b, int warp, unsigned mask) {
     BlockClock& c = clock_of(b);
     const uint32_t chunk = new_chunk(c.serial, warp, c.ticks[warp]);
-    const int begin = warp * 32, end = std::min<int>(begin + 32, int(b.threads.size()));
+    const int begin = warp * LANES, end = std::min<int>(begin + LANES, int(b.threads.size()));
     for (int i = begin; i < end; ++i)
         if (mask >> (i - begin) & 1) b.threads[i].segment = chunk << 5 | uint32_t(i - begin);
 }
@@ -60,69 +89,121 @@ void Clock::block_synchronised(Block& b) {
     }
 }
 
+void Clock::blocks_synchronised(const std::vector<Block*>& blocks) {
+    for (Block* b : blocks)
+        if (b) block_synchronised(*b);
+    for (Block* b : blocks)
+        for (Block* other : blocks)
+            if (b && other && b != other) learn(clock_of(*b), {clock_of(*other).serial, 0, clock_of(*other).barrier, {}});
+}
+
+// What the first of them does counts as new to all.
+void Clock::cluster_begins(const std::vector<Block*>& blocks) {
+    for (Block* b : blocks) clock_of(*b).first = clock_of(*blocks.front()).first;
+}
+
+// Calls visit(published) for each warp of the thread's block of which anything is ordered before the thread's next segment.
+template <class Visit>
+void Clock::for_each_published(const Thread& t, Visit visit) const {
+    BlockClock& c = clock_of(*t.owner);
+    const size_t warps = c.others.empty() ? 0 : c.ticks.size();
+    for (size_t warp = 0; warp < warps; ++warp) {
+        if (int(warp) == t.warp) continue;
+        Published p{c.serial, uint32_t(warp), c.barrier, {}};
+        std::copy_n(c.others_of(t.linear) + warp * LANES, std::min<size_t>(LANES, c.threads() - warp * LANES), p.ticks.begin());
+        if (std::any_of(p.ticks.begin(), p.ticks.end(), [](uint32_t tick) { return tick; })) visit(p);
+    }
+    Published own{c.serial, uint32_t(t.warp), c.barrier, {}};
+    std::copy_n(c.own.begin() + t.linear * LANES, LANES, own.ticks.begin());
+    own.ticks[t.lane] = c.ticks[t.warp];
+    visit(own);
+}
+
+void Clock::arrive_from_outside(Block& home, uint32_t barrier, Thread& t) {
+    ++clock_of(*t.owner).ticks[t.warp];
+    advance(*t.owner, t.warp, 1u << t.lane);
+    auto& brought = clock_of(home).from_outside[barrier];
+    for_each_published(t, [&](const Published& p) { brought.try_emplace(key_of(p), p).first->second.merge(p); });
+}
+
 void Clock::lanes_synchronised(Block& b, int warp, unsigned mask) {
     BlockClock& c = clock_of(b);
     const uint32_t tick = ++c.ticks[warp];
     advance(b, warp, mask);
-    if (b.warps[warp].alive & ~mask) advance(b, warp, ~mask);  // what they do from now on is not ordered
-    const size_t warps = c.ticks.size();
-    std::vector<uint32_t> known(c.others.empty() ? 0 : warps, 0);
-    for (int pass = 0; pass < 2; ++pass)
-        for (unsigned rest = mask & b.warps[warp].alive; rest; rest &= rest - 1) {
-            const int thread = warp * 32 + __builtin_ctz(rest);
-            if (pass) c.own[thread] = tick;
-            for (size_t w = 0; w < known.size(); ++w) {
-                uint32_t& view = c.others[thread * warps + w];
-                if (pass)
-                    view = known[w];
-                else
-                    known[w] = std::max(known[w], view);
-            }
-        }
+    const unsigned lanes = mask & b.warps[warp].alive;
+    uint32_t own[LANES] = {};
+    BlockClock::Ticks others(c.others.empty() ? 0 : c.threads(), 0);
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        const int thread = warp * LANES + __builtin_ctz(rest);
+        raise(own, &c.own[thread * LANES], LANES);
+        if (!others.empty()) raise(others.data(), c.others_of(thread), others.size());
+    }
+    for (unsigned rest = lanes; rest; rest &= rest - 1) own[__builtin_ctz(rest)] = tick;
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        const int thread = warp * LANES + __builtin_ctz(rest);
+        std::copy_n(own, LANES, &c.own[thread * LANES]);
+        std::copy(others.begin(), others.end(), c.others.begin() + thread * others.size());
+    }
 }
 
 void Clock::arrive(Block& b, uint32_t barrier, Thread& t) {
     BlockClock& c = clock_of(b);
-    const size_t warps = c.ticks.size();
-    if (c.others.empty()) c.others.assign(b.threads.size() * warps, 0);
-    auto& brought = c.brought[barrier];
-    brought.resize(warps, 0);
+    if (c.others.empty()) c.others.assign(c.threads() * c.threads(), 0);
     const uint32_t tick = ++c.ticks[t.warp];
-    advance(b, t.warp, ~0u);
-    for (size_t w = 0; w < warps; ++w) brought[w] = std::max(brought[w], c.others[t.linear * warps + w]);
-    brought[t.warp] = std::max(brought[t.warp], tick);
+    advance(b, t.warp, 1u << t.lane);
+    auto& brought = c.brought[barrier];
+    brought.resize(c.threads(), 0);
+    raise(brought.data(), c.others_of(t.linear), c.threads());
+    const size_t first = t.linear - t.lane;
+    raise(&brought[first], &c.own[t.linear * LANES], std::min<size_t>(LANES, c.threads() - first));
+    raise(brought[t.linear], tick);
 }
 
 void Clock::leave(Block& b, uint32_t barrier, Thread& t) {
     BlockClock& c = clock_of(b);
-    const size_t warps = c.ticks.size();
-    const auto found = c.brought.find(barrier);
-    if (found == c.brought.end()) return;
+    const auto outside = c.from_outside.find(barrier);
+    if (outside != c.from_outside.end())
+        for (const auto& entry : outside->second) learn(c, entry.second);
+    const auto& source = is_mbarrier(barrier) ? c.ended : c.brought;
+    const auto found = source.find(barrier);
+    if (found == source.end()) return;
     const auto& brought = found->second;
-    for (size_t w = 0; w < warps; ++w) {
-        uint32_t& view = c.others[t.linear * warps + w];
-        view = std::max(view, brought[w]);
-    }
-    c.own[t.linear] = std::max(c.own[t.linear], brought[t.warp]);
+    raise(c.others_of(t.linear), brought.data(), c.threads());
+    const size_t first = t.linear - t.lane;
+    raise(&c.own[t.linear * LANES], &brought[first], std::min<size_t>(LANES, c.threads() - first));
+}
+
+void Clock::phase_ends(Block& b, uint32_t barrier) {
+    BlockClock& c = clock_of(b);
+    const auto found = c.brought.find(barrier);  // none if all who arrived are of other blocks
+    if (found != c.brought.end()) c.ended[barrier] = found->second;
+}
+
+void Clock::proxy_fence(Thread& t) {
+    BlockClock& c = clock_of(*t.owner);
+    ++c.ticks[t.warp];
+    advance(*t.owner, t.warp, 1u << t.lane);
+    c.own_fence[t.linear] = t.segment;
+    raise(c.fenced_barrier, c.barrier);
+    const size_t first = t.linear - t.lane;
+    raise(&c.fenced_ticks[first], &c.own[t.linear * LANES], std::min<size_t>(LANES, c.threads() - first));
+    if (!c.others.empty()) raise(c.fenced_ticks.data(), c.others_of(t.linear), c.threads());
+}
+
+bool Clock::behind_proxy_fence(Segment segment, const BlockClock& c) const {
+    const Chunk& writer = chunk(segment);
+    const size_t thread = writer.warp * LANES + (segment & 31);
+    return segment < c.fenced_barrier || segment < c.own_fence[thread] || writer.tick < c.fenced_ticks[thread];
 }
 
 void Clock::release(Thread& t, uintptr_t variable) {
-    Block& b = *t.owner;
-    BlockClock& c = clock_of(b);
+    BlockClock& c = clock_of(*t.owner);
     if (!c.fenced[t.linear]) return;
-    const uint32_t tick = ++c.ticks[t.warp];
-    advance(b, t.warp, ~0u);
+    ++c.ticks[t.warp];
+    advance(*t.owner, t.warp, 1u << t.lane);
     auto& published = variables_[variable];
-    auto publish = [&](const Published& p) {
-        for (Published& known : published)
-            if (known.block == p.block && known.warp == p.warp) {
-                known.barrier = std::max(known.barrier, p.barrier);
-                known.tick = std::max(known.tick, p.tick);
-                return;
-            }
-        published.push_back(p);
-    };
-    publish({c.serial, uint32_t(t.warp), c.barrier, tick});
+    const auto publish = [&](const Published& p) { published.try_emplace(key_of(p), p).first->second.merge(p); };
+    for_each_published(t, publish);
     for (const auto& known : c.acquired) publish(known.second);
 }
 
@@ -131,34 +212,37 @@ void Clock::acquire(Thread& t, uintptr_t variable) {
     const auto found = variables_.find(variable);
     if (found == variables_.end()) return;
     BlockClock& c = clock_of(*t.owner);
-    for (const Published& p : found->second) {
-        if (p.block == c.serial) {
-            if (c.others.empty()) c.others.assign(t.owner->threads.size() * c.ticks.size(), 0);
-            uint32_t& view = c.others[t.linear * c.ticks.size() + p.warp];
-            view = std::max(view, p.tick);
+    for (const auto& entry : found->second) {
+        const Published& p = entry.second;
+        if (p.block != c.serial) {
+            learn(c, p);
             continue;
         }
-        Published& known = c.acquired.try_emplace(uint64_t(p.block) << 32 | p.warp, p).first->second;
-        known.barrier = std::max(known.barrier, p.barrier);
-        known.tick = std::max(known.tick, p.tick);
+        if (c.others.empty()) c.others.assign(c.threads() * c.threads(), 0);
+        const size_t first = p.warp * LANES, lanes = std::min<size_t>(LANES, c.threads() - first);
+        if (int(p.warp) == t.warp)
+            raise(&c.own[t.linear * LANES], p.ticks.data(), lanes);
+        else
+            raise(c.others_of(t.linear) + first, p.ticks.data(), lanes);
     }
 }
 
 bool Clock::ordered(Segment segment, const Thread& t, const BlockClock& c, bool strict) const {
     if (segment < launch_first) return true;
     const Chunk& other = chunk(segment);
+    const int lane = int(segment & 31);
     if (other.block == c.serial) {
         if (segment < c.barrier) return true;
-        if (int(other.warp) != t.warp) return c.knows(t.linear, other.warp, other.tick);
-        if (!strict && int(segment & 31) == t.lane) return true;
-        return other.tick < c.own[t.linear];
+        if (int(other.warp) != t.warp) return c.knows(t.linear, int(other.warp) * LANES + lane, other.tick);
+        if (!strict && lane == t.lane) return true;
+        return other.tick < c.own[t.linear * LANES + lane];
     }
     if (c.acquired.empty()) return false;
+    const auto barrier = c.acquired_barriers.find(other.block);
+    if (barrier == c.acquired_barriers.end()) return false;
+    if (segment < barrier->second) return true;
     const auto known = c.acquired.find(uint64_t(other.block) << 32 | other.warp);
-    if (known != c.acquired.end() && other.tick < known->second.tick) return true;
-    for (const auto& entry : c.acquired)
-        if (entry.second.block == other.block && segment < entry.second.barrier) return true;
-    return false;
+    return known != c.acquired.end() && other.tick < known->second.ticks[lane];
 }
 
 }  // namespace emulator

@@ -174,6 +174,14 @@ void count_barrier(Block&) {
 void count_atomic() { ++totals.atomics; }
 void count_matrix() { ++totals.matrices; }
 
+void count_copy(uintptr_t address, unsigned bytes, bool writes, const void* at) {
+    Instruction& in = instruction_at(at, bytes, false, writes, 0);
+    ++in.requests;
+    in.transactions += (address + bytes - 1) / 32 - address / 32 + 1;
+    in.ideal += (bytes + 31) / 32;
+    in.moved += bytes;
+}
+
 void count_shared(Thread& t, uint32_t offset, unsigned bytes, Access access, const void* at) {
     record(t, offset, bytes, true, access == Access::write || access == Access::strong_write, at);
 }

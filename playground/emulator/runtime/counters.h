@@ -16,6 +16,8 @@ void end_block_counters(Block& block);
 void count_barrier(Block& block);
 void count_atomic();
 void count_matrix();
+// Rows that an asynchronous instruction copies: a request each.
+void count_copy(uintptr_t address, unsigned bytes, bool writes, const void* instruction);
 void count_shared(Thread& thread, uint32_t offset, unsigned bytes, Access access, const void* instruction);
 void count_global(Thread& thread, uintptr_t address, unsigned bytes, Access access, const void* instruction);
 

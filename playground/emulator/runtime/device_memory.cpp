@@ -18,7 +18,7 @@ namespace emulator {
 DeviceMemory device_memory;
 
 namespace {
-constexpr size_t PAGE = 4096;
+constexpr size_t PAGE = DEVICE_PAGE;
 constexpr size_t GAP = 1 << 20;  // an index that is off by a row or by an image still hits nothing
 
 std::recursive_mutex mutex;
@@ -91,7 +91,7 @@ void* DeviceMemory::allocate(size_t bytes) {
         index = unused.back();
         unused.pop_back();
     }
-    allocations[index] = {begin, bytes, false};
+    allocations[index] = {begin, bytes};
     live[begin] = index;
     for (size_t page = 0; page < span / PAGE; ++page) page_owner_[(begin - base_) / PAGE + page] = index + 1;
     for (size_t word = 0; word < span / 4; ++word) ((uint32_t*)begin)[word] = POISON;
@@ -130,8 +130,19 @@ Allocation* DeviceMemory::nearest(const void* address) {
     return above->begin - (char*)address < (char*)address - (below->begin + below->bytes) ? above : below;
 }
 
+void DeviceMemory::for_each(void (*visit)(const Allocation&)) const {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    for (const auto& entry : live) visit(allocations[entry.second]);
+}
+
 void* device_allocate(size_t bytes) {
     return options.checked() ? device_memory.allocate(bytes) : aligned_alloc(512, (bytes + 511) / 512 * 512);
+}
+
+void* device_variable(const void* initial, size_t bytes, const char* name) {
+    void* memory = device_allocate(bytes);
+    if (options.checked()) device_memory.find(memory)->name = name;
+    return memcpy(memory, initial, bytes);
 }
 
 void device_release(void* pointer) {

@@ -9,6 +9,8 @@ namespace emulator {
 // A NaN as half, bfloat16, float and double, and nothing that an integer tensor is likely to hold.
 constexpr uint32_t POISON = 0xfff5fff5u;
 
+constexpr size_t DEVICE_PAGE = 4096;  // an allocation has its pages to itself
+
 // What is known of one word (4 bytes) of memory: who wrote it and who read it last, and by which instructions.
 struct Cell {
     uint32_t writer;  // Segment and flags; 0: nobody
@@ -21,6 +23,7 @@ struct Allocation {
     char* begin = nullptr;
     size_t bytes = 0;
     bool has_split_cells = false;
+    const char* name = nullptr;  // of a __device__ variable
 };
 
 class DeviceMemory {
@@ -28,10 +31,16 @@ class DeviceMemory {
     void* allocate(size_t bytes);
     void release(void* pointer);
     bool contains(const void* address) const { return size_t((const char*)address - base_) < size_; }
+    // Does an allocation own the page, so that its cells can be looked at?
+    bool holds_page(uintptr_t address) const {
+        const size_t offset = address - uintptr_t(base_);
+        return offset < size_ && page_owner_[offset / DEVICE_PAGE];
+    }
     // The allocation that holds the byte at `address`, or the nearest one, or nullptr.
     Allocation* find(const void* address);
     Allocation* nearest(const void* address);
     Cell* cell(const void* address) const { return cells_ + (size_t((const char*)address - base_) >> 2); }
+    void for_each(void (*visit)(const Allocation&)) const;
     char* base() const { return base_; }
     size_t size() const { return size_; }
 
@@ -43,7 +52,6 @@ class DeviceMemory {
     size_t size_ = 0, next_ = 0;
     Cell* cells_ = nullptr;
     uint32_t* page_owner_ = nullptr;  // by page: 1 + index of the allocation
-    friend struct DeviceMemoryState;
 };
 
 extern DeviceMemory device_memory;

@@ -1,10 +1,16 @@
 // Launches: the checks that the device makes of their configuration, the workers, and the log.
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <thread>
 
+#include "emulator/host_api.h"
 #include "scheduler.h"
 #include "shadow.h"
 #include "ticks.h"
@@ -72,6 +78,33 @@ uint64_t launches = 0;
 
 std::string text(const dim3& v) { return std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z); }
 
+// The name of a kernel by its address, without its parameters; "" if the linker does not know it (it is static).
+std::string name_of(const void* kernel) {
+    Dl_info info{};
+    if (!kernel || !dladdr(kernel, &info) || info.dli_saddr != kernel || !info.dli_sname) return "";
+    int status = 0;
+    char* demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+    std::string name = status == 0 ? demangled : info.dli_sname;
+    free(demangled);
+    // "void ns::name<3, (Kind)1>(float*)": from what follows the return type, which templates have, to the parameters.
+    size_t begin = 0, depth = 0;
+    for (size_t i = 0; i < name.size(); ++i) {
+        if (name[i] == '<') ++depth;
+        if (name[i] == '>') --depth;
+        if (depth) continue;
+        if (name[i] == ' ') begin = i + 1;
+        if (name[i] == '(') return name.substr(begin, i - begin);
+    }
+    return name;
+}
+
+// "ns::name<3>" -> "name"
+std::string without_arguments(const std::string& name) {
+    const std::string base = name.substr(0, name.find('<'));
+    const size_t colon = base.rfind(':');
+    return colon == std::string::npos ? base : base.substr(colon + 1);
+}
+
 // What is wrong with the configuration on every device, or nothing.
 std::string invalid(const LaunchConfig& c, const void* kernel) {
     const uint64_t threads = uint64_t(c.block.x) * c.block.y * c.block.z;
@@ -80,6 +113,19 @@ std::string invalid(const LaunchConfig& c, const void* kernel) {
     if (threads > 1024) return shape + std::to_string(threads) + " threads in a block; 1024 is the limit";
     if (c.block.z > 64) return shape + "block.z is at most 64";
     if (c.grid.x > 2147483647u) return shape + "grid.x is at most 2147483647";
+    const uint64_t cluster = uint64_t(c.cluster.x) * c.cluster.y * c.cluster.z;
+    if (!cluster || cluster > 16) return shape + "a cluster has 1 to 16 blocks (more than 8 are not portable)";
+    if (c.grid.x % c.cluster.x || c.grid.y % c.cluster.y || c.grid.z % c.cluster.z)
+        return shape + "no multiple of the cluster (" + text(c.cluster) + ")";
+    if (c.cooperative) {
+        const cudaDeviceProp device;
+        const uint64_t each = std::min<uint64_t>(device.maxThreadsPerMultiProcessor / threads,
+                                                 device.sharedMemPerMultiprocessor / (c.shared_bytes + 1024));
+        if (uint64_t(c.grid.x) * c.grid.y * c.grid.z > each * device.multiProcessorCount)
+            return shape + "more blocks than a cooperative launch can hold at once (" +
+                   std::to_string(each * device.multiProcessorCount) + " on the emulated device of " +
+                   std::to_string(device.multiProcessorCount) + " multiprocessors)";
+    }
     if (c.grid.y > 65535 || c.grid.z > 65535) return shape + "grid.y and grid.z are at most 65535";
     size_t limit = 48 << 10;
     const auto raised = shared_limits.find(kernel);
@@ -101,14 +147,27 @@ void set_kernel_shared_limit(const void* kernel, size_t bytes) {
     shared_limits[kernel] = bytes;
 }
 
+dim3 cluster_of(const void* kernel, std::initializer_list<NamedCluster> known) {
+    const std::string name = without_arguments(name_of(kernel));
+    for (const NamedCluster& cluster : known)
+        if (name == cluster.kernel) return cluster.blocks;
+    return dim3();
+}
+
 void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments,
               size_t argument_bytes) {
+    if (current) worker->stop(worker->describe("not supported", std::string("a kernel launches another one, ") + name, {}));
     if (finding_pending()) return;  // as on the device, nothing runs after an error that nobody has looked at
     Finding finding;
     {
         std::lock_guard<std::mutex> one_at_a_time(launch_mutex);
         Launch launch;
-        launch.name = name;
+        launch.name = launch.kernel = name;
+        if (name[0] == '?') {
+            launch.name = launch.kernel = name + 1;
+            const std::string found = name_of(kernel);
+            if (!found.empty()) launch.kernel = found;
+        }
         launch.line = line;
         launch.config = config;
         launch.entry = entry;
@@ -116,9 +175,11 @@ void run_grid(const char* name, int line, const void* kernel, const LaunchConfig
         launch.argument_bytes = argument_bytes;
         launch.blocks = uint64_t(config.grid.x) * config.grid.y * config.grid.z;
         launch.threads = int(uint64_t(config.block.x) * config.block.y * config.block.z);
+        launch.cluster = config.cluster.x * config.cluster.y * config.cluster.z;
+        launch.units = launch.blocks / std::max(1u, launch.cluster);
         launch.number = ++launches;
-        launch.stride = launch.blocks * 5 / 8 + options.seed % 7 + 1;
-        while (launch.blocks && std::gcd(launch.stride, launch.blocks) != 1) ++launch.stride;
+        launch.stride = launch.units * 5 / 8 + options.seed % 7 + 1;
+        while (launch.units && std::gcd(launch.stride, launch.units) != 1) ++launch.stride;
         if (options.time_limit > 0) launch.deadline = seconds_now() + options.time_limit;
         {
             std::lock_guard<std::mutex> lock(log_mutex);
@@ -130,13 +191,20 @@ void run_grid(const char* name, int line, const void* kernel, const LaunchConfig
         if (!problem.empty()) {
             current_finding.kind = "invalid launch";
             current_finding.message = problem;
-            current_finding.kernel = name;
+            current_finding.kernel = launch.kernel;
             current_finding.kernel_line = line;
         } else {
             int count = options.processors ? options.processors : (int)std::thread::hardware_concurrency();
             if (options.checked() || options.debugged)
                 count = 1;  // the shadow memory has one user, and findings come in a fixed order
-            if ((uint64_t)count > launch.blocks) count = (int)launch.blocks;
+            if ((uint64_t)count > launch.units) count = (int)launch.units;
+            std::shared_ptr<BlockGroup> grid;
+            if (config.cooperative) {
+                count = 1;
+                grid = std::make_shared<BlockGroup>();
+                grid->alive = int(launch.blocks) * launch.threads;
+                launch.grid = grid.get();
+            }
             find_kernel_text(launch);
             if (options.checked()) begin_launch_shadow(launch);
             crew().run(launch, count);

@@ -26,12 +26,14 @@ double seconds_now() {
     return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
-uint3 Launch::block_at(uint64_t position) const {
+uint3 Launch::block_at(uint64_t position, unsigned rank) const {
     uint64_t index = position;
-    if (options.schedule == Schedule::reversed) index = blocks - 1 - position;
-    if (options.schedule == Schedule::random) index = (options.seed + position * stride) % blocks;
-    return {unsigned(index % config.grid.x), unsigned(index / config.grid.x % config.grid.y),
-            unsigned(index / config.grid.x / config.grid.y)};
+    if (options.schedule == Schedule::reversed) index = units - 1 - position;
+    if (options.schedule == Schedule::random) index = (options.seed + position * stride) % units;
+    const dim3& c = config.cluster;
+    const unsigned x = config.grid.x / c.x, y = config.grid.y / c.y;  // clusters
+    return {unsigned(index % x) * c.x + rank % c.x, unsigned(index / x % y) * c.y + rank / c.x % c.y,
+            unsigned(index / x / y) * c.z + rank / c.x / c.y};
 }
 
 Block::~Block() {
@@ -60,10 +62,39 @@ void Worker::prepare(Launch& next_launch) {
     random_state = options.seed * 0x9e3779b97f4a7c15ull + launch->number + 1;
 }
 
-// Takes the next block of the grid and makes it the running one; false if there is none.
-bool Worker::start_block() {
-    const uint64_t position = launch->next_block.fetch_add(1);
-    if (position >= launch->blocks) return false;
+// Takes the next cluster of the grid, which usually is one block, and makes its first the running one; false if there is none.
+bool Worker::start_blocks() {
+    const uint64_t position = launch->next_unit.fetch_add(1);
+    if (position >= launch->units) return false;
+    std::shared_ptr<BlockGroup> cluster;
+    if (launch->cluster > 1) {
+        cluster = std::make_shared<BlockGroup>();
+        cluster->alive = int(launch->cluster) * launch->threads;
+    }
+    Block* first = nullptr;
+    for (unsigned rank = 0; rank < launch->cluster; ++rank) {
+        Block& b = start_block(launch->block_at(position, rank));
+        b.membership = {cluster, launch->grid ? launch->grid->shared_from_this() : nullptr, rank};
+        if (cluster) cluster->blocks.push_back(&b);
+        if (launch->grid) launch->grid->blocks.push_back(&b);
+        if (!first) first = &b;
+    }
+    block = first;
+    if (cluster && options.checked()) cluster_begins(cluster->blocks);
+    return true;
+}
+
+// Makes a block that is not waiting for others the running one; false if there is none.
+bool Worker::turn_to_runnable() {
+    for (Block* other : resident)
+        if (!other->ready.empty() || other->started < (int)other->threads.size() || !other->alive) {
+            block = other;
+            return true;
+        }
+    return start_blocks();
+}
+
+Block& Worker::start_block(uint3 index) {
     if (idle_blocks.empty()) {
         pool.push_back(std::make_unique<Block>());
         idle_blocks.push_back(pool.back().get());
@@ -79,7 +110,7 @@ bool Worker::start_block() {
     }
     const int count = launch->threads;
     const dim3 size = launch->config.block;
-    b.block_index = launch->block_at(position);
+    b.block_index = index;
     if ((int)b.threads.size() != count || b.block_dim.x != size.x || b.block_dim.y != size.y || b.block_dim.z != size.z) {
         b.threads.assign(count, Thread{});
         b.warps = std::vector<Warp>((count + 31) / 32);
@@ -99,6 +130,7 @@ bool Worker::start_block() {
         b.threads[i].state = State::ready;
         b.threads[i].fiber = nullptr;
         b.threads[i].watched = b.threads[i].watches_from = nullptr;
+        b.threads[i].awaits_products = false;
         b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
     }
     if (options.schedule == Schedule::random)
@@ -112,24 +144,30 @@ bool Worker::start_block() {
     b.waiting.clear();
     for (NamedBarrier& barrier : b.named) barrier.arrived = 0, barrier.waiting.clear();
     if (b.async.used || (int)b.async.groups.size() != count) b.async.reset(count);
+    b.warpgroups.resize((count + WARPGROUP - 1) / WARPGROUP);
+    for (const auto& group : b.warpgroups)
+        if (group) group->reset();
+    b.at_active_mask = 0;
     b.started = b.arrived = b.yields = b.grid_barriers = 0;
     b.alive = count;
     resident.push_back(&b);
-    block = &b;
     if (options.checked()) begin_block_shadow(b);
-    return true;
+    return b;
 }
 
 void Worker::retire(Block& b) {
     resident.erase(std::find(resident.begin(), resident.end(), &b));
     idle_blocks.push_back(&b);
+    for (const auto& group : {b.membership.cluster, b.membership.grid})
+        if (group) std::replace(group->blocks.begin(), group->blocks.end(), &b, static_cast<Block*>(nullptr));
+    b.membership = {};
     if (options.checked()) end_block_shadow(b);
 }
 
 void Worker::run(Launch& next_launch) {
     prepare(next_launch);
     const Ticks ticks(next_launch);
-    while (!launch->failed && start_block()) {
+    while (!launch->failed && start_blocks()) {
         running = &main;
         Fiber& first = idle_fiber();
         running = &first;
@@ -176,6 +214,7 @@ void Worker::run_threads() {
         Warp& warp = b.warps[t.warp];
         warp.alive &= ~(1u << t.lane);
         if (options.checked()) thread_ends(t);
+        group_thread_ends(t);
         if (b.alive && b.arrived == b.alive) release_barrier(b);
         if (block != &b) break;
     }
@@ -214,7 +253,8 @@ Fiber& Worker::next() {
             block = resident.front();
             continue;
         }
-        if (b.ready.empty() && release_active_masks(b)) continue;
+        if (release_active_masks(b)) continue;
+        if (b.ready.empty() && (b.membership.cluster || b.membership.grid) && turn_to_runnable()) continue;
         if (b.ready.empty()) report_deadlock(b);
         // All that can run only waits for something outside: let the other blocks run.
         b.yields = 0;
@@ -226,7 +266,7 @@ Fiber& Worker::next() {
                           {0, t.watches_from}));
         }
         const size_t position = std::find(resident.begin(), resident.end(), &b) - resident.begin();
-        if (!start_block()) block = resident[(position + 1) % resident.size()];
+        if (!start_blocks()) block = resident[(position + 1) % resident.size()];
     }
 }
 
@@ -283,20 +323,22 @@ Finding Worker::describe(const char* kind, const std::string& message, Place pla
     Finding finding;
     finding.kind = kind;
     finding.message = message;
-    finding.kernel = launch->name;
+    finding.kernel = launch->kernel;
     finding.kernel_line = launch->line;
     if (current) finding.party = party(*static_cast<Thread*>(current), place, "");
     return finding;
 }
 
 void Worker::report_deadlock(Block& b) {
-    int at_barrier = 0, at_warp = 0, at_named = 0, at_mbarrier = 0;
+    int at_barrier = 0, at_warp = 0, at_named = 0, at_mbarrier = 0, at_group = 0, at_blocks = 0;
     Thread* someone = nullptr;
     for (Thread& t : b.threads) {
         at_barrier += t.state == State::at_barrier;
         at_warp += t.state == State::at_warp_operation;
         at_named += t.state == State::at_named_barrier;
         at_mbarrier += t.state == State::at_mbarrier;
+        at_group += t.state == State::at_warpgroup;
+        at_blocks += t.state == State::at_group_barrier;
         if (t.state == State::at_warp_operation && (!someone || someone->state != State::at_warp_operation)) someone = &t;
         if (t.state != State::ended && !someone) someone = &t;
     }
@@ -319,9 +361,14 @@ void Worker::report_deadlock(Block& b) {
         message += (at_warp ? "," : "") + (" " + std::to_string(at_barrier)) + " of " + std::to_string(b.alive) +
                    " wait at the block's barrier in line " + std::to_string(b.barrier_line);
     if (at_named) message += " " + std::to_string(at_named) + " wait at a named barrier";
-    if (at_mbarrier) message += " " + std::to_string(at_mbarrier) + " wait at an mbarrier whose phase never ends";
-    Finding finding =
-        describe(at_warp ? "warp lanes never arrive" : "barrier never completes", message, {someone->waits_at_line, nullptr});
+    if (at_mbarrier)
+        message += " " + std::to_string(at_mbarrier) + " wait at an mbarrier whose phase never ends" + missing_at_mbarrier(b);
+    if (at_group) message += " " + std::to_string(at_group) + " wait for the other threads of their warpgroup";
+    if (at_blocks) message += " " + std::to_string(at_blocks) + " wait at a barrier of the cluster or the grid";
+    Finding finding = describe(at_warp    ? "warp lanes never arrive"
+                               : at_group ? "warpgroup divergence"
+                                          : "barrier never completes",
+                               message, {someone->waits_at_line, nullptr});
     for (Thread& t : b.threads)
         if (t.state != State::ended && t.state != someone->state) {
             finding.other = party(t, {t.waits_at_line, nullptr}, "waits");
@@ -330,6 +377,31 @@ void Worker::report_deadlock(Block& b) {
     stop(finding);
 }
 
-bool Worker::release_active_masks(Block&) { return false; }
+// Lets those who ask for the active mask go on, each with the lanes of its warp that ask in the same line.
+bool Worker::release_active_masks(Block& b) {
+    if (!b.at_active_mask) return false;
+    b.at_active_mask = 0;
+    for (Thread& t : b.threads) {
+        if (t.state != State::at_active_mask) continue;
+        const int first = t.linear - t.lane, last = std::min(first + 32, int(b.threads.size()));
+        unsigned mask = 0;
+        for (int other = first; other < last; ++other)
+            if (b.threads[other].state == State::at_active_mask && b.threads[other].waits_at_line == t.waits_at_line)
+                mask |= 1u << (other - first);
+        for (int other = first; other < last; ++other)
+            if (mask >> (other - first) & 1) {
+                b.threads[other].active_mask = mask;
+                make_ready(b, other);
+            }
+    }
+    return true;
+}
+
+unsigned active_mask(int line) {
+    Thread& t = *static_cast<Thread*>(current);
+    ++t.owner->at_active_mask;
+    worker->wait(State::at_active_mask, line);
+    return t.active_mask;
+}
 
 }  // namespace emulator

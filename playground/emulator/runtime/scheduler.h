@@ -11,6 +11,9 @@
 #include "emulator/runtime_api.h"
 #include "fiber.h"
 #include "finding.h"
+#include "groups.h"
+#include "tensor_map.h"
+#include "warpgroup.h"
 
 namespace emulator {
 
@@ -29,24 +32,38 @@ struct Options {
 extern Options options;
 
 struct Launch {
-    std::string name;
+    std::string name;    // as the launch writes it
+    std::string kernel;  // the same, or, where that is a pointer, what it points to
     int line = 0;
     LaunchConfig config{dim3(), dim3()};
     void (*entry)(void*) = nullptr;
     void* arguments = nullptr;
     size_t argument_bytes = 0;
     uint64_t blocks = 0;
-    int threads = 0;  // in a block
+    int threads = 0;             // in a block
+    unsigned cluster = 1;        // blocks in a cluster
+    uint64_t units = 0;          // clusters, which workers take whole
+    BlockGroup* grid = nullptr;  // of a cooperative launch
     uint64_t number = 0;
     uint64_t stride = 1;  // of the random schedule's walk over the blocks; has no divisor in common with their number
     double deadline = 0;
     uintptr_t text_begin = 0, text_end = 0;  // of the library that holds the kernel
-    std::atomic<uint64_t> next_block{0};
+    std::atomic<uint64_t> next_unit{0};
     std::atomic<bool> failed{false};
-    uint3 block_at(uint64_t position) const;  // in the order of the schedule
+    uint3 block_at(uint64_t position, unsigned rank) const;  // of the cluster that is at `position` in the schedule's order
 };
 
-enum class State : uint8_t { ready, at_barrier, at_named_barrier, at_warp_operation, at_mbarrier, at_active_mask, ended };
+enum class State : uint8_t {
+    ready,
+    at_barrier,
+    at_named_barrier,
+    at_warp_operation,
+    at_mbarrier,
+    at_warpgroup,
+    at_group_barrier,  // of a cluster or the grid
+    at_active_mask,
+    ended
+};
 
 struct Block;
 
@@ -55,6 +72,9 @@ struct Thread : ThreadView {
     Fiber* fiber = nullptr;
     State state = State::ready;
     int waits_at_line = 0;
+    unsigned active_mask = 0;       // what __activemask last told it
+    uint32_t cluster_token = 0;     // the phase of the cluster's barrier at which it arrived last
+    bool awaits_products = false;   // has accumulators that wgmma.wait_group is to fill
     uint32_t segment = 0;           // see clock.h
     const void* watched = nullptr;  // where it last looked for a sign of another thread, and what it saw
     uint64_t watched_value = 0;
@@ -80,6 +100,7 @@ struct Warp {
 struct NamedBarrier {
     int expected = 0, arrived = 0, line = 0;
     std::vector<int> waiting;
+    int votes[2] = {}, half = 0;  // of the threads that arrive, in turn, so that those who leave can still read theirs
 };
 
 // The threads that can go on, in the order in which they may.
@@ -117,12 +138,23 @@ struct PendingCopy {
     unsigned bytes, given;  // from `given` on it is zeros
     int group;              // of the thread's cp.async groups
 };
+struct TensorBox {  // a box of a tensor map, where it begins
+    TensorMap map;
+    int32_t at[5];
+};
 struct PendingBulk {
     char* to;
     const char* from;
     unsigned bytes;
     uint32_t mbarrier;
     int thread;
+    std::shared_ptr<TensorBox> box;  // of a tensor copy
+    const void* instruction;
+};
+struct PendingStore {
+    uint32_t reader;  // of async_reads.h
+    int group;        // of the thread's bulk stores
+    const void* instruction;
 };
 struct PendingArrival {
     uint32_t mbarrier;
@@ -136,7 +168,7 @@ struct AsyncState {
     std::vector<std::vector<PendingCopy>> copies;  // by thread
     std::vector<int> groups;                       // closed by each thread
     std::vector<PendingBulk> loads;
-    std::vector<std::vector<PendingBulk>> stores;  // by thread
+    std::vector<std::vector<PendingStore>> stores;  // by thread, whose reads have not been waited for (check mode)
     std::vector<int> store_groups;
     std::vector<PendingArrival> arrivals;
     std::vector<MbarrierWait> waiting;
@@ -163,8 +195,11 @@ struct Block : BlockView {
     int votes[2] = {0, 0}, vote_half = 0;
     std::vector<int> waiting;
     NamedBarrier named[16];
+    Membership membership;
     AsyncState async;
-    int yields = 0;         // in a row, without any other progress
+    std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // those that have multiplied
+    int yields = 0;                                      // in a row, without any other progress
+    int at_active_mask = 0;
     int grid_barriers = 0;  // passed
     char* arena = nullptr;
     BlockShadow* shadow = nullptr;
@@ -208,7 +243,9 @@ struct Worker {
 
  private:
     void prepare(Launch& launch);
-    bool start_block();
+    bool start_blocks();
+    Block& start_block(uint3 index);
+    bool turn_to_runnable();
     void retire(Block& block);
     Fiber& idle_fiber();
     void resume(Block& block, int thread);
@@ -217,6 +254,9 @@ struct Worker {
     static void fiber_body();
     void run_threads();
 };
+
+// What the phase lacks for which the first of the waiting threads waits (async.cpp).
+std::string missing_at_mbarrier(Block& block);
 
 extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
 

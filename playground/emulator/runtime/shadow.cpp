@@ -10,6 +10,7 @@
 #include <array>
 
 #include "access.h"
+#include "async_reads.h"
 #include "clock.h"
 #include "counters.h"
 #include "device_memory.h"
@@ -18,12 +19,16 @@ namespace emulator {
 
 struct BlockShadow {
     BlockClock clock;
+    uint32_t era = 0;             // of the clock, when the cells were used last
     Cell* cells = nullptr;        // of the arena
     std::vector<uint32_t> split;  // words of the arena whose cell is split
+    AsyncReads async_reads;
+    std::vector<Segment> landed;  // by word: the writer, if what it wrote came by an asynchronous copy
     Finding uninitialised;        // the first such read, kept back: if a write follows that it raced with, that is the finding
 };
 
 BlockClock& clock_of(Block& block) { return block.shadow->clock; }
+AsyncReads& async_reads_of(Block& block) { return block.shadow->async_reads; }
 
 namespace {
 
@@ -76,6 +81,9 @@ struct Site {
     uintptr_t address;
     unsigned bytes;
     const void* instruction;
+    Block* home = nullptr;  // whose shared memory it is, if not the thread's own block's: of another in the cluster
+
+    Block& shared_home() const { return home ? *home : *thread.owner; }
 };
 
 const char* verb(Access access) {
@@ -103,7 +111,7 @@ std::string name_of(const Worker::Extent& e) {
 // "byte 128 of `tile`" or "byte 4096 of a tensor of 8192 bytes"
 std::string place_text(const Site& s) {
     if (s.shared) {
-        const size_t offset = s.address - uintptr_t(s.thread.owner->arena);
+        const size_t offset = s.address - uintptr_t(s.shared_home().arena);
         const Worker::Extent* best = nullptr;
         for (const Worker::Extent& e : extents)
             if (!best || (e.begin <= offset && (best->begin > offset || e.begin > best->begin))) best = &e;
@@ -115,6 +123,7 @@ std::string place_text(const Site& s) {
     if (!a) return "an address that is in no tensor";
     const long long offset = (long long)(s.address - uintptr_t(a->begin));
     if (!device_memory.contains((void*)s.address)) return "an address far from every tensor";
+    if (a->name) return "byte " + std::to_string(offset) + " of `" + a->name + "` (" + bytes_text(a->bytes) + ")";
     return "byte " + std::to_string(offset) + " of a tensor of " + bytes_text(a->bytes);
 }
 
@@ -155,6 +164,25 @@ Party party_of(Segment segment, uint32_t instruction, const Site& s, const char*
         finding(s, "asynchronous copy not waited for",
                 std::string(verb(s.access)) + " " + place_text(s) + ", into which an asynchronous copy is still under way");
     f.other = party_of(c.writer & SEGMENT_BITS, c.writer_instruction, s, "began the copy");
+    worker->stop(f);
+}
+
+[[noreturn]] __attribute__((noinline)) void report_async_read(const Site& s, const AsyncConflict& conflict) {
+    const char* what = conflict.reader->product ? "a matrix product" : "a bulk store";
+    Finding f = finding(s, "shared memory race",
+                        std::string(verb(s.access)) + " " + place_text(s) + ", which " + what +
+                            (conflict.pending ? " that has not been waited for may still be reading"
+                                              : " read, with nothing to order this behind the wait for it"));
+    f.other = worker->party(s.shared_home().threads[conflict.thread], {0, conflict.reader->instruction},
+                            conflict.reader->product ? "began the product" : "began the store");
+    worker->stop(f);
+}
+
+[[noreturn]] __attribute__((noinline)) void report_missing_proxy_fence(const Site& s, Segment writer, uint32_t instruction) {
+    Finding f = finding(s, "missing proxy fence",
+                        "an asynchronous instruction reads " + place_text(s) +
+                            ", which an ordinary store wrote with no fence.proxy.async since");
+    f.other = party_of(writer, instruction, s, "wrote");
     worker->stop(f);
 }
 
@@ -264,14 +292,20 @@ inline bool reads(Access access) { return access == Access::read || access == Ac
 // ---- shared memory
 
 inline void shared_access(const Site& s) {
-    const size_t offset = s.address - uintptr_t(s.thread.owner->arena);
+    const size_t offset = s.address - uintptr_t(s.shared_home().arena);
     const uint8_t extent = word_extent[offset / 4];
     if (!extent || word_extent[(offset + s.bytes - 1) / 4] != extent || offset + s.bytes > extents[extent - 1].end)
         report_bounds(s);
-    const Segment oldest = s.shadow.clock.first;
-    Cell* cells = s.shadow.cells;
+    BlockShadow& home = *s.shared_home().shadow;
+    const Segment oldest = home.clock.first;
+    Cell* cells = home.cells;
+    if (home.async_reads.any() && s.access != Access::read && s.access != Access::strong_read)
+        for (size_t word = offset / 4; word <= (offset + s.bytes - 1) / 4; ++word) {
+            const AsyncConflict conflict = home.async_reads.conflict(word, s.thread, s.shadow.clock);
+            if (conflict.reader) report_async_read(s, conflict);
+        }
     for_each_cell(
-        cells + offset / 4, s, [&](Cell* c) { s.shadow.split.push_back(uint32_t(c - cells)); },
+        cells + offset / 4, s, [&](Cell* c) { home.split.push_back(uint32_t(c - cells)); },
         [&](Cell& c, unsigned) {
             if (reads(s.access) && (c.writer & SEGMENT_BITS) < oldest) note_uninitialised(s);
             visit(c, s, oldest);
@@ -313,8 +347,23 @@ int add_images(dl_phdr_info* info, size_t, void*) {
     return 0;
 }
 
+// Shared memory of another block of the cluster.
+bool is_in_cluster(Site& s) {
+    if (!s.thread.owner->membership.cluster) return false;
+    for (Block* block : s.thread.owner->membership.cluster->blocks)
+        if (block && s.address - uintptr_t(block->arena) < ARENA_BYTES) {
+            s.home = block;
+            return s.shared = true;
+        }
+    return false;
+}
+
 __attribute__((noinline)) void other_access(Site& s) {
-    if (s.thread.fiber->owns((void*)s.address)) return;
+    if (s.thread.fiber->owns((void*)s.address)) {
+        if (s.thread.awaits_products)
+            examine_pending_accumulators(s.thread, (void*)s.address, s.bytes, s.access != Access::read, s.instruction);
+        return;
+    }
     if (s.address - uintptr_t(worker->launch->arguments) < worker->launch->argument_bytes) return;
     if (s.address - last_image.begin < last_image.end - last_image.begin) return;
     for (const Image& image : images)
@@ -341,9 +390,43 @@ void check_time(const Site& s) {
 
 }  // namespace
 
+namespace {
+
+// Is everything already noted that a plain read of the word at `address` would add, and nothing wrong with it? Most reads are
+// such: of a value that was there before the launch or the last barrier, and which others have read since. A false answer
+// only means that the read is examined in full.
+inline bool adds_nothing(const Thread& t, uintptr_t address) {
+    const BlockShadow& shadow = *t.owner->shadow;
+    const size_t offset = address - uintptr_t(t.owner->arena);
+    if (offset < ARENA_BYTES) {
+        const Cell& c = shadow.cells[offset / 4];
+        const BlockClock& clock = shadow.clock;
+        if (c.writer & SPLIT || c.reader == IN_FLIGHT) return false;
+        const Segment writer = c.writer & SEGMENT_BITS, reader = c.reader & SEGMENT_BITS;
+        if (writer < clock.first || writer >= clock.barrier || launch_clock.chunk(writer).block != clock.serial) return false;
+        if (reader == t.segment) return true;
+        if (reader < clock.barrier || !clock.others.empty()) return false;
+        const Chunk& chunk = launch_clock.chunk(reader);
+        if (chunk.block != clock.serial) return false;
+        if ((c.reader & READERS) == one_block) return true;
+        const bool unordered = int(chunk.warp) == t.warp && chunk.tick >= clock.own[t.linear * 32 + (reader & 31)];
+        return (c.reader & READERS) == one_warp && unordered;
+    }
+    if (!device_memory.holds_page(address)) return false;
+    const Cell& c = *device_memory.cell((void*)address);
+    if (c.writer & SPLIT || (c.writer & SEGMENT_BITS) >= launch_clock.launch_first || c.reader == IN_FLIGHT) return false;
+    const Segment reader = c.reader & SEGMENT_BITS;
+    return reader == t.segment || ((c.reader & READERS) == blocks && reader >= launch_clock.launch_first);
+}
+
+}  // namespace
+
 void examine(const void* address, unsigned bytes, Access access, unsigned alignment, const void* instruction) {
     if (!current) return;  // host code
     Thread& t = *static_cast<Thread*>(current);
+    if (access == Access::read && bytes == 4 && !(uintptr_t(address) & 3) && options.mode == Mode::check &&
+        adds_nothing(t, uintptr_t(address)))
+        return;
     Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction};
     if (!(++accesses & 0xffff)) check_time(s);
     if (s.address - uintptr_t(t.owner->arena) < ARENA_BYTES) {
@@ -356,6 +439,8 @@ void examine(const void* address, unsigned bytes, Access access, unsigned alignm
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         global_access(s);
         if (options.mode == Mode::count) count_global(t, s.address, bytes, access, instruction);
+    } else if (is_in_cluster(s)) {
+        shared_access(s);
     } else {
         other_access(s);
     }
@@ -374,11 +459,73 @@ void mark_landed(Thread& t, void* address, unsigned bytes) {
     Site s{t, *t.owner->shadow, Access::lands, true, uintptr_t(address), bytes, nullptr};
     const size_t offset = s.address - uintptr_t(t.owner->arena);
     for_each_cell(s.shadow.cells + offset / 4, s, [](Cell*) {}, [&](Cell& c, unsigned) { c.writer = t.segment, c.reader = 0; });
+    for (size_t word = offset / 4; word < (offset + bytes + 3) / 4; ++word) s.shadow.landed[word] = t.segment;
+}
+
+void examine_range(const void* address, unsigned bytes, Access access, const void* instruction) {
+    Thread& t = *static_cast<Thread*>(current);
+    Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction};
+    if (device_memory.contains(address))
+        global_access(s);
+    else
+        other_access(s);
+}
+
+void examine_async_read(Thread& t, uint32_t offset, unsigned bytes, uint32_t reader, const void* instruction) {
+    ThreadView* caller = current;
+    current = &t;  // whose access it is
+    BlockShadow& shadow = *t.owner->shadow;
+    Site s{t, shadow, Access::read, true, uintptr_t(t.owner->arena + offset), bytes, instruction};
+    const uint8_t extent = word_extent[offset / 4];
+    if (!extent || word_extent[(offset + bytes - 1) / 4] != extent || offset + bytes > extents[extent - 1].end)
+        report_bounds(s);
+    const Segment oldest = shadow.clock.first;
+    for_each_cell(
+        shadow.cells + offset / 4, s, [](Cell*) {},
+        [&](Cell& c, unsigned at) {
+            const Segment writer = c.writer & SEGMENT_BITS;
+            if (writer < oldest) return note_uninitialised(s);
+            if (c.reader == IN_FLIGHT) report_in_flight(s, c);
+            if (!launch_clock.ordered(writer, t, shadow.clock, false)) report_race(s, writer, c.writer_instruction, "wrote");
+            if (shadow.landed[(offset + at) / 4] != writer && !launch_clock.behind_proxy_fence(writer, shadow.clock))
+                report_missing_proxy_fence(s, writer, c.writer_instruction);
+        });
+    for (size_t word = offset / 4; word < (offset + bytes) / 4; ++word) shadow.async_reads.covers(reader, word);
+    current = caller;
+}
+
+void proxy_fence() {
+    if (options.checked()) launch_clock.proxy_fence(*static_cast<Thread*>(current));
 }
 
 // ---- what the scheduler tells
 
+namespace {
+
+// What was written stays written, by nobody in particular.
+void forget_segments(Cell& c) { c = {c.writer ? 1u : 0u, 0, 0, 0}; }
+void forget_segments_of(const Allocation& a) {
+    for (size_t word = 0; word < (a.bytes + 3) / 4; ++word) {
+        Cell& c = device_memory.cell(a.begin)[word];
+        if (c.writer & SPLIT)
+            for (Cell& byte : split_cells[c.writer_instruction]) forget_segments(byte);
+        else
+            forget_segments(c);
+    }
+}
+
+void check_numbers() {
+    if (launch_clock.exhausted())
+        worker->stop(worker->describe("launch too large for check mode", "too many synchronisations; use smaller sizes", {}));
+}
+
+}  // namespace
+
 void begin_launch_shadow(Launch&) {
+    if (launch_clock.half_exhausted()) {
+        device_memory.for_each(forget_segments_of);
+        launch_clock.begin_anew();
+    }
     launch_clock.begin_launch();
     memset(word_extent, 0, sizeof word_extent);
     extents.clear();
@@ -400,7 +547,14 @@ void begin_block_shadow(Block& b) {
         if (cells == MAP_FAILED) throw std::bad_alloc();
         b.shadow->cells = static_cast<Cell*>(cells);
     }
+    if (b.shadow->era != launch_clock.era) {
+        madvise(b.shadow->cells, ARENA_WORDS * sizeof(Cell), MADV_DONTNEED);  // zeros from now on
+        b.shadow->landed.clear();
+        b.shadow->era = launch_clock.era;
+    }
     launch_clock.begin_block(b);
+    b.shadow->async_reads.begin_block();
+    b.shadow->landed.resize(ARENA_WORDS);
     // What earlier blocks left must not look like an answer.
     const size_t words = (worker->shared_used + 3) / 4;
     for (size_t word = 0; word < words; ++word) ((uint32_t*)b.arena)[word] = POISON;
@@ -412,7 +566,9 @@ void end_block_shadow(Block& b) {
     for (uint32_t word : b.shadow->split) unsplit(b.shadow->cells[word]);
     b.shadow->split.clear();
     if (options.mode == Mode::count) end_block_counters(b);
-    if (!pending.kind.empty() && !worker->launch->failed) worker->stop(pending);
+    if (worker->launch->failed) return;
+    if (!pending.kind.empty()) worker->stop(pending);
+    if (b.async.used) examine_loads_at_end(b);
 }
 
 void free_shadow(Block& b) {
@@ -435,6 +591,9 @@ void forget_split_cells(const Allocation& a) {
 void thread_ends(Thread& t) {
     Block& b = *t.owner;
     t.state = State::ended;
+    check_numbers();
+    if (t.awaits_products) examine_products_at_end(t);
+    if (b.async.used) examine_stores_at_end(t);
     if (!b.arrived) return;
     Thread& waiting = b.threads[b.first_at_barrier];
     Finding f = worker->describe("early exit before a barrier", "a thread waits at the block's barrier, but another has ended",
@@ -467,21 +626,32 @@ void report_missing_lanes(Block& b, Warp& warp, unsigned mask, int line) {
     worker->stop(f);
 }
 
+void blocks_synchronised(const std::vector<Block*>& blocks) { launch_clock.blocks_synchronised(blocks); }
+void cluster_begins(const std::vector<Block*>& blocks) { launch_clock.cluster_begins(blocks); }
+
 void block_synchronised(Block& b) {
     launch_clock.block_synchronised(b);
-    if (launch_clock.exhausted())
-        worker->stop(worker->describe("launch too large for check mode", "too many synchronisations; use smaller sizes", {}));
+    check_numbers();
     if (options.mode == Mode::count) count_barrier(b);
 }
 
 void lanes_synchronised(Block& b, int warp, unsigned mask, WarpOp op) {
     // Only __syncwarp orders memory: shuffles, votes and the like exchange registers.
     if (op == WarpOp::matrix && options.mode == Mode::count) count_matrix();
-    if (op == WarpOp::sync) launch_clock.lanes_synchronised(b, warp, mask);
+    if (op != WarpOp::sync) return;
+    launch_clock.lanes_synchronised(b, warp, mask);
+    check_numbers();
 }
 
-void barrier_arrival(Thread& t, uint32_t barrier) { launch_clock.arrive(*t.owner, barrier, t); }
+void barrier_arrival(Thread& t, Block& home, uint32_t barrier) {
+    check_numbers();
+    if (t.owner == &home)
+        launch_clock.arrive(home, barrier, t);
+    else
+        launch_clock.arrive_from_outside(home, barrier, t);
+}
 void barrier_departure(Thread& t, uint32_t barrier) { launch_clock.leave(*t.owner, barrier, t); }
+void barrier_phase_ends(Block& b, uint32_t barrier) { launch_clock.phase_ends(b, barrier); }
 void barrier_forget(Block& b, uint32_t barrier) { clock_of(b).brought.erase(barrier); }
 
 // ---- atomics and fences

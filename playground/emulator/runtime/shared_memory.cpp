@@ -39,9 +39,20 @@ void* shared_variable(SharedDeclaration* d) {
 void* dynamic_shared() { return static_cast<Thread*>(current)->owner->arena + ARENA_START; }
 
 uint32_t shared_address(const void* pointer) {
-    return uint32_t((const char*)pointer - static_cast<Thread*>(current)->owner->arena);
+    const Block& own = *static_cast<Thread*>(current)->owner;
+    const size_t offset = size_t((const char*)pointer - own.arena);
+    if (offset >= ARENA_BYTES && own.membership.cluster) {
+        const auto& blocks = own.membership.cluster->blocks;
+        for (size_t rank = 0; rank < blocks.size(); ++rank)
+            if (blocks[rank] && size_t((const char*)pointer - blocks[rank]->arena) < ARENA_BYTES)
+                return uint32_t((const char*)pointer - blocks[rank]->arena) | uint32_t(rank + 1) << RANK_SHIFT;
+    }
+    return uint32_t(offset);
 }
-void* shared_pointer(uint32_t address) { return static_cast<Thread*>(current)->owner->arena + address; }
+void* shared_pointer(uint32_t address) {
+    Block& home = home_of(address);
+    return home.arena + address;
+}
 bool is_shared(const void* pointer) {
     return size_t((const char*)pointer - static_cast<Thread*>(current)->owner->arena) < ARENA_BYTES;
 }

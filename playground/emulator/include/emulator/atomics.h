@@ -1,6 +1,7 @@
 // Atomic operations on the types that CUDA has them for.
 #pragma once
 #include <emulator/runtime_api.h>
+#include <math.h>
 #include <string.h>
 #include <type_traits>
 
@@ -75,9 +76,26 @@ EMULATOR_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 EMULATOR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef EMULATOR_ATOMIC
 
+// In device memory, unlike in shared memory, numbers too small to be normal count as zeros of their sign.
+EMULATOR_INLINE float atomicAdd(float* address, float value) {
+    ::emulator::note_atomic(address, sizeof(float));
+    const bool keeps = ::emulator::is_shared(address);
+    const auto number = [&](float x) EMULATOR_UNCHECKED { return !keeps && fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; };
+    return ::emulator::atomic_update(
+        address, [&](float old) EMULATOR_UNCHECKED -> float { return number(number(old) + number(value)); });
+}
+
 template <class T>
 EMULATOR_INLINE T atomicCAS(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
     ::emulator::note_atomic(address, sizeof(T));
     return ::emulator::atomic_update(
         address, [&](T old) EMULATOR_UNCHECKED -> T { return !memcmp(&old, &compare, sizeof(T)) ? value : old; });
+}
+template <class T>
+EMULATOR_INLINE T atomicCAS_block(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
+    return atomicCAS(address, compare, value);
+}
+template <class T>
+EMULATOR_INLINE T atomicCAS_system(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
+    return atomicCAS(address, compare, value);
 }

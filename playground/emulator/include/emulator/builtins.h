@@ -39,6 +39,8 @@ inline size_t __cvta_generic_to_global(const void* pointer) { return (size_t)poi
 inline unsigned __isShared(const void* pointer) { return ::emulator::is_shared(pointer); }
 inline unsigned __isGlobal(const void* pointer) { return !::emulator::is_shared(pointer); }
 
-#define __trap() __builtin_trap()
+#define __trap() (::emulator::trap(__LINE__))
+#define __brkpt() ((void)0)
+#define __prof_trigger(counter) ((void)0)
 #define __builtin_assume(condition) ((void)0)
 #define __assume(condition) ((void)0)

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <utility>
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotSupported = 801 };
 using cudaError = cudaError_t;
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
@@ -185,6 +185,27 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*
     return *blocks = by_threads < by_shared ? by_threads : by_shared, cudaSuccess;
 }
 
+// ---- functions of the driver by their name
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1,
+    cudaDriverEntryPointVersionNotSufficent = 2
+};
+#define cudaEnableDefault 0
+#define cudaEnableLegacyStream 1
+#define cudaEnablePerThreadDefaultStream 2
+extern "C" void* emulator_driver_function(const char* name);
+inline cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long,
+                                           cudaDriverEntryPointQueryResult* result = nullptr) {
+    *function = emulator_driver_function(name);
+    if (result) *result = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return *function || result ? cudaSuccess : cudaErrorInvalidValue;
+}
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long flags,
+                                                    cudaDriverEntryPointQueryResult* result = nullptr) {
+    return cudaGetDriverEntryPoint(name, function, flags, result);
+}
+
 // ---- launches by a function call
 enum cudaLaunchAttributeID {
     cudaLaunchAttributeCooperative = 2,
@@ -203,7 +224,7 @@ struct cudaLaunchAttribute {
     cudaLaunchAttributeValue val;
 };
 struct cudaLaunchConfig_t {
-    dim3 gridDim, blockDim;
+    dim3 grid_dim, block_dim;  // the text says gridDim and blockDim, which are macros: see rewrite.py
     size_t dynamicSmemBytes = 0;
     cudaStream_t stream = nullptr;
     cudaLaunchAttribute* attrs = nullptr;

@@ -1,5 +1,6 @@
 // What a rewritten `kernel<<<config>>>(arguments)` calls.
 #pragma once
+#include <emulator/host_api.h>
 #include <emulator/runtime_api.h>
 #include <cstddef>
 #include <tuple>
@@ -36,6 +37,39 @@ void launch(const char* name, int line, const void* kernel, const LaunchConfig& 
             std::apply([](const Call& call, const Arguments&... arguments) { call(arguments...); }, *static_cast<Pack*>(p));
         },
         &pack, sizeof pack);
+}
+
+// cudaLaunchKernelEx
+template <class Call, class... Arguments>
+cudaError_t launch_extended(const char* name, int line, const void* kernel, const cudaLaunchConfig_t* config, dim3 cluster,
+                            Call call, Arguments... arguments) {
+    LaunchConfig plain(config->grid_dim, config->block_dim, config->dynamicSmemBytes, config->stream);
+    plain.cluster = cluster;  // by the kernel's __cluster_dims__
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+        const cudaLaunchAttributeValue& value = config->attrs[i].val;
+        if (config->attrs[i].id == cudaLaunchAttributeCooperative) plain.cooperative = value.cooperative != 0;
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+            plain.cluster = dim3(value.clusterDim.x, value.clusterDim.y, value.clusterDim.z);
+    }
+    launch(name, line, kernel, plain, call, arguments...);
+    return cudaSuccess;
+}
+
+// cudaLaunchKernel and cudaLaunchCooperativeKernel: `arguments` points to the value of each parameter.
+template <class... Parameters, size_t... INDEX>
+void launch_pointers(const char* name, int line, const LaunchConfig& config, void (*kernel)(Parameters...), void** arguments,
+                     std::index_sequence<INDEX...>) {
+    launch(
+        name, line, (const void*)kernel, config, [kernel](const auto&... a) { kernel(a...); },
+        *static_cast<std::decay_t<Parameters>*>(arguments[INDEX])...);
+}
+template <class... Parameters>
+cudaError_t launch_pointers(const char* name, int line, bool cooperative, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                            void** arguments, size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+    LaunchConfig config(grid, block, shared_bytes, stream);
+    config.cooperative = cooperative;
+    launch_pointers(name, line, config, kernel, arguments, std::index_sequence_for<Parameters...>{});
+    return cudaSuccess;
 }
 
 }  // namespace emulator

@@ -1,7 +1,10 @@
 // What the PTX instructions do that the rewriter knows (ptx.py). Names follow the instructions.
 #pragma once
+#include <emulator/atomics.h>
+#include <emulator/builtins.h>
 #include <emulator/float16.h>
 #include <emulator/math.h>
+#include <emulator/ptx_arithmetic.h>
 #include <emulator/runtime_api.h>
 #include <emulator/warp.h>
 #include <string.h>
@@ -82,21 +85,76 @@ template <class G>
 EMULATOR_INLINE void bulk_store(G to, uint32_t from, unsigned bytes) {
     ::emulator::bulk_store((void*)(uintptr_t)to, shared_pointer(from), bytes);
 }
+template <class M, int RANK>
+EMULATOR_INLINE void tensor_load(uint32_t to, M map, const int (&at)[RANK], uint32_t barrier) {
+    ::emulator::tensor_load(shared_pointer(to), (const void*)(uintptr_t)map, RANK, at, barrier);
+}
+template <class M, int RANK>
+EMULATOR_INLINE void tensor_store(M map, const int (&at)[RANK], uint32_t from) {
+    ::emulator::tensor_store((const void*)(uintptr_t)map, RANK, at, shared_pointer(from));
+}
 EMULATOR_INLINE void mbarrier_init(uint32_t barrier, unsigned count, int line) {
     ::emulator::mbarrier_init(barrier, count, line);
 }
-EMULATOR_INLINE void mbarrier_arrive(uint32_t barrier, unsigned count, unsigned bytes, int line) {
-    ::emulator::mbarrier_arrive(barrier, count, bytes, line);
+EMULATOR_INLINE void mbarrier_arrive(uint32_t barrier, unsigned count, unsigned bytes) {
+    ::emulator::mbarrier_arrive(barrier, count, bytes);
 }
 EMULATOR_INLINE void bar(int id, int threads, bool wait, int line) {
     const dim3 size = block_dim();
     named_barrier(id, threads < 0 ? (int)(size.x * size.y * size.z) : threads, wait, line);
 }
 
+EMULATOR_INLINE int bar_count(int id, int threads, bool predicate, int line) {
+    const dim3 size = block_dim();
+    return named_barrier_count(id, threads < 0 ? (int)(size.x * size.y * size.z) : threads, predicate, line);
+}
+
+// The lane of `mask` that is elected, for which all of them wait.
+EMULATOR_INLINE int elect(uint32_t mask, int line) {
+    warp_exchange(mask, "", 0, WarpOp::vote, line);
+    return __builtin_ctz(mask);
+}
+
+// shfl.sync: `clamp` holds the last lane of a segment, and in its upper bits the bits of a lane that name the segment. Where
+// the source lies outside, `inside` is false, and a lane gets its own value.
+struct Moved {
+    uint32_t value;
+    bool inside;
+};
+EMULATOR_INLINE Moved shuffled(uint32_t mask, uint32_t value, int source, bool inside, int line) {
+    return {::emulator::shuffle(mask, value, inside ? source : lane(), line), inside};
+}
+EMULATOR_INLINE int segment_begin(uint32_t clamp) { return lane() & int(clamp >> 8 & 31); }
+EMULATOR_INLINE int segment_end(uint32_t clamp) { return segment_begin(clamp) | int(clamp & 31 & ~(clamp >> 8)); }
+EMULATOR_INLINE Moved shuffle_up(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
+    const int source = lane() - int(b & 31);
+    return shuffled(mask, a, source, source >= segment_end(clamp), line);  // here it is the first lane
+}
+EMULATOR_INLINE Moved shuffle_down(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
+    const int source = lane() + int(b & 31);
+    return shuffled(mask, a, source, source <= segment_end(clamp), line);
+}
+EMULATOR_INLINE Moved shuffle_bfly(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
+    const int source = lane() ^ int(b & 31);
+    return shuffled(mask, a, source, source <= segment_end(clamp), line);
+}
+EMULATOR_INLINE Moved shuffle_idx(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
+    const int source = segment_begin(clamp) | int(b & 31 & ~(clamp >> 8));
+    return shuffled(mask, a, source, source <= segment_end(clamp), line);
+}
+
+EMULATOR_INLINE unsigned warp_of_block() { return ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32; }
+EMULATOR_INLINE unsigned warps_of_block() { return (blockDim.x * blockDim.y * blockDim.z + 31) / 32; }
+
 // ---- conversions and approximations
 inline uint32_t to_tf32(float x) {
     const uint32_t u = bits<uint32_t>(x);
     return (u & 0x7f800000u) == 0x7f800000u ? u & 0xffffe000u : (u + 0x1000u) & 0xffffe000u;
+}
+inline uint32_t to_tf32_zero(float x) { return x != x ? 0x7fffffffu : bits<uint32_t>(x) & 0xffffe000u; }
+inline uint32_t to_tf32_nearest(float x) {  // ties to even
+    const uint32_t u = bits<uint32_t>(x);
+    return x != x ? 0x7fffffffu : (u + 0xfffu + (u >> 13 & 1)) & 0xffffe000u;
 }
 inline uint32_t pack_f16x2(float low, float high) { return float_to_half(low) | (uint32_t)float_to_half(high) << 16; }
 inline uint32_t pack_bf16x2(float low, float high) { return float_to_bfloat16(low) | (uint32_t)float_to_bfloat16(high) << 16; }

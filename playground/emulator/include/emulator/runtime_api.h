@@ -1,8 +1,10 @@
 // What compiled kernel text and the runtime library know of each other.
 #pragma once
 #include <emulator/dim3.h>
+#include <emulator/wgmma.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <initializer_list>
 
 // Bodies of the emulator's own inline functions: their loads and stores are not the kernel's, so they are not checked.
 #define EMULATOR_UNCHECKED __attribute__((no_sanitize("thread")))
@@ -36,6 +38,7 @@ int lane_index() __attribute__((const));
 enum class Vote { none, count, all, any };
 int block_barrier(Vote vote, int predicate, int line);
 void named_barrier(int id, int threads, bool wait, int line);
+int named_barrier_count(int id, int threads, bool predicate, int line);  // waits; how many threads came with a true predicate
 
 // ---- operations of a warp
 // Each lane of `mask` brings a row; all rows lie `ROW` bytes apart. Operations that meet must be of one kind.
@@ -48,6 +51,8 @@ using WarpFunction = void (*)(unsigned mask, const char* rows, char* results);
 const char* warp_compute(unsigned mask, const void* row, unsigned bytes, WarpOp op, WarpFunction compute, int line);
 // Which lanes of the calling thread's warp are running `mask` aside those that have ended.
 unsigned lanes_present(unsigned mask);
+// The lanes of the warp that come to the same line. They wait there for each other until nothing else of the block can run.
+unsigned active_mask(int line);
 // A shuffle is about to read `lane`, which must take part.
 void shuffle_source(unsigned mask, int lane, int line);
 
@@ -71,13 +76,16 @@ void note_write(void* address, unsigned bytes);
 void note_strong_read(const void* address, unsigned bytes);
 void note_strong_write(void* address, unsigned bytes);
 void device_fence();
+void proxy_fence();  // fence.proxy.async
 // The thread may be waiting for another one: let others run.
 void yield();
 // An atomic operation has changed nothing: if that happens again, the thread waits for somebody.
 void may_be_waiting(const void* address);
 long long clock_ticks();
+[[noreturn]] void trap(int line);
 
-// ---- device memory for cudaMalloc
+// ---- device memory for __device__ variables and cudaMalloc
+void* device_variable(const void* initial, size_t bytes, const char* name);
 void* device_allocate(size_t bytes);
 void device_release(void* pointer);
 
@@ -88,12 +96,15 @@ void async_wait(int groups_left);
 void async_arrive(uint32_t mbarrier, bool counted, int line);  // when all copies so far have landed
 void bulk_load(void* shared, const void* global, unsigned bytes, uint32_t mbarrier);
 void bulk_store(void* global, const void* shared, unsigned bytes);
+// A box of the tensor that `map`, a CUtensorMap, describes, from coordinates `at` on.
+void tensor_load(void* shared, const void* map, int rank, const int* at, uint32_t mbarrier);
+void tensor_store(const void* map, int rank, const int* at, const void* shared);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
 // ---- barriers in shared memory
 void mbarrier_init(uint32_t mbarrier, unsigned count, int line);
-void mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned expected_bytes, int line);
+void mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned expected_bytes);
 // Has the phase of this parity ended? If `wait`, first lets others run until it has.
 bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line);
 
@@ -101,22 +112,43 @@ bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line);
 void matrix_load(uint32_t* result, uint32_t row, int matrices, bool transposed, int line);
 void matrix_store(uint32_t row, const uint32_t* values, int matrices, bool transposed, int line);
 
+// ---- clusters, whose blocks see one another's shared memory, and the grid of a cooperative launch
+unsigned cluster_rank();
+unsigned cluster_blocks();
+dim3 cluster_dim();  // in blocks
+void cluster_arrive(int line);
+void cluster_wait(int line);
+uint32_t cluster_address(uint32_t shared_address, unsigned rank);
+void* cluster_pointer(const void* shared, unsigned rank);
+void grid_barrier(int line);
+
 // ---- launches
 struct LaunchConfig {
     dim3 grid, block;
     size_t shared_bytes;
     bool cooperative = false;
-    dim3 cluster{};
+    dim3 cluster{};                              // in blocks
+    LaunchConfig clustered(dim3 blocks) const {  // by the kernel's __cluster_dims__
+        LaunchConfig copy = *this;
+        copy.cluster = blocks;
+        return copy;
+    }
     LaunchConfig(dim3 grid, dim3 block, size_t shared_bytes = 0, const void* stream = nullptr)
         : grid(grid), block(block), shared_bytes(shared_bytes) {
         (void)stream;
     }
 };
-// Runs `entry(arguments)` once for every thread of the grid. `kernel` identifies it for set_kernel_shared_limit; `line` is
-// that of its definition.
+// Runs `entry(arguments)` once for every thread of the grid. `name` is the kernel's, or, with a question mark in front, an
+// expression for a pointer to it. `kernel` identifies it for set_kernel_shared_limit; `line` is that of its definition.
 void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments,
               size_t argument_bytes);
 void set_kernel_shared_limit(const void* kernel, size_t bytes);
+// Of a kernel that is launched through a pointer: those that have a cluster of their own, by name.
+struct NamedCluster {
+    const char* kernel;
+    dim3 blocks;
+};
+dim3 cluster_of(const void* kernel, std::initializer_list<NamedCluster> known);
 
 }  // namespace emulator
 

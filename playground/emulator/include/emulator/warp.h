@@ -74,9 +74,8 @@ EMULATOR_INLINE int __any_sync(unsigned mask, int predicate, EMULATOR_LINE) {
 EMULATOR_INLINE int __all_sync(unsigned mask, int predicate, EMULATOR_LINE) {
     return ::emulator::vote(mask, !predicate, line) == 0;
 }
-// The lanes that run together cannot be known here; every lane of the warp that still runs is a right answer only where
-// nothing has diverged, so a lane is alone, which is always one.
-inline unsigned __activemask() { return 1u << ::emulator::lane(); }
+// CUDA promises little of it: here it is every lane that comes to this line before something else is needed to go on.
+EMULATOR_INLINE unsigned __activemask(EMULATOR_LINE) { return ::emulator::active_mask(line); }
 
 template <class T>
 EMULATOR_UNCHECKED inline unsigned __match_any_sync(unsigned mask, T value, EMULATOR_LINE) {

@@ -1,0 +1,53 @@
+"""Every CUDA variant of the project in fast mode: its outputs, and its gradients where it has them, against float64.
+
+What check mode says of them is in test_project_variants.py. Each runs in a process of its own, as libraries of one mode do.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from playground import catalog
+
+CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
+
+RUN = """
+import sys
+import torch
+from playground import catalog, emulator, tensors
+
+model, path = catalog.find_model(sys.argv[1]), sys.argv[2]
+with emulator.install(mode="fast", source_file=path, time_limit=60):
+    problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name])
+    variant = catalog.find_variant(model, path)
+    new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, 0)
+    original = tensors.make_model(problem, problem.Model, 0).double()
+    inputs = tensors.make_inputs(problem, 0)
+
+    def results(model, given):
+        outputs = tensors.flatten(model(*given))
+        sum((output * output).sum() for output in outputs).backward()
+        return [*outputs, *(parameter.grad for parameter in model.parameters()), *(value.grad for value in given)]
+
+    try:
+        ours = results(new, [value.clone().requires_grad_() for value in inputs])
+    except NotImplementedError:
+        with torch.no_grad():
+            ours = tensors.flatten(new(*inputs))
+    launches = emulator.launches()
+    exact = results(original, [value.double().requires_grad_() for value in inputs])
+assert launches, "the variant has run no kernel"
+for got, right in zip(ours, exact):  # those that do not train have outputs only
+    error = (got.detach().double() - right.detach()).abs().max() / right.detach().abs().max()
+    assert error <= 1e-2, f"relative error {error:.1e}"
+print(len(ours), "tensors agree")
+"""
+
+
+@pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
+def test_outputs_and_gradients(model, variant):
+    command = [sys.executable, "-c", RUN, model.name, str(variant.path)]
+    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "tensors agree" in done.stdout
