@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from playground import tensors
-from playground.judge.precision import Perturbed, RoundedOperands
+from playground.judge.precision import FAMILIES, Families, Perturbed, RoundedOperands, RoundedResults, tf32_families
 
 PERTURBATIONS = 6
 
@@ -25,11 +25,12 @@ class NotSeparable(Exception):
 
 
 class Oracle:
-    """The original on one device. `model` is in float32."""
+    """The original on one device. `model` is in float32. `emulated`: what is judged runs on an emulated GPU, which has TF32."""
 
-    def __init__(self, model, device):
+    def __init__(self, model, device, emulated=False):
         self._model = model
         self._device = device
+        self.tf32_families = tf32_families(device, emulated)
 
     def eager(self, probe):
         """As PyTorch runs it by default."""
@@ -39,18 +40,46 @@ class Oracle:
         """In float64."""
         return self._in_float64(probe, contextlib.nullcontext())
 
-    def rounded_to_tf32(self, probe):
-        """In float64, with the operands of convolutions and matrix products rounded to TF32."""
-        return self._in_float64(probe, RoundedOperands())
+    def rounded_to_tf32(self, probe, families=frozenset(FAMILIES)):
+        """In float64, with the operands of the operators of these families rounded to TF32."""
+        return self._in_float64(probe, RoundedOperands(families))
+
+    def lowered(self, probe, precision):
+        """What "tf32", "fp16" or "bf16" permits, in float64: operands of products, or else every result, rounded to it."""
+        operands = self._in_float64(probe, RoundedOperands(to=precision))
+        return [operands] if precision == "tf32" else [operands, self._in_float64(probe, RoundedResults(precision))]
 
     def permitted(self, probe, precision):
-        """Results that a precision mode permits: one for "tf32", PERTURBATIONS random ones for strict "fp32"."""
+        """Results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits."""
         if precision == "tf32":
-            return [self.rounded_to_tf32(probe)]
-        return [self._in_float64(probe, Perturbed(seed)) for seed in range(PERTURBATIONS)]
+            rounded = self.rounded_to_tf32(probe, self.tf32_families)
+            return [rounded, *self.perturbed(probe, PERTURBATIONS // 3)]
+        return self.perturbed(probe, PERTURBATIONS)
 
-    def _in_float64(self, probe, mode):
-        model = copy.deepcopy(self._model).double()
+    def perturbed(self, probe, count, dtype=torch.float32):
+        """As many results of the float32 model with everything off by a few units in the last place of a type."""
+        outcomes = []
+        for seed in range(count):
+            with Perturbed(seed, dtype):
+                outcomes.append(self._run(copy.deepcopy(self._model), probe.inputs, probe))
+        return outcomes
+
+    def uses(self, probe):
+        """The families of operators (see precision.FAMILIES) that the model runs."""
+        families = Families()
+        with families:
+            self.eager(probe)
+        return families.found & set(FAMILIES)
+
+    def mutated(self, mutate, probe):
+        """As eager, of what `mutate` makes of a copy of the model."""
+        return self._run(mutate(copy.deepcopy(self._model)), probe.inputs, probe)
+
+    def mutated_in_float64(self, mutate, probe):
+        return self._in_float64(probe, contextlib.nullcontext(), mutate)
+
+    def _in_float64(self, probe, mode, mutate=lambda model: model):
+        model = mutate(copy.deepcopy(self._model).double())
         inputs = [value.double() if tensors.differentiable(value) else value for value in probe.inputs]
         with mode:
             return self._run(model, inputs, probe)

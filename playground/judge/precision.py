@@ -1,18 +1,43 @@
 """What a stated precision mode may do to a result, independent of which algorithm a library picks."""
 
+import contextlib
+
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-# The operators that TF32 mode applies to, with the positions of the operands that it rounds.
-_ROUNDED_OPERANDS = {
-    aten.convolution.default: (0, 1),
-    aten.convolution_backward.default: (0, 1, 2),
-    aten.mm.default: (0, 1),
-    aten.bmm.default: (0, 1),
-    aten.addmm.default: (1, 2),
-    aten.baddbmm.default: (1, 2),
+
+# Families of operators, with the setting of PyTorch that permits TF32 to each.
+FAMILIES = {
+    "convolution": torch.backends.cudnn.conv,
+    "recurrence": torch.backends.cudnn.rnn,
+    "product": torch.backends.cuda.matmul,
 }
+# The operators that multiply, with their family and the positions of the operands that TF32 rounds.
+_OPERANDS = {
+    aten.convolution.default: ("convolution", (0, 1)),
+    aten.convolution_backward.default: ("convolution", (0, 1, 2)),
+    aten.mm.default: ("product", (0, 1)),
+    aten.bmm.default: ("product", (0, 1)),
+    aten.addmm.default: ("product", (1, 2)),
+    aten.addbmm.default: ("product", (1, 2)),
+    aten.baddbmm.default: ("product", (1, 2)),
+    aten.linear.default: ("product", (0, 1)),
+}
+# Whole layers in one operator, which _Decomposed takes apart.
+_LAYERS = {
+    "_cudnn_rnn": "recurrence",
+    "mkldnn_rnn_layer": "recurrence",
+    "_scaled_dot_product_efficient_attention": "product",
+    "_scaled_dot_product_flash_attention": "product",
+    "_scaled_dot_product_cudnn_attention": "product",
+    "_scaled_dot_product_flash_attention_for_cpu": "product",
+    "_native_multi_head_attention": "product",
+    "_transformer_encoder_layer_fwd": "product",
+}
+_RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
 def round_to_tf32(x):
@@ -22,43 +47,200 @@ def round_to_tf32(x):
     return torch.where(torch.isfinite(x), rounded.to(x.dtype), x)
 
 
-class RoundedOperands(TorchDispatchMode):
-    """While active, convolutions and matrix products see their operands rounded to TF32, and compute in the given type.
+def _through(dtype):
+    return lambda x: x.to(dtype).to(x.dtype)
+
+
+# Precisions lower than float32's: what they make of a number.
+LOWER = {"tf32": round_to_tf32, "fp16": _through(torch.float16), "bf16": _through(torch.bfloat16)}
+
+
+def tf32_families(device, emulated=False):
+    """The families to which this process's settings permit TF32, where the device has it; an `emulated` GPU does."""
+    if not emulated and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        return frozenset()
+    return frozenset(name for name, setting in FAMILIES.items() if setting.fp32_precision == "tf32")
+
+
+def forbid_tf32():
+    """Settings of this process, of torch 2.9 and later; the older ones cannot be read back beside them."""
+    for setting in FAMILIES.values():
+        setting.fp32_precision = "ieee"
+
+
+class _Decomposed(TorchFunctionMode):
+    """While active, recurrent layers and attention consist of matrix products that a dispatch mode can see.
+
+    `contains(node)` says whether an autograd node comes from a recurrent layer.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.in_recurrence = False
+        self._numbers = []  # of autograd nodes, from and to, of each recurrent layer
+        self._settings = None
+
+    def __enter__(self):
+        with contextlib.ExitStack() as settings:
+            settings.enter_context(sdpa_kernel(SDPBackend.MATH))
+            settings.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+            self._settings = settings.pop_all()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        self._settings.close()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function not in _RECURRENT:
+            return function(*args, **(kwargs or {}))
+        first = torch._C._autograd._get_sequence_nr()
+        self.in_recurrence = True
+        try:
+            with _without_libraries():
+                return function(*args, **(kwargs or {}))
+        finally:
+            self.in_recurrence = False
+            self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
+
+    def contains(self, node):
+        return any(first <= node._sequence_nr() < last for first, last in self._numbers)
+
+
+@contextlib.contextmanager
+def _without_libraries():
+    """Without cuDNN and oneDNN, whose recurrent layers are one operator each."""
+    onednn = torch._C._get_mkldnn_enabled()
+    with torch.backends.cudnn.flags(enabled=False):
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_mkldnn_enabled(onednn)
+
+
+class _Uncompiled(TorchDispatchMode):
+    """Nothing is compiled where these modes are active; guarding against it would import torch._dynamo, for 1.4 seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+
+class _Operands(_Uncompiled):
+    """Sees the operands of convolutions, recurrent layers and matrix products, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self._decomposed = _Decomposed()
+
+    def __enter__(self):
+        self._decomposed.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        self._decomposed.__exit__(*exception)
+
+    def _operands(self, function):
+        """(family, positions) of the operator's operands; (None, ()) for one that does not multiply."""
+        family, positions = _OPERANDS.get(function, (None, ()))
+        if family == "product":
+            node = torch._C._current_autograd_node()
+            if self._decomposed.in_recurrence or (node is not None and self._decomposed.contains(node)):
+                family = "recurrence"
+        return family, positions
+
+
+class RoundedOperands(_Operands):
+    """While active, operators of the `families` see their operands rounded, and compute in the given type.
 
     Run in float64 it gives the error that TF32 mode permits: rounding of the operands and nothing else.
     """
 
+    def __init__(self, families=frozenset(FAMILIES), to="tf32"):
+        super().__init__()
+        self._families = families
+        self._round = LOWER[to]
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        positions = _ROUNDED_OPERANDS.get(function, ())
-        args = [round_to_tf32(value) if i in positions else value for i, value in enumerate(args)]
+        family, positions = self._operands(function)
+        if family in self._families:
+            args = [self._round(value) if i in positions else value for i, value in enumerate(args)]
         return function(*args, **(kwargs or {}))
 
 
-class Perturbed(TorchDispatchMode):
-    """While active, float64 results, and operands of convolutions and products, are off by +-4 units in float32's last place.
+class RoundedResults(_Operands):
+    """While active, every result of an operator, and every operand of a product, is rounded: all is kept in that precision."""
 
-    The signs are random, from `seed`. Run in float64 it gives an error that strict float32 permits: roundings of every step,
-    some more of them for sums, and what follows where they decide which element a maximum takes its gradient to.
-    """
-
-    UNITS = 4
-
-    def __init__(self, seed):
+    def __init__(self, to):
         super().__init__()
-        self._seed = seed
-        self._generators = {}
+        self._round = LOWER[to]
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        positions = _ROUNDED_OPERANDS.get(function, ())
+        _, positions = self._operands(function)
+        args = [self._rounded(value) if i in positions else value for i, value in enumerate(args)]
+        result = function(*args, **(kwargs or {}))
+        return result if _is_view(function) else torch.utils._pytree.tree_map(self._rounded, result)
+
+    def _rounded(self, value):
+        return self._round(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+class Families(_Uncompiled):
+    """While active, it collects the families of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        family, _ = _OPERANDS.get(function, (None, ()))
+        self.found.add(family or _LAYERS.get(function._schema.name.removeprefix("aten::")))
+        return function(*args, **(kwargs or {}))
+
+
+class Perturbed(_Operands):
+    """While active, float32 results, and operands of products, are off by a further +-3 units in the last place.
+
+    The signs are random, from `seed`; the unit is that of `dtype`. With its own roundings the run then has an error that strict
+    float32 (or a computation kept in `dtype`) permits: a few roundings of every step, some more of them for sums, and what
+    follows where they decide which element a maximum takes its gradient to.
+    """
+
+    UNITS = 3
+    _TABLE = (1 << 22) + 15  # signs, of which each tensor takes a stretch from a random place
+    _tables = {}  # noqa: RUF012 - one for each device and type, shared by all
+
+    def __init__(self, seed, dtype=torch.float32):
+        super().__init__()
+        self._places = torch.Generator().manual_seed(seed)
+        self._unit = self.UNITS * torch.finfo(dtype).eps
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        _, positions = self._operands(function)
         args = [self._perturbed(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
-        if any(output.alias_info is not None for output in function._schema.returns):
-            return result  # a view, or the input itself
-        return torch.utils._pytree.tree_map_only(torch.Tensor, self._perturbed, result)
+        return result if _is_view(function) else torch.utils._pytree.tree_map(self._perturbed, result)
 
     def _perturbed(self, value):
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
             return value
-        generator = self._generators.setdefault(value.device, torch.Generator(value.device).manual_seed(self._seed))
-        signs = torch.randint(0, 2, value.shape, device=value.device, generator=generator, dtype=torch.int8)
-        return value * (1 + self.UNITS * torch.finfo(torch.float32).eps * (2.0 * signs.double() - 1))
+        table, count = self._table(value.device), value.numel()
+        start = torch.randint(max(1, self._TABLE - count), (), generator=self._places).item()
+        if start + count > self._TABLE:
+            table = table.repeat(-(-(start + count) // self._TABLE))
+        return value * table[start : start + count].view(value.shape)
+
+    def _table(self, device):
+        key = device, self._unit
+        if key not in self._tables:
+            signs = torch.randint(0, 2, (self._TABLE,), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+            self._tables[key] = (1 + self._unit * (2.0 * signs - 1)).to(device)
+        return self._tables[key]
+
+
+def _is_view(function):
+    """Whether it gives a view, or the input itself."""
+    return any(output.alias_info is not None for output in function._schema.returns)

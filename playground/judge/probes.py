@@ -1,6 +1,10 @@
-"""Inputs that tell a right kernel from a wrong one."""
+"""Inputs that tell a right kernel from a wrong one.
 
-from dataclasses import dataclass
+Two probes have the problem's own size, the others a reduced one (see sizes.py), at which the truth costs next to nothing.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -9,12 +13,19 @@ from playground import tensors
 
 @dataclass
 class Probe:
-    """A model's inputs; `upstream` holds a gradient for each output where gradients are wanted, and is None elsewhere."""
+    """A model's inputs; `upstream` holds a gradient for each output where gradients are wanted, and is None elsewhere.
+
+    `step` is what an optimiser's step takes from the parameters it names before the call. With `autocast` the call is under
+    torch.autocast. `clean` are the inputs without the NaN or infinity that the probe is about.
+    """
 
     name: str
     inputs: list
     upstream: list | None = None
     wanted_inputs: tuple = ()
+    step: dict = field(default_factory=dict)
+    autocast: bool = False
+    clean: list | None = None
 
 
 def own(problem, seed):
@@ -28,8 +39,90 @@ def scaled(problem, seed):
     A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these inputs the samples'
     outputs differ by much more than a kernel's error. Inputs that are not of a floating-point type stay the problem's own.
     """
+    return _each_float("scaled", problem, seed, _scaled)
+
+
+def normal(problem, seed):
+    """Normal values."""
+    return _each_float("normal", problem, seed, torch.randn_like)
+
+
+def large(problem, seed):
+    """Normal values times 100 000: float16 ends at 65504, and what saturates does."""
+    return _each_float("large", problem, seed, lambda value: 1e5 * torch.randn_like(value))
+
+
+def small(problem, seed):
+    """The scaled values over 1000: what is added to keep a division finite shows."""
+    return _each_float("small", problem, seed, lambda value: 1e-3 * _scaled(value))
+
+
+def ramp(problem, seed):
+    """Values that rise along each sample, from an offset of its own: shows shifts by any distance."""
+    return _each_float("ramp", problem, seed, _ramp)
+
+
+def impulse(problem, seed):
+    """The first float input is zero but for one element a sample: shows flipped, shifted and transposed weights."""
+    return _first_float("impulse", problem, seed, _impulse)
+
+
+def nan(problem, seed):
+    """One NaN in the last sample of the first float input."""
+    return _with_one("nan", problem, seed, math.nan)
+
+
+def infinity(problem, seed):
+    """One infinity in the last sample of the first float input."""
+    return _with_one("infinity", problem, seed, math.inf)
+
+
+def weights(problem, seed, parameters):
+    """Normal values, under weights that are 8 times as large: non-linear functions leave their linear zone."""
+    step = {name: -7 * value.detach().cpu() for name, value in parameters.items() if tensors.differentiable(value)}
+    return replace(normal(problem, seed), name="weights", step=step)
+
+
+def step(problem, seed, parameters):
+    """Normal values after an optimiser's step that changes every weight by about its own size, in place."""
+    made = replace(normal(problem, seed), name="step")
+    for name, value in parameters.items():
+        if tensors.differentiable(value):
+            spread = value.detach().float().square().mean().sqrt().item() if value.numel() else 0.0
+            made.step[name] = (torch.randn(value.shape) * (spread or 1.0)).to(value.dtype)
+    return made
+
+
+def autocast(problem, seed):
+    """The scaled values, and the call under torch.autocast."""
+    return replace(scaled(problem, seed), name="autocast", autocast=True)
+
+
+def _each_float(name, problem, seed, change):
     inputs = tensors.make_inputs(problem, seed)
-    return Probe("scaled", [_scaled(value) if tensors.differentiable(value) else value for value in inputs])
+    return Probe(name, [change(value) if tensors.differentiable(value) else value for value in inputs])
+
+
+def _first_float(name, problem, seed, change):
+    """Normal values, the first of them changed."""
+    made = replace(normal(problem, seed), name=name)
+    first = next((i for i, value in enumerate(made.inputs) if tensors.differentiable(value)), None)
+    if first is not None:
+        made.inputs[first] = change(made.inputs[first])
+    return made
+
+
+def _with_one(name, problem, seed, special):
+    clean = normal(problem, seed).inputs
+
+    def put(value):
+        value = value.clone()
+        if value.numel():
+            sample = value[-1].view(-1) if value.dim() else value.view(-1)
+            sample[torch.randint(sample.numel(), ())] = special
+        return value
+
+    return replace(_first_float(name, problem, seed, put), clean=clean)
 
 
 def _scaled(value):
@@ -41,9 +134,73 @@ def _scaled(value):
     return torch.randn_like(value) * scale + offset
 
 
+def _ramp(value):
+    if value.dim() == 0 or value.numel() == 0:
+        return torch.randn_like(value)
+    along = torch.linspace(-1, 1, value[0].numel()).view(value.shape[1:])
+    offset = torch.randn((value.shape[0],) + (1,) * (value.dim() - 1))
+    return (along + offset).to(value.dtype)
+
+
+def _impulse(value):
+    zeros = torch.zeros_like(value)
+    if value.numel():
+        samples = zeros.view(value.shape[0], -1) if value.dim() else zeros.view(1, 1)
+        where = torch.randint(samples.shape[1], (samples.shape[0], 1))
+        samples.scatter_(1, where, 16 * (1 + torch.rand(where.shape, dtype=value.dtype)))
+    return zeros
+
+
 def with_upstream(probe, outputs, seed):
     """The probe with normal upstream gradients for the outputs that can have one; all float inputs get a gradient."""
     torch.manual_seed(seed)
     upstream = [torch.randn_like(output) if tensors.differentiable(output) else None for output in outputs]
     wanted = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
-    return Probe(probe.name, probe.inputs, upstream, wanted)
+    return replace(probe, upstream=upstream, wanted_inputs=wanted)
+
+
+# Name -> (function of the problem and a seed, and the parameters where it changes them; the size at which it runs).
+PROBES = {
+    "own": (own, "own"),
+    "scaled": (scaled, "own"),
+    "normal": (normal, "reduced"),
+    "impulse": (impulse, "reduced"),
+    "ramp": (ramp, "reduced"),
+    "large": (large, "reduced"),
+    "small": (small, "reduced"),
+    "nan": (nan, "reduced"),
+    "infinity": (infinity, "reduced"),
+    "batch 1": (normal, "batch 1"),
+    "odd sizes": (normal, "odd"),
+    "step": (step, "reduced"),
+    "weights": (weights, "reduced"),
+    "autocast": (autocast, "reduced"),
+}
+OF_PARAMETERS = ("weights", "step")
+WITH_GRADIENTS = ("scaled", "normal")
+AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
+
+
+def size_of(name):
+    """The size at which the probe of that name runs."""
+    return "own" if name.endswith(AT_OWN_SIZE) else PROBES[name][1]
+
+
+def make(name, problem, seed, parameters):
+    """The probe of that name; `problem` is at the probe's size."""
+    kind = name.removesuffix(AT_OWN_SIZE)
+    function, _ = PROBES[kind]
+    made = function(problem, seed, parameters) if kind in OF_PARAMETERS else function(problem, seed)
+    return replace(made, name=name)
+
+
+def take_step(model, step):
+    """What an optimiser does: changes the parameters in place, under the names in `step`."""
+    if not step:
+        return
+    parameters = dict(model.named_parameters())
+    for name, change in step.items():
+        parameters[name].grad = change.to(parameters[name])
+    torch.optim.SGD([parameters[name] for name in step], lr=1.0).step()
+    for name in step:
+        parameters[name].grad = None

@@ -6,18 +6,26 @@ element and the root mean square: where rounding sends the gradient of a maximum
 
 Allowed is, for each, twice the largest of
 - the error of eager PyTorch on the same inputs,
-- the error that the stated precision mode permits: of the float64 model on operands rounded to TF32, or, in strict float32, of
-  the float64 model with everything off by a few units in the last place of float32 (see precision.py),
+- the error that the stated precision mode permits: of the float64 model on operands rounded to TF32, and of the float32 model
+  with everything off by a few more units in the last place (see precision.py),
 - a few units in the last place of the largest value in float32, which no float32 result can avoid.
 
-Where that is half of the spread or more, as for a model that draws random numbers, a wrong kernel would pass, so nothing does.
+A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
+of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
+
+Where what is allowed is half of the spread or more, as for a model that draws random numbers, a wrong kernel would pass, so
+nothing does.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
 
+from playground.judge.precision import Perturbed
+
 SLACK = 2.0
+ZERO = 1e-3  # of float32's error: what is smaller is zero in mathematics
 BLUNT = 0.5  # of the spread: what allows more than this cannot tell right from wrong
 UNITS_IN_THE_LAST_PLACE = 4
 FLOAT32_EPSILON = torch.finfo(torch.float32).eps
@@ -26,19 +34,24 @@ SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneg
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor against the truth; the largest errors, in units of its spread. `complaint` is None when it is right."""
+    """One tensor against the truth; the largest errors, in units of its spread. `complaint` is None when it is right.
+
+    `permitted_error` is that of the results that the stated precision permits.
+    """
 
     max_error: float | None
     allowed: float | None
     eager_error: float | None
     complaint: str | None
+    permitted_error: float | None = None
 
 
 class Reference:
     """A true tensor in float64, with what eager PyTorch makes of it and what is allowed.
 
     `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements;
-    their largest magnitude where they do not vary; 1 where they are all zero. Elements that overflow in eager alone
+    their largest magnitude where they do not vary; the size of the terms that cancel where they are zero but for rounding; 1
+    where there is no rounding either. Elements that overflow in eager alone
     count as not finite: no error can be measured there, and an infinite one would permit everything elsewhere.
     """
 
@@ -46,17 +59,39 @@ class Reference:
         self.truth = truth
         self._dtype = eager.dtype
         self._special = [(what, test, test(eager)) for what, test in SPECIAL_VALUES.items()]
+        self._excused = torch.zeros_like(truth, dtype=torch.bool)
         self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
         finite = truth[self._comparable] if truth.is_floating_point() else truth.new_empty(0)
         magnitude = finite.abs().max().item() if finite.numel() else 0.0
         deviation = finite.std(correction=0).item() if finite.numel() else 0.0
-        self.spread = (deviation if deviation > 1e-12 * magnitude else magnitude) or 1.0
-        self.eager_error, eager_rms = self._errors(eager)
+        self.spread = 1.0
+        noise = max(rms for _, rms in map(self._errors, [eager, *permitted]))
+        self.is_zero = magnitude < ZERO * noise
+        if self.is_zero:
+            self.spread = noise / (Perturbed.UNITS * FLOAT32_EPSILON)
+        else:
+            self.spread = (deviation if deviation > 1e-12 * magnitude else magnitude) or 1.0
+        self.eager_error, self._eager_rms = self._errors(eager)
         last_place = UNITS_IN_THE_LAST_PLACE * FLOAT32_EPSILON * magnitude / self.spread
-        errors = [self._errors(result) for result in permitted]
-        self.allowed = SLACK * max(self.eager_error, last_place, *(largest for largest, _ in errors))
-        self._allowed_rms = SLACK * max(eager_rms, last_place, *(rms for _, rms in errors))
-        self.is_blunt = self._allowed_rms >= BLUNT and truth.numel() > 0
+        self.allowed, self._allowed_rms = SLACK * max(self.eager_error, last_place), SLACK * max(self._eager_rms, last_place)
+        self.permitted_error = 0.0
+        self._permit(permitted)
+
+    def permitting(self, *more):
+        """This Reference where a variant's own precision permits these results as well, and overflows where they do."""
+        wider = copy.copy(self)
+        for result in more:
+            wider._excused = wider._excused | (torch.isfinite(self.truth) & ~torch.isfinite(result))
+        wider._comparable = self._comparable & ~wider._excused
+        wider._permit(more)
+        return wider
+
+    def _permit(self, results):
+        errors = [self._errors(result) for result in results]
+        self.permitted_error = max(self.permitted_error, *(largest for largest, _ in errors), 0.0)
+        self.allowed = max(self.allowed, SLACK * self.permitted_error)
+        self._allowed_rms = max(self._allowed_rms, *(SLACK * rms for _, rms in errors), 0.0)
+        self.is_blunt = self._allowed_rms >= BLUNT and self.truth.numel() > 0
 
     def _errors(self, actual):
         """(largest, root mean square) deviation over the spread, where truth and eager are finite."""
@@ -73,10 +108,14 @@ class Reference:
             if self.is_blunt:
                 complaint = f"{name} cannot be judged: rounding, or chance, moves it by {self._allowed_rms:.2g} of its spread"
             elif not max_error <= self.allowed:
-                complaint = f"{name} is off by {max_error:.2e} of its spread; allowed are {self.allowed:.2e}"
+                complaint = f"{name} is off by {max_error:.2e} of {self._scale}; allowed are {self.allowed:.2e}"
             elif not rms_error <= self._allowed_rms:
-                complaint = f"{name} is off by {rms_error:.2e} of its spread (RMS); allowed are {self._allowed_rms:.2e}"
-        return Comparison(max_error, self.allowed, self.eager_error, complaint)
+                complaint = f"{name} is off by {rms_error:.2e} of {self._scale} (RMS); allowed are {self._allowed_rms:.2e}"
+        return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error)
+
+    @property
+    def _scale(self):
+        return "the terms that cancel in it" if self.is_zero else "its spread"
 
     def _wrong_form(self, name, actual):
         """Shape, type, and NaN and infinities, which must stand where eager has them and nowhere else."""
@@ -87,7 +126,7 @@ class Reference:
         if actual.dtype != self._dtype:
             return f"{name} has the type {actual.dtype} instead of {self._dtype}"
         for what, test, expected in self._special:
-            found = test(actual)
+            found, expected = test(actual) & ~self._excused, expected & ~self._excused
             if too_many := (found & ~expected).sum().item():
                 return f"{name} is {what} in {too_many} of {actual.numel()} elements where the original is not"
             if too_few := (expected & ~found).sum().item():

@@ -3,36 +3,57 @@
 import torch
 
 from playground import catalog, tensors
+from playground.judge import precision
 from playground.machine import ceilings
-from playground.stopwatch import floors, timer
-from playground.stopwatch.baselines import BASELINES, prepared
-from playground.stopwatch.workload import Workload, input_sets
+from playground.stopwatch import floors
+from playground.stopwatch.baselines import BASELINES, precision_of, prepare
+from playground.stopwatch.workload import fresh_inputs
+from playground.worker.clocked import Clocked
 
 
-class Baselines:
+class Baselines(Clocked):
     """The original in this process, where no candidate's file is ever loaded."""
 
-    def load(self, problem, settings, place, weights, seed):
-        """Make the original, with the weights in the file `weights`."""
-        self.device = torch.device(tensors.PLACES[place])
-        self.problem = catalog.load_problem(problem, settings)
-        self.model = tensors.make_model(self.problem, self.problem.Model, seed)
-        self.model.load_state_dict(tensors.load(weights))
-        self.model.to(self.device)
-        self.input_sets = None
+    def load(self, problem, settings, place, weights, seed, strict=False):
+        """Make the original, with the weights in the file `weights`. `strict` forbids TF32."""
+        if strict:
+            precision.forbid_tf32()
+        self._hold_clock(torch.device(tensors.PLACES[place]))
+        self.path, self.settings, self.weights, self.seed = problem, settings, weights, seed
+        self.prepared = {}
         return {}
 
-    def time(self, baseline, mode, seed, seconds):
-        """As Candidate.time, for one of stopwatch.baselines.BASELINES. The flags it needs are set for this call alone."""
-        self.input_sets = self.input_sets or input_sets(self.problem, self.device, seed)
-        with prepared(self.model, BASELINES[baseline]) as (model, memory_format):
-            workload = Workload(model, self.input_sets, mode, memory_format)
-            return timer.measure(workload, self.device, seconds)
+    def ceilings(self):
+        """The fields of a machine.ceilings.Ceilings of this device, measured now."""
+        return vars(ceilings.measure(self.device))
 
-    def floor(self, name, seed, precision):
-        """{"milliseconds", "bound"} of a forward pass, from ceilings measured now; `name` is the model's."""
-        inputs = tensors.to(tensors.make_inputs(self.problem, seed), self.device)
+    def work(self, name, counted):
+        """{"least", "as_written"}, each {"bytes", "flops"}, of one step of the mode `counted`; `name` is the model's.
+
+        See stopwatch.floors.
+        """
+        problem = self._problem()
+        model = self._model(problem)
+        inputs = fresh_inputs(problem, self.seed, self.device)
         with torch.no_grad():
-            outputs = tensors.flatten(self.model(*inputs))
-        work = floors.count_work(name, self.model, inputs, outputs)
-        return vars(floors.floor(work, ceilings.measure(self.device), precision))
+            outputs = tensors.flatten(model(*inputs))
+        least = floors.count_work(name, model, inputs, outputs, counted)
+        return {"least": vars(least), "as_written": vars(floors.as_written(model, inputs, counted))}
+
+    def _subject(self, side):
+        if side not in self.prepared:
+            problem = self._problem()
+            self.prepared[side] = problem, *prepare(self._model(problem), BASELINES[side])
+        return self.prepared[side]
+
+    def _circumstances(self, side):
+        return precision_of(BASELINES[side])
+
+    def _problem(self):
+        """A module of its own each time, so that what torch.compile keeps with a class belongs to one baseline."""
+        return catalog.load_problem(self.path, self.settings)
+
+    def _model(self, problem):
+        model = tensors.make_model(problem, problem.Model, self.seed)
+        model.load_state_dict(tensors.load(self.weights))
+        return model.to(self.device)

@@ -1,17 +1,25 @@
-"""How long load_inline and load take in this process, and whether they compiled or found a finished build."""
+"""What load_inline and load do in this process: how long they take, what they build, whether they compile or fail."""
 
 import functools
+import inspect
 import os
 import time
 from pathlib import Path
+from types import ModuleType
+
+from torch.utils import _pytree
 
 from playground.emulator import toolchain
+from playground.judge import work
+from playground.worker.failures import describe
 
 
 class BuildWatch:
     """Wraps torch's two build functions from the moment it is made.
 
-    `seconds` is the time spent in them so far; `built` says whether any of it compiled; `names` are the extensions.
+    `seconds` is the time spent in them so far; `built` says whether any of it compiled; `names` are the extensions. `failure`
+    is the reason of the last build where that failed, else None. `own` is what was built, `kernels` are the names of its
+    __global__ functions; `device_code` is what load_inline was given as CUDA text, [{"text", "flags"}].
     """
 
     def __init__(self, emulated=False):
@@ -21,15 +29,30 @@ class BuildWatch:
         self.seconds = 0.0
         self.built = False
         self.names = []
+        self.failure = None
+        self.own = work.OwnCode()
+        self.kernels = set()
+        self.device_code = []
         for function in ("load_inline", "load"):
-            setattr(cpp_extension, function, self._watched(getattr(cpp_extension, function)))
+            setattr(cpp_extension, function, self._watched(inspect.unwrap(getattr(cpp_extension, function))))
 
     def _watched(self, function):
         @functools.wraps(function)
         def watched(name, *args, **kwargs):
             start, wall_clock = time.perf_counter(), time.time()
+            operators = work.all_operators()
+            self.kernels |= work.kernels_in(_texts((args, kwargs)))
+            self.device_code += _device_code(function, (name, *args), kwargs)
             try:
-                return function(name, *args, **kwargs)
+                library = function(name, *args, **kwargs)
+                self.failure = None
+                if isinstance(library, ModuleType):
+                    self.own.wrap_module(library)
+                self.own.operators |= work.all_operators() - operators
+                return library
+            except BaseException as exception:
+                self.failure, _ = describe(exception)
+                raise
             finally:
                 self.seconds += time.perf_counter() - start
                 self.names.append(name)
@@ -47,3 +70,27 @@ class BuildWatch:
             libraries = root.rglob(f"{name}/*.so")
         file_system_resolution = 1.0  # seconds; some file systems round modification times
         return any(file.stat().st_mtime >= wall_clock - file_system_resolution for file in libraries)
+
+
+def _device_code(function, args, kwargs):
+    """The CUDA text of a build from texts, with nvcc's flags; nothing for a build from files."""
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:  # which the call itself will raise
+        return []
+    sources, flags = given.get("cuda_sources"), given.get("extra_cuda_cflags")
+    text = sources if isinstance(sources, str) else "\n".join(sources or [])
+    if not text:
+        return []
+    implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
+    return [{"text": implicit + text, "flags": [str(flag) for flag in flags or []]}]
+
+
+def _texts(arguments):
+    """The sources among the arguments of a build: texts, or the contents of files."""
+    texts = []
+    for leaf in _pytree.tree_leaves(arguments):
+        if isinstance(leaf, (str, os.PathLike)):
+            is_file = "\n" not in str(leaf) and str(leaf).endswith((".cu", ".cuh", ".cpp", ".cc"))
+            texts.append(Path(leaf).read_text(errors="replace") if is_file and Path(leaf).is_file() else str(leaf))
+    return texts

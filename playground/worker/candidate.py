@@ -7,55 +7,161 @@ import itertools
 import torch
 
 from playground import catalog, emulator, tensors
+from playground.judge import behaviour, precision, probes, work
 from playground.stopwatch import timer
-from playground.stopwatch.workload import Workload, input_sets
 from playground.worker.builds import BuildWatch
+from playground.worker.clocked import Clocked
+from playground.worker.failures import describe
 
 
 class WrongInterface(Exception):
     """The variant's parameters are not those of the original."""
 
 
-class Candidate:
+class Candidate(Clocked):
     """A ModelNew in this process."""
 
-    def load(self, problem, variant, settings, place, weights, seed):
+    def load(self, problem, variant, settings, place, weights, seed, debug=False, strict=False):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
-        `place` is "cuda", "cpu" or "emulator". Nothing of ours is built before the first call. Raises CatalogError,
-        WrongInterface and whatever the file raises.
+        `place` is "cuda", "cpu" or "emulator", which builds without optimisation for `debug`. Nothing of ours is built before
+        the first call. Raises CatalogError, WrongInterface and whatever the file raises.
         """
-        self.device = torch.device(tensors.PLACES[place])
-        self.emulator = emulator.install(mode="check", source_file=variant) if place == "emulator" else None
+        self._hold_clock(torch.device(tensors.PLACES[place]))
+        self.emulator = emulator.install(mode="check", source_file=variant, debug=debug) if place == "emulator" else None
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
         self.builds = BuildWatch(emulated=place == "emulator")
         self.problem = catalog.load_problem(problem, settings)
+        if strict:
+            precision.forbid_tf32()
+        self.text = work.Text(variant)
+        flags = behaviour.flags()
         module = catalog.load_variant(variant)
         self.model = tensors.make_model(self.problem, module.ModelNew, seed)
         if weights is not None:
             copy_weights(self.model, tensors.load(weights))
         self.model.to(self.device)
-        self.input_sets = None
-        return {}
+        self.changed_by_loading = behaviour.changed(flags, behaviour.flags())
+        return {"precision": _declared_precision(module.ModelNew)}
 
     def build(self, seed):
         """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}."""
         self._forward(tensors.to(tensors.make_inputs(self.problem, seed), self.device))
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
-    def run(self, inputs, outputs, poison):
-        """Forward on the inputs in one file; the outputs go to another. Returns {"peak_mib"}.
+    def device_code(self):
+        """{"texts": [{"text", "flags"}], "capability": the GPU's, such as "9.0", or None}.
+
+        The texts are the CUDA texts that were given to load_inline so far, also in vain.
+        """
+        on_gpu = self.device.type == "cuda"
+        capability = ".".join(map(str, torch.cuda.get_device_capability(self.device))) if on_gpu else None
+        return {"texts": self.builds.device_code, "capability": capability}
+
+    def run(self, inputs, outputs, poison, may_refuse):
+        """Forward on the probe in one file; the outputs go to another. Returns {"peak_mib", "complaints", "refused"}.
 
         With `poison`, memory that torch hands out uninitialised is NaN, so that an element that is not written shows. (The
-        emulator sees such elements by itself.)
+        emulator sees such elements by itself.) "complaints" are {check: reason} of what the call did besides. With
+        `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then.
         """
         self._next_schedule()
+        probe = tensors.load(inputs)
+        given = tensors.to(probe["inputs"], self.device)
+        answer = {"peak_mib": None, "complaints": {}, "refused": None}
+        with self._under(probe, poison):
+            conduct = behaviour.Conduct(self.model, given)
+            forward = functools.partial(self._forward, given)
+            try:
+                result, answer["peak_mib"] = timer.peak_memory(forward, self.device)
+            except Exception as exception:
+                if not may_refuse:
+                    raise
+                answer["refused"] = self._refusal(exception)
+                return answer
+            answer["complaints"] = self._complaints() | conduct.complaints(result)
+        tensors.save({"outputs": tensors.in_float32(result) if probe["autocast"] else result}, outputs)
+        return answer
+
+    def try_out(self, trial, first, second, outputs):
+        """A trial of behaviour.Trials on the probes in two files; its outputs go to another file.
+
+        Returns {"of", "complaint", "note"}: which of the probes the outputs belong to ("first" or "second"; None where there
+        are none), what was wrong, and what is worth knowing, such as why it was not run.
+        """
+        self._next_schedule()
+        inputs = [tensors.to(tensors.load(file)["inputs"], self.device) for file in (first, second)]
+        declared = getattr(type(self.model), "deterministic", None)
+        try:
+            done = behaviour.Trials(self.model, *inputs, self.device, declared).run(trial)
+        except Exception as exception:
+            return {"of": None, "complaint": None, "note": self._refusal(exception)}
+        if done.outputs is not None:
+            tensors.save({"outputs": done.outputs}, outputs)
+        return {"of": done.of if done.outputs is not None else None, "complaint": done.complaint, "note": done.note}
+
+    def work(self, inputs, outputs):
+        """One call in which the variant's own code is watched, and one in which all that it gives is random numbers.
+
+        The outputs of the second go to a file. Returns {"builds": [name, ...], "means_to_build", "triton", "own_calls",
+        "spoiled": whether there are outputs of the second call, "kernels": those launched on a GPU, "own_share"}.
+        """
         given = tensors.to(tensors.load(inputs)["inputs"], self.device)
-        forward = functools.partial(self._forward, given)
-        with _poisoned_memory() if poison and not self.emulator else contextlib.nullcontext():
-            result, peak_mib = timer.peak_memory(forward, self.device)
-        tensors.save({"outputs": result}, outputs)
-        return {"peak_mib": peak_mib}
+        own = self.builds.own
+        own.calls = 0
+        with own.watched():
+            self._forward(given)
+        answer = {
+            "builds": self.builds.names,
+            "means_to_build": self.text.means_to_build,
+            "triton": bool(self.text.triton_kernels),
+            "own_calls": own.calls,
+            "spoiled": False,
+            "kernels": [],
+            "own_share": None,
+        }
+        if self.device.type == "cuda":
+            names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
+            answer["kernels"] = work.launched_kernels(lambda: self._forward(given))
+            answer["own_share"] = work.own_share(answer["kernels"], names)
+        if own.calls:
+            with contextlib.suppress(Exception), _poisoned_memory(), own.watched(spoiling=True):  # those may well raise
+                tensors.save({"outputs": self._forward(given)}, outputs)
+                answer["spoiled"] = True
+        return answer
+
+    def _complaints(self):
+        """What is wrong with the process by now."""
+        found = {"global state": self.changed_by_loading and f"{self.changed_by_loading} when it is loaded"}
+        if self.builds.failure:
+            found["build"] = f"its kernel failed to build and it went on without it: {self.builds.failure}"
+        if self.device.type == "cuda" and (error := work.pending_cuda_error()):
+            found["launch"] = f"a launch failed and nobody looked: {error}"
+        return {check: reason for check, reason in found.items() if reason}
+
+    @contextlib.contextmanager
+    def _under(self, probe, poison):
+        """The circumstances of a probe: its weights, autocast, poisoned memory."""
+        kept = {name: value.detach().clone() for name, value in self.model.named_parameters()} if probe["step"] else {}
+        probes.take_step(self.model, probe["step"])
+        try:
+            with (
+                _poisoned_memory() if poison and not self.emulator else contextlib.nullcontext(),
+                torch.autocast(self.device.type) if probe["autocast"] else contextlib.nullcontext(),
+            ):
+                yield
+        finally:
+            with torch.no_grad():
+                for name, value in self.model.named_parameters():
+                    if name in kept:
+                        value.copy_(kept[name])
+
+    def _refusal(self, exception):
+        """The one line of an exception by which the variant says no. Faults and findings are raised again."""
+        self._synchronize()  # raises where the GPU is lost
+        if type(exception).__name__ in ("Finding", "OutOfMemoryError") or self.builds.failure:
+            raise exception
+        return describe(getattr(exception, "inner_exception", exception))[0]  # torch.compile wraps what went wrong
 
     def differentiate(self, inputs, outputs):
         """Forward and backward on the inputs and upstream gradients in one file; the gradients go to another.
@@ -75,11 +181,11 @@ class Candidate:
         tensors.save({"outputs": results, "gradients": gradients, "detached": detached}, outputs)
         return {"unsupported": None}
 
-    def time(self, mode, seed, seconds):
-        """Milliseconds of every repetition within the budget of `seconds`, and the peak memory: {"samples_ms", "peak_mib"}."""
-        self.input_sets = self.input_sets or input_sets(self.problem, self.device, seed)
-        workload = Workload(self.model, self.input_sets, mode)
-        return timer.measure(workload, self.device, seconds)
+    def _subject(self, side):
+        return self.problem, self.model, None
+
+    def _circumstances(self, side):
+        return contextlib.nullcontext()
 
     def _next_schedule(self):
         """Under the emulator every run has its threads in another order, so that a race has more chances to show."""
@@ -95,6 +201,16 @@ class Candidate:
     def _synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _declared_precision(cls):
+    """The class attribute `precision` of a variant that computes in less than float32; None where it declares none."""
+    declared = getattr(cls, "precision", "fp32")
+    if declared == "fp32":
+        return None
+    if declared not in precision.LOWER:
+        raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(precision.LOWER)}")
+    return declared
 
 
 def copy_weights(model, weights):

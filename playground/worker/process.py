@@ -12,6 +12,7 @@ import psutil
 
 from playground.catalog import ROOT
 from playground.worker.channel import Channel, ChannelClosed
+from playground.worker.replies import malformed
 
 _living = set()
 _living_lock = threading.Lock()
@@ -80,6 +81,9 @@ class WorkerProcess:
             reply = None
         match reply:
             case {"result": dict(result)}:
+                if complaint := malformed(what, result):
+                    self.kill()
+                    raise WorkerFailure(complaint, self.output())
                 return result
             case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)}:
                 raise WorkerFailure(reason, details + self.output(), is_finding)
@@ -106,26 +110,8 @@ class WorkerProcess:
             return ""
 
     def kill(self):
-        """End the process and everything it started.
-
-        That is its tree, since compilers run in process groups of their own, and its session: when the process is dead
-        already, what it started has another parent but is still there.
-        """
-        for pid in self._family():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-
-    def _family(self):
-        root = self._process.pid
-        family = [root] if self._process.returncode is None else []  # a number that was waited for may be another's by now
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family += [child.pid for child in psutil.Process(root).children(recursive=True) if family]
-        for pid in psutil.pids():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getsid(pid) == root and pid not in family:
-                    family.append(pid)
-        return family
+        """End the process and everything it started."""
+        kill_family(self._process)
 
     def close(self):
         """End the process. Safe to call twice."""
@@ -136,6 +122,26 @@ class WorkerProcess:
         self.kill()
         self._channel.close()
         self._output.close()
+
+
+def kill_family(process):
+    """End a Popen that has a session of its own, and everything it started.
+
+    That is its tree, since compilers run in process groups of their own, and its session: when the process is dead already,
+    what it started has another parent but is still there.
+    """
+    root = process.pid
+    family = [root] if process.returncode is None else []  # a number that was waited for may be another's by now
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family += [child.pid for child in psutil.Process(root).children(recursive=True) if family]
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == root and pid not in family:
+                family.append(pid)
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def kill_all():

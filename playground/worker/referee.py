@@ -3,71 +3,219 @@
 It runs the original alone. No candidate's file is ever loaded into this process.
 """
 
+import copy
+from dataclasses import replace
+
 import torch
 
 from playground import catalog, tensors
-from playground.judge import probes
+from playground.judge import behaviour, mutants, precision, probes, special
+from playground.judge.diagnosis import likely_precision
 from playground.judge.oracle import Oracle
+from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, worst, wrong
+from playground.worker import recheck
+from playground.worker.failures import describe
 
 
 class Referee:
     """The original, its truth on each probe, and the comparison with it."""
 
-    def load(self, problem, settings, place, weights, seed):
-        """Make the original and save its weights to the file `weights`.
+    def load(self, problem, settings, place, weights, seed, strict=False):
+        """Make the original and save its weights to the file `weights`. `strict` forbids TF32.
 
-        Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32"}.
+        Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32"}: the former where PyTorch's settings permit TF32 to an
+        operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
         self.problem = catalog.load_problem(problem, settings)
+        if strict:
+            precision.forbid_tf32()
         model = tensors.make_model(self.problem, self.problem.Model, seed)
         tensors.save(model.state_dict(), weights)
-        self.oracle = Oracle(model.to(self.device), self.device)
+        self.model = model.to(self.device)
+        self.emulated = place == "emulator"
+        self.oracle = Oracle(self.model, self.device, self.emulated)
+        self.sizes = Sizes(problem, settings, place, self._runs)
+        self.probes = {}
         self.references = {}
-        has_tf32 = place == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
-        self.precision = "tf32" if has_tf32 and torch.backends.cudnn.conv.fp32_precision == "tf32" else "fp32"
+        self.wider = {}
+        self.lowered = {}
+        tf32 = self.oracle.tf32_families
+        self.precision = "tf32" if tf32 and tf32 & self.oracle.uses(probes.own(self.problem, seed)) else "fp32"
         inputs = tensors.make_inputs(self.problem, seed)
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs]
         return {"inputs": shapes, "precision": self.precision}
 
-    def prepare(self, probe, seed, inputs):
-        """Make a probe ("own" or "scaled"), save its inputs to the file `inputs`, and compute its truth.
+    def habits(self):
+        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}."""
+        inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
+        conduct = behaviour.Conduct(self.model, inputs)
+        with torch.no_grad():
+            outputs = tensors.flatten(self.model(*inputs))
+        habits = list(conduct.complaints(outputs))
+        with torch.no_grad():
+            again = tensors.flatten(self.model(*inputs))
+        same = all(behaviour.same_bits(a, b) for a, b in zip(outputs, again, strict=True))
+        return {"habits": habits if same else [*habits, "run to run"]}
 
-        The scaled probe also gets upstream gradients where the original has any. Returns {"differentiable"}.
+    def prepare(self, probe, size, seed, inputs):
+        """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.
+
+        The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
+        "unusable"}: the latter is why nothing can be learned from the probe, or None.
         """
-        made = {"own": probes.own, "scaled": probes.scaled}[probe](self.problem, seed)
-        eager = self.oracle.eager(made)
-        if probe == "scaled" and any(tensors.differentiable(output) for output in eager.outputs):
+        problem = self.sizes.problem(size)
+        if problem is None:
+            return {"differentiable": False, "unusable": "the model's file has no constants for it"}
+        if probe in ("own", "scaled"):
+            return {"differentiable": self._prepare(probe, problem, seed, inputs), "unusable": None}
+        try:
+            differentiable = self._prepare(probe, problem, seed, inputs)
+        except Exception as exception:  # what the original does not run on is no probe
+            return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
+        return {"differentiable": differentiable, "unusable": special.unusable(self.references[probe][0])}
+
+    def _prepare(self, probe, problem, seed, inputs):
+        """Whether the probe has gradients."""
+        made = probes.make(probe, problem, seed, dict(self.model.named_parameters()))
+        oracle = self.oracle_of(made)
+        eager = oracle.eager(made)
+        has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
+        if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
             with_upstream = probes.with_upstream(made, eager.outputs, seed)
-            differentiated = self.oracle.eager(with_upstream)
+            differentiated = oracle.eager(with_upstream)
             if any(gradient is not None for gradient in differentiated.gradients.values()):
                 made, eager = with_upstream, differentiated
-        truth = self.oracle.truth(made)
-        self.references[probe] = _references(truth, eager, self.oracle.permitted(made, self.precision))
-        tensors.save({"inputs": made.inputs, "upstream": made.upstream, "wanted_inputs": made.wanted_inputs}, inputs)
-        return {"differentiable": bool(eager.gradients)}
+        truth = oracle.truth(made)
+        permitted = oracle.permitted(made, self.precision)
+        if made.autocast:
+            with torch.autocast(self.device.type):
+                eager = oracle.eager(made)
+            eager.outputs = tensors.in_float32(eager.outputs)
+            # A variant may have other operators than the original, and autocast lowers some and not others.
+            permitted += oracle.perturbed(made, len(permitted), torch.get_autocast_dtype(self.device.type))
+        self.probes[probe] = made
+        self.references[probe] = _references(truth, eager, permitted)
+        if made.clean:
+            clean = oracle.truth(replace(made, inputs=made.clean))
+            self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
+        if made.step:
+            self.references[f"{probe} not seen"] = self._without_step(made)
+        tensors.save(vars(made), inputs)
+        return bool(eager.gradients)
 
-    def compare_outputs(self, probe, outputs):
-        """{"max_error", "allowed", "eager_error", "complaint"} of the outputs in a file."""
-        expected, _ = self.references[probe]
-        actual = tensors.load(outputs)["outputs"]
+    def prepare_timed(self, probe, mode, seed):
+        """Add the truth on the content of a timed call as a further probe, called `probe`; see recheck.py."""
+        made, eager = recheck.probe_of(probe, self.problem, self.oracle, mode, seed, self.device)
+        truth = self.oracle.truth(made)
+        if mode == "forward":
+            references = recheck.output_references(truth, eager, self.references["own"][0]), {}
+        else:
+            references = _references(truth, eager, self.oracle.permitted(made, self.precision))
+        self.probes[probe], self.references[probe] = made, references
+        return {}
+
+    def oracle_of(self, probe):
+        """The oracle of the original with the weights of a probe."""
+        if not probe.step:
+            return self.oracle
+        model = copy.deepcopy(self.model)
+        probes.take_step(model, probe.step)
+        return Oracle(model, self.device, self.emulated)
+
+    def _without_step(self, probe):
+        truth, eager = self.oracle.truth(probe), self.oracle.eager(probe)
+        return _references(truth, eager, self.oracle.permitted(probe, self.precision))
+
+    def _runs(self, problem):
+        """Whether the original runs on the problem's inputs; what it raises comes through."""
+        with torch.no_grad():
+            self.model(*tensors.to(problem.get_inputs(), self.device))
+        return True
+
+    def compare_outputs(self, probe, outputs, declared=None):
+        """{"max_error", "allowed", "eager_error", "complaint"} of the outputs in a file.
+
+        `declared` is the precision, lower than float32, that the variant says it computes in: "tf32", "fp16" or "bf16".
+        """
+        expected, _ = self._permitting(probe, declared)
+        if declared and probe not in ("own", "scaled") and special.unusable(expected):
+            note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
+            return vars(wrong(None)) | {"note": note}
+        actual = tensors.load_outputs(outputs)
         if len(actual) != len(expected):
             return vars(wrong(f"returns {len(actual)} tensors instead of {len(expected)}"))
         names = ["the output"] if len(expected) == 1 else [f"output {i}" for i in range(len(expected))]
         pairs = zip(expected, names, actual, strict=True)
-        return vars(worst([reference.compare(name, value) for reference, name, value in pairs]))
+        each = [reference.compare(name, value) for reference, name, value in pairs]
+        compared = vars(self._with_remark(worst(each), each, probe, actual))
+        if compared["complaint"] and self._has_old_weights(probe, actual):
+            compared = compared | {"complaint": "the output is that of the weights before the step"}
+        notes = [reference.note for reference in expected if getattr(reference, "note", None)]
+        return compared | {"note": notes[0] if notes else None}
 
-    def compare_gradients(self, probe, gradients):
-        """{name: {"max_error", "allowed", "eager_error", "complaint"}} of the gradients in a file."""
-        _, expected = self.references[probe]
-        found = tensors.load(gradients)
+    def _has_old_weights(self, probe, actual):
+        """Whether the outputs are right for the weights before the probe's step."""
+        expected, _ = self.references.get(f"{probe} not seen", ([], {}))
+        pairs = list(zip(expected, actual, strict=False))
+        return bool(pairs) and all(reference.compare("", value).complaint is None for reference, value in pairs)
+
+    def compare_gradients(self, probe, gradients, declared=None):
+        """{name: {"max_error", "allowed", "eager_error", "complaint"}} of the gradients in a file; `declared` as above."""
+        _, expected = self._permitting(probe, declared)
+        found = tensors.load_gradients(gradients)
         if found["detached"]:
             return {"outputs": vars(wrong("the output is silently detached: no gradient reaches anything through it"))}
         return {
             name: vars(reference.compare(f"the gradient of {name}", found["gradients"].get(name)))
             for name, reference in expected.items()
         }
+
+    def _permitting(self, probe, declared):
+        """The references of a probe for a variant that says it computes in the precision `declared`."""
+        outputs, gradients = self.references[probe]
+        if declared is None:
+            return outputs, gradients
+        if (probe, declared) not in self.wider:
+            lowered = self._lowered(probe, declared)
+            self.wider[probe, declared] = (
+                [reference.permitting(*(each.outputs[i] for each in lowered)) for i, reference in enumerate(outputs)],
+                {name: ref.permitting(*(each.gradients[name] for each in lowered)) for name, ref in gradients.items()},
+            )
+        return self.wider[probe, declared]
+
+    def _lowered(self, probe, to):
+        """Outcomes of a probe in a lower precision."""
+        if (probe, to) not in self.lowered:
+            made = self.probes[probe]
+            self.lowered[probe, to] = self.oracle_of(made).lowered(made, to)
+        return self.lowered[probe, to]
+
+    def _with_remark(self, comparison, each, probe, actual):
+        """The comparison, its complaint with the precision that its error looks like."""
+        if not comparison.complaint or "off by" not in comparison.complaint or self.probes[probe].autocast:
+            return comparison
+        i = each.index(comparison)
+        suspects = [name for name in precision.LOWER if name != self.precision]
+        lowered = {name: [outcome.outputs[i] for outcome in self._lowered(probe, name)] for name in suspects}
+        remark = likely_precision(self.references[probe][0][i].truth, actual[i], lowered)
+        return replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
+
+    def mutants(self, probes, gradients, declared, seed):
+        """Run wrong versions of the original through these probes: {"counted", "rejected", "survivors": [name, ...]}.
+
+        `gradients` says whether theirs are compared; `seed` is of the inputs that tell which ones differ.
+        """
+        exams = []
+        for name in probes:
+            expected, of_gradients = self._permitting(name, declared)
+            oracle = self.oracle_of(self.probes[name])
+            exams.append(mutants.Exam(self.probes[name], oracle, expected, of_gradients if gradients else {}))
+        fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, any(exam.gradients for exam in exams))
+        inputs = tensors.to(fresh[0][0].inputs, self.device)
+        made = mutants.mutants_of(copy.deepcopy(self.model), inputs, bool(fresh[0][1].gradients))
+        return vars(mutants.score(made, exams, self.oracle, fresh))
 
 
 def _references(truth, eager, permitted):

@@ -170,3 +170,28 @@ def test_truth_leaves_buffers_as_they_are():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     Oracle(model, CPU).truth(probe(torch.randn(6, 3)))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_tf32_permits_what_rounding_gives_and_strict_what_perturbations_give():
+    oracle, made = Oracle(nn.Linear(8, 3), CPU), probe(torch.randn(4, 8))
+    assert len(oracle.permitted(made, "fp32")) == 6
+    truth = oracle.truth(made).outputs[0]
+    for outcome in oracle.permitted(made, "fp32"):
+        assert 1e-8 < (outcome.outputs[0] - truth).abs().max() < 1e-5
+    for outcome in oracle.lowered(made, "bf16"):
+        assert 1e-4 < (outcome.outputs[0] - truth).abs().max() < 1e-1
+
+
+def test_mutated_models_are_copies():
+    model = nn.BatchNorm1d(3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    oracle, made = Oracle(model, CPU), probe(torch.randn(6, 3))
+    doubled = oracle.mutated(lambda copy: lambda x: 2 * copy(x), made).outputs[0]
+    torch.testing.assert_close(doubled, 2 * oracle.truth(made).outputs[0].float())
+    assert oracle.mutated_in_float64(lambda copy: copy, made).outputs[0].dtype == torch.float64
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_families_in_use():
+    assert Oracle(network(), CPU).uses(probe(torch.randn(2, 2, 6, 7))) == {"convolution", "product"}
+    assert Oracle(nn.Sigmoid(), CPU).uses(probe(torch.randn(2, 2))) == set()

@@ -1,10 +1,23 @@
 """Rounding to TF32, bit by bit, and which operators see rounded operands."""
 
+import copy
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from playground.judge.precision import Perturbed, RoundedOperands, round_to_tf32
+from playground.catalog import ROOT
+from playground.judge.precision import (
+    FAMILIES,
+    Families,
+    Perturbed,
+    RoundedOperands,
+    RoundedResults,
+    round_to_tf32,
+    tf32_families,
+)
 
 # bits of a float32 -> bits of the nearest TF32 value: 13 bits are dropped, 0x1000 is half of the last that stays
 BITS = {
@@ -129,15 +142,121 @@ def test_nothing_is_rounded_after_the_context_is_left():
 
 
 def test_perturbed_results_are_a_few_units_off_and_repeatable():
-    x = torch.rand(4, 8, dtype=torch.float64)
-    linear = torch.nn.Linear(8, 3).double()
+    x = torch.rand(4, 8, generator=torch.Generator().manual_seed(0))
+    linear = torch.nn.Linear(8, 3)
+
+    def run(seed, dtype=torch.float32):
+        with torch.no_grad(), Perturbed(seed, dtype):
+            return torch.tanh(linear(x)).double()
+
     with torch.no_grad():
-        exact = torch.tanh(linear(x))
-        with Perturbed(seed=1):
-            first = torch.tanh(linear(x))
-        with Perturbed(seed=1):
-            again = torch.tanh(linear(x))
-        with Perturbed(seed=2):
-            other = torch.tanh(linear(x))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    assert 0 < (first - exact).abs().max() < 100 * torch.finfo(torch.float32).eps
+        exact = torch.tanh(linear.double()(x.double()))
+    linear.float()
+    assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
+    assert 1 < (run(1) - exact).abs().max() / torch.finfo(torch.float32).eps < 100
+    assert 1 < (run(1, torch.bfloat16) - exact).abs().max() / torch.finfo(torch.bfloat16).eps < 100
+
+
+def test_every_element_is_perturbed_by_itself():
+    ones = torch.ones(5_000_000)
+    with Perturbed(3):
+        deviation = (ones * 1 - 1) / (Perturbed.UNITS * torch.finfo(torch.float32).eps)
+    assert torch.equal(deviation.abs().round(), ones)
+    assert abs(deviation.sum().item()) < 6 * 5_000_000**0.5
+    assert (deviation[1:] * deviation[:-1]).mean().abs() < 0.01
+
+
+def test_perturbed_gradients():
+    x = torch.rand(6, requires_grad=True)
+    with Perturbed(1):
+        (gradient,) = torch.autograd.grad((x * x).sum(), x)
+    assert not torch.equal(gradient, 2 * x)
+    torch.testing.assert_close(gradient, 2 * x, rtol=1e-5, atol=0)
+
+
+# name -> (layer, input, the family of its products)
+LAYERS = {
+    "conv": (torch.nn.Conv1d(3, 4, 3), (2, 3, 8), "convolution"),
+    "linear": (torch.nn.Linear(8, 3), (4, 8), "product"),
+    "lstm": (torch.nn.LSTM(4, 5), (3, 2, 4), "recurrence"),
+    "gru": (torch.nn.GRU(4, 5, num_layers=2), (3, 2, 4), "recurrence"),
+    "rnn": (torch.nn.RNN(4, 5), (3, 2, 4), "recurrence"),
+    "attention": (torch.nn.MultiheadAttention(8, 2), (5, 2, 8), "product"),
+    "encoder": (torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), (2, 5, 8), "product"),
+}
+
+
+def forward_and_backward(layer, x):
+    x = x.clone().requires_grad_()
+    result = layer(x, x, x) if isinstance(layer, torch.nn.MultiheadAttention) else layer(x)
+    result = result if isinstance(result, torch.Tensor) else result[0]
+    upstream = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape)
+    return result, torch.autograd.grad(result, [x, *(p for p in layer.parameters())], upstream)
+
+
+@pytest.mark.parametrize("layer, shape, family", LAYERS.values(), ids=LAYERS.keys())
+def test_each_family_is_rounded_where_it_is_permitted(layer, shape, family):
+    layer, x = copy.deepcopy(layer).double(), torch.randn(shape, dtype=torch.float64)
+    exact, gradients = forward_and_backward(layer, x)
+    for permitted in FAMILIES:
+        with RoundedOperands({permitted}):
+            result, rounded = forward_and_backward(layer, x)
+        same = [torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(rounded, gradients, strict=True)]
+        if permitted == family:
+            assert not torch.allclose(result, exact, rtol=1e-7, atol=1e-7)
+            assert not all(same)
+        else:
+            assert torch.allclose(result, exact, rtol=1e-12, atol=1e-12)
+            assert all(same)
+
+
+def test_without_gradients_attention_is_taken_apart_too():
+    layer, x = copy.deepcopy(LAYERS["encoder"][0]).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    with torch.no_grad():
+        exact = layer(x)
+        with RoundedOperands({"product"}):
+            rounded = layer(x)
+    assert 1e-6 < (rounded - exact).abs().max() < 1e-2
+
+
+def test_a_linear_layer_behind_a_recurrent_one_is_no_recurrence():
+    lstm, linear = torch.nn.LSTM(4, 5).double(), torch.nn.Linear(5, 3).double()
+    x = torch.randn(3, 2, 4, dtype=torch.float64)
+    upstream = torch.randn(3, 2, 3, dtype=torch.float64)
+    with RoundedOperands({"product"}):
+        hidden = lstm(x)[0]
+        (weight,) = torch.autograd.grad(linear(hidden), linear.weight, upstream, retain_graph=True)
+    assert torch.equal(hidden, lstm(x)[0])
+    expected = round_to_tf32(upstream.flatten(0, 1)).T @ round_to_tf32(hidden.flatten(0, 1))
+    torch.testing.assert_close(weight, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["conv", "linear", "attention"])
+def test_families_that_a_model_uses(name):
+    layer, shape, family = LAYERS[name]
+    with Families() as families, torch.no_grad():
+        x = torch.randn(shape)
+        layer(x, x, x) if name == "attention" else layer(x)
+    assert families.found & set(FAMILIES) == {family}
+
+
+def test_no_tf32_on_the_cpu():
+    assert tf32_families(torch.device("cpu")) == frozenset()
+
+
+def test_forbidding_tf32_sets_every_family():
+    script = (
+        "from playground.judge import precision; precision.FAMILIES['product'].fp32_precision = 'tf32';"
+        "precision.forbid_tf32(); print({s.fp32_precision for s in precision.FAMILIES.values()})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "{'ieee'}"
+
+
+@pytest.mark.parametrize("name, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_rounded_results_are_kept_in_that_precision(name, dtype):
+    x = torch.randn(4, 8, dtype=torch.float64)
+    with RoundedResults(name):
+        result = torch.exp(x).sum(1)
+    by_hand = torch.exp(x).to(dtype).double().sum(1).to(dtype).double()
+    assert torch.equal(result, by_hand)

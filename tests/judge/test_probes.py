@@ -74,3 +74,66 @@ def test_upstream_where_an_output_and_an_input_can_have_a_gradient():
     assert with_upstream.wanted_inputs == (0, 2)
     assert all(a is b for a, b in zip(with_upstream.inputs, probe.inputs, strict=True))
     assert not any(tensors.differentiable(value) and value.requires_grad for value in probe.inputs)
+
+
+def test_an_impulse_is_one_element_a_sample_of_the_first_float_input():
+    indices, x, other = probes.impulse(
+        problem(lambda: torch.tensor([1, 2]), lambda: torch.rand(5, 3, 4), lambda: torch.rand(5)), 0
+    ).inputs
+    assert (x.reshape(5, -1) != 0).sum(1).tolist() == [1] * 5
+    assert len({int(sample.argmax()) for sample in x.reshape(5, -1)}) > 1
+    assert (other != 0).all() and indices.tolist() == [1, 2]
+
+
+def test_a_ramp_rises_along_each_sample():
+    (x,) = probes.ramp(UNIFORM, 0).inputs
+    assert (x.reshape(64, -1).diff(dim=1) > 0).all()
+    assert x[:, 0, 0].std() > 0.1
+
+
+@pytest.mark.parametrize("make, magnitude", [(probes.large, 1e5), (probes.small, 1e-3)])
+def test_magnitudes(make, magnitude):
+    (x,) = make(UNIFORM, 0).inputs
+    assert 0.3 * magnitude < x.std() < 3 * magnitude
+
+
+@pytest.mark.parametrize("make, test", [(probes.nan, torch.isnan), (probes.infinity, torch.isposinf)])
+def test_one_special_value_in_the_last_sample(make, test):
+    probe = make(UNIFORM, 0)
+    (x,), (clean,) = probe.inputs, probe.clean
+    assert test(x).sum() == 1 and test(x[-1]).sum() == 1
+    assert torch.isfinite(clean).all() and (x != clean).sum() == 1
+
+
+@pytest.mark.parametrize("name", list(probes.PROBES))
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])
+def test_every_probe_of_unusual_shapes(name, shape):
+    made = probes.make(
+        name, problem(lambda: torch.ones(shape), lambda: torch.tensor([1, 2]), lambda: 0.5), 0, {"w": torch.ones(2)}
+    )
+    assert made.name == name
+    assert made.inputs[0].shape == shape and made.inputs[0].dtype == torch.float32
+    assert made.inputs[1].tolist() == [1, 2] and made.inputs[2] == 0.5
+
+
+def test_a_step_changes_the_weights_in_place():
+    model = torch.nn.Linear(3, 2)
+    before, address, version = model.weight.clone(), model.weight.data_ptr(), model.weight._version
+    probe = probes.make("step", UNIFORM, 0, dict(model.named_parameters()))
+    probes.take_step(model, probe.step)
+    torch.testing.assert_close(model.weight, before - probe.step["weight"])
+    assert model.weight.data_ptr() == address and model.weight._version > version and model.weight.grad is None
+    assert (model.weight - before).abs().mean() > 0.3 * before.abs().mean()
+
+
+def test_weights_eight_times_as_large():
+    model = torch.nn.Linear(3, 2)
+    expected = 8 * model.weight.detach()
+    probes.take_step(model, probes.make("weights", UNIFORM, 0, dict(model.named_parameters())).step)
+    torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_a_probe_at_its_own_size_is_the_same_probe():
+    assert probes.size_of("ramp") == "reduced" and probes.size_of("ramp" + probes.AT_OWN_SIZE) == "own"
+    a, b = (probes.make(name, UNIFORM, 3, {}) for name in ("ramp", "ramp" + probes.AT_OWN_SIZE))
+    assert torch.equal(a.inputs[0], b.inputs[0])

@@ -207,3 +207,54 @@ def test_what_chance_or_rounding_moves_by_half_its_spread_cannot_be_judged():
     assert random.is_blunt
     assert "cannot be judged" in random.compare("y", torch.zeros(4)).complaint
     assert not Reference(truth, truth.float()).is_blunt
+
+
+def noise(size, *shape):
+    return size * torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
+
+
+def test_what_is_zero_in_mathematics_is_judged_by_the_terms_that_cancel():
+    """float64 leaves 1e-17 of a bias's gradient in front of a batch norm, float32 1e-6, and a wrong backward gives 0.1."""
+    truth, eager, perturbed = noise(1e-17, 64).double(), noise(2e-7, 64, 1).flatten(), noise(1e-6, 64, 1, 1).flatten()
+    expected = Reference(truth, eager, perturbed)
+    assert expected.is_zero and not expected.is_blunt
+    assert 1 < expected.spread < 10, "perturbations of 3 units move it by 1e-6, so the terms are about 3"
+    assert expected.compare("y", torch.zeros(64)).complaint is None
+    assert expected.compare("y", noise(1e-6, 64)).complaint is None
+    assert "of the terms that cancel in it" in expected.compare("y", noise(1e-4, 64)).complaint
+
+
+def test_small_values_are_not_zero():
+    truth = noise(1e-12, 64).double()
+    expected = Reference(truth, truth.float(), truth.float() * (1 + 3 * FLOAT32_EPSILON))
+    assert not expected.is_zero
+    assert expected.compare("y", torch.zeros(64)).complaint
+
+
+def test_a_lower_precision_permits_more_where_it_is_declared():
+    truth = noise(1, 1000).double()
+    strict = Reference(truth, truth.float())
+    wider = strict.permitting(truth.bfloat16().double())
+    assert strict.compare("y", truth.bfloat16().float()).complaint
+    assert wider.compare("y", truth.bfloat16().float()).complaint is None
+    assert wider.compare("y", 1.1 * truth.float()).complaint
+    assert strict.allowed < 1e-5 < 1e-3 < wider.allowed, "the strict one is not changed"
+
+
+def test_a_declared_precision_may_overflow_where_its_own_model_does():
+    truth = double(1, 2, 1e5, 4)
+    wider = Reference(truth, truth.float()).permitting(truth.half().double())
+    assert wider.compare("y", torch.tensor([1.0, 2.0, INF, 4.0])).complaint is None
+    assert "y is inf in 1 of 4" in wider.compare("y", torch.tensor([1.0, INF, INF, 4.0])).complaint
+    assert "y is inf in 1 of 4" in Reference(truth, truth.float()).compare("y", torch.tensor([1.0, 2.0, INF, 4.0])).complaint
+
+
+def test_what_the_precision_permits_is_told():
+    truth = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+    reference = Reference(truth, truth.float(), truth + 0.01, truth - 0.002)
+    compared = reference.compare("y", truth.float())
+    assert compared.permitted_error == pytest.approx(0.01 / truth.std(correction=0).item())
+    assert compared.allowed == pytest.approx(2 * compared.permitted_error) and compared.eager_error == 0
+    wider = reference.permitting(truth + 0.1)
+    assert wider.compare("y", truth.float()).permitted_error == pytest.approx(10 * compared.permitted_error)
+    assert reference.compare("y", truth.float()).permitted_error == compared.permitted_error

@@ -36,6 +36,23 @@ def test_a_build_and_its_reuse(tmp_path):
     assert not again.built and again.names == ["watched"]
 
 
+def test_the_cuda_texts_are_kept(monkeypatch):
+    def pretended(name, cpp_sources, cuda_sources=None, extra_cuda_cflags=None, no_implicit_headers=False):
+        pass
+
+    monkeypatch.setattr(cpp_extension, "load_inline", pretended)
+    watch = BuildWatch()
+    cpp_extension.load_inline("a", "", ["int f;", "int g;"], extra_cuda_cflags=("-O3",), no_implicit_headers=True)
+    cpp_extension.load_inline("b", "", cuda_sources="int h;")
+    cpp_extension.load_inline("c", "int only_cpp;")
+    with pytest.raises(TypeError):
+        cpp_extension.load_inline("d", "", no_such_argument=1)
+    assert watch.device_code == [
+        {"text": "int f;\nint g;", "flags": ["-O3"]},
+        {"text": "#include <torch/types.h>\nint h;", "flags": []},
+    ]
+
+
 def test_a_build_that_fails_is_watched_too():
     watch = BuildWatch()
     with pytest.raises(RuntimeError, match="Error building"):

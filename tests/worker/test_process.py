@@ -65,7 +65,7 @@ def test_it_goes_on_after_a_request_that_raised(worker, load):
     with pytest.raises(WorkerFailure, match="ValueError: no") as failure:
         load(worker, "raises_on_import", "raise ValueError('no')")
     assert "raise ValueError('no')" in failure.value.details
-    assert load(worker, "harmless", "class ModelNew:\n    def __init__(self, *_): self.to = print\n") == {}
+    assert load(worker, "harmless", "class ModelNew:\n    def __init__(self, *_): self.to = print\n") == {"precision": None}
 
 
 def test_a_request_that_does_not_exist(worker):

@@ -1,0 +1,351 @@
+"""What a call does besides returning a result: what it changes, remembers, and under which circumstances it works.
+
+All of it runs in the variant's own process. Outputs are judged elsewhere, from raw tensors; the rest (flags, version counters,
+bits of the inputs) is what that process says, and a file that is out to deceive could forge it.
+"""
+
+import copy
+import inspect
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from playground import tensors
+
+DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
+TIMERS_AND_CHECKS = {
+    "time.perf_counter": lambda: time.perf_counter,
+    "time.perf_counter_ns": lambda: time.perf_counter_ns,
+    "torch.allclose": lambda: torch.allclose,
+    "torch.equal": lambda: torch.equal,
+    "torch.cuda.Event": lambda: torch.cuda.Event,
+    "torch.cuda.Event.record": lambda: inspect.getattr_static(torch.cuda.Event, "record"),
+    "torch.cuda.Event.elapsed_time": lambda: inspect.getattr_static(torch.cuda.Event, "elapsed_time"),
+    "torch.cuda.synchronize": lambda: torch.cuda.synchronize,
+    "torch.Tensor.copy_": lambda: inspect.getattr_static(torch.Tensor, "copy_"),
+}
+FLAGS = {
+    "the default dtype": torch.get_default_dtype,
+    "the default device": torch.get_default_device,
+    "the grad mode": torch.is_grad_enabled,
+    "the inference mode": torch.is_inference_mode_enabled,
+    "autocast on the CPU": lambda: torch.is_autocast_enabled("cpu"),
+    "autocast on CUDA": lambda: torch.is_autocast_enabled("cuda"),
+    "autocast's cache": torch.is_autocast_cache_enabled,
+    "anomaly detection": torch.is_anomaly_enabled,
+    "the deterministic mode": torch.get_deterministic_debug_mode,
+    "torch.utils.deterministic.fill_uninitialized_memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    "the number of threads": torch.get_num_threads,
+    "torch.backends.cudnn.enabled": lambda: torch.backends.cudnn.enabled,
+    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
+    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
+    "torch.backends.fp32_precision": lambda: torch.backends.fp32_precision,
+    "torch.backends.cuda.matmul.fp32_precision": lambda: torch.backends.cuda.matmul.fp32_precision,
+    "torch.backends.cudnn.fp32_precision": lambda: torch.backends.cudnn.fp32_precision,
+    "torch.backends.cudnn.conv.fp32_precision": lambda: torch.backends.cudnn.conv.fp32_precision,
+    "torch.backends.cudnn.rnn.fp32_precision": lambda: torch.backends.cudnn.rnn.fp32_precision,
+    "torch.backends.mkldnn.matmul.fp32_precision": lambda: torch.backends.mkldnn.matmul.fp32_precision,
+    "torch.backends.mkldnn.conv.fp32_precision": lambda: torch.backends.mkldnn.conv.fp32_precision,
+    "reduced precision sums of fp16": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    "reduced precision sums of bf16": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "flash attention": torch.backends.cuda.flash_sdp_enabled,
+    "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "the function modes": lambda: torch._C._len_torch_function_stack(),
+    "the dispatch modes": lambda: torch._C._len_torch_dispatch_stack(),
+}
+
+
+def flags():
+    """{what: value} of everything global in torch that a variant could leave changed, timers and checks included."""
+    state = {name: read() for name, read in (FLAGS | TIMERS_AND_CHECKS).items()}
+    if torch.cuda.is_initialized():
+        state["the current device"] = torch.cuda.current_device()
+        state["the current stream"] = torch.cuda.current_stream()
+    return state
+
+
+def random_state():
+    """{whose: state} of the generators."""
+    state = {"PyTorch's random numbers": torch.get_rng_state().numpy().tobytes(), "Python's random numbers": random.getstate()}
+    if torch.cuda.is_initialized():
+        state["CUDA's random numbers"] = torch.cuda.get_rng_state().numpy().tobytes()
+    return state
+
+
+def changed(before, after):
+    """One line on what differs between two states; None when nothing does."""
+    names = [name for name, value in before.items() if after.get(name) is not value and after.get(name) != value]
+    if not names:
+        return None
+    first = names[0]
+    replaced = "replaces" if first in TIMERS_AND_CHECKS else "changes"
+    readable = all(isinstance(state[first], (bool, int, str, torch.dtype, torch.device)) for state in (before, after))
+    values = f" from {before[first]} to {after[first]}" if readable else ""
+    more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{replaced} {first}{values}{more}"
+
+
+class Conduct:
+    """Watches one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list."""
+
+    CHECKS = ("global state", "random state", "memory of its own", "inputs unchanged", "weights unchanged")
+
+    def __init__(self, model, inputs):
+        self._tensors = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        self._number_of_inputs = len(self._tensors)
+        self._tensors |= {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+        self._copies = {name: value.clone() for name, value in self._tensors.items()}
+        self._versions = {name: value._version for name, value in self._tensors.items()}
+        self._flags, self._random = flags(), random_state()
+
+    def complaints(self, outputs):
+        """{check: reason} of what the call should not have done."""
+        reasons = (
+            changed(self._flags, flags()),
+            changed(self._random, random_state()),
+            self._shared(outputs),
+            self._written(list(self._tensors)[: self._number_of_inputs]),
+            self._written(list(self._tensors)[self._number_of_inputs :]),
+        )
+        return {check: reason for check, reason in zip(self.CHECKS, reasons, strict=True) if reason}
+
+    def _written(self, names):
+        for name in names:
+            value = self._tensors[name]
+            if not same_bits(value, self._copies[name]):
+                return f"changes {name}"
+            if value._version != self._versions[name]:
+                return f"writes to {name} (its version counter went up)"
+        return None
+
+    def _shared(self, outputs):
+        owners = {storage(value): name for name, value in self._tensors.items() if value.numel()}
+        for output in outputs:
+            if output.numel() and storage(output) in owners:
+                return f"returns the memory of {owners[storage(output)]}"
+        return None
+
+
+def storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def same_bits(a, b):
+    """Whether two tensors are equal, NaNs of the same bits included."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.is_complex or not a.dtype.is_floating_point:
+        return torch.equal(a, b)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size(), torch.uint8)
+    return torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
+
+
+@dataclass
+class Trial:
+    """What a circumstance led to: `outputs` of a call on the inputs called `of`, or why there are none."""
+
+    outputs: list | None = None
+    of: str = "first"
+    complaint: str | None = None
+    note: str | None = None
+
+
+class Trials:
+    """Calls of a model under all sorts of circumstances. `first` and `second` are inputs of the same form, on its device."""
+
+    NAMES = (
+        "an earlier output",
+        "new content in the same memory",
+        "the same content in new memory",
+        "run to run",
+        "inference_mode",
+        "a side stream",
+        "a second device",
+        "torch.compile",
+        "a CUDA graph",  # last: a capture that fails may leave the process in a state of its own
+    )
+
+    def __init__(self, model, first, second, device, declared_deterministic=None):
+        self._model = model
+        self._first, self._second = first, second
+        self._device = device
+        self._declared = declared_deterministic
+
+    def run(self, name):
+        """The Trial of that name. Exceptions come through."""
+        method = {
+            "new content in the same memory": self._new_content,
+            "the same content in new memory": self._same_content,
+            "an earlier output": self._earlier_output,
+            "run to run": self._run_to_run,
+            "inference_mode": self._inference_mode,
+            "a side stream": self._side_stream,
+            "a second device": self._second_device,
+            "a CUDA graph": self._cuda_graph,
+            "torch.compile": self._compiled,
+        }[name]
+        return method()
+
+    def _call(self, inputs):
+        with torch.no_grad():
+            outputs = tensors.flatten(self._model(*inputs))
+        self._synchronize()
+        return outputs
+
+    def _new_content(self):
+        held = _copies(self._first)
+        self._call(held)
+        _refill(held, self._second)
+        return Trial(self._call(held), of="second")
+
+    def _same_content(self):
+        """The same numbers once more must cost as many operators as new ones do."""
+        self._call(self._first)
+        new = [_other_content(value) for value in self._first]
+        first, kept = self._counted(new)
+        again, outputs = self._counted(_copies(new))
+        if any(storage(a) == storage(b) for a, b in zip(outputs, kept, strict=False) if a.numel()):
+            return Trial(complaint="returns the memory of an earlier output")
+        if again < first:
+            return Trial(complaint=f"runs {again} operators instead of {first}")
+        return Trial(self._call(_copies(self._first)))
+
+    def _counted(self, inputs):
+        with _Counter() as counter:
+            outputs = self._call(inputs)
+        return counter.calls, outputs
+
+    def _earlier_output(self):
+        """An output that the caller still holds must not change when the model is called again."""
+        kept = self._call(self._first)
+        later = self._call(self._second)
+        shared = any(storage(a) == storage(b) for a, b in zip(later, kept, strict=False) if a.numel())
+        return Trial(kept, complaint="a second call overwrites what the first one returned" if shared else None)
+
+    def _run_to_run(self):
+        first, again = self._call(self._first), self._call(self._first)
+        same = all(same_bits(a, b) for a, b in zip(first, again, strict=True))
+        if same or self._declared is False:
+            return Trial(again)
+        declared = "the class says deterministic = True" if self._declared else "it does not say deterministic = False"
+        return Trial(again, complaint=f"bits differ from run to run, and {declared}")
+
+    def _inference_mode(self):
+        with torch.inference_mode():
+            return Trial([output.clone() for output in tensors.flatten(self._model(*self._first))])
+
+    def _side_stream(self):
+        """A producer that is late, on a stream that is not the default one: only who works on that stream sees its result."""
+        if self._device.type != "cuda":
+            return Trial(note="not run: only CUDA has streams")
+        held = [torch.full_like(v, float("nan")) if tensors.differentiable(v) else v for v in _copies(self._first)]
+        side = torch.cuda.Stream()
+        self._synchronize()
+        with torch.no_grad(), torch.cuda.stream(side):
+            torch.cuda._sleep(DELAY_CYCLES)
+            _refill(held, self._first)
+            outputs = [output.clone() for output in tensors.flatten(self._model(*held))]
+        self._synchronize()
+        return Trial(outputs)
+
+    def _second_device(self):
+        if self._device.type != "cuda" or torch.cuda.device_count() < 2:
+            return Trial(note="not run: there is no second GPU")
+        other = torch.device("cuda", 1)
+        try:
+            self._model.to(other)
+            with torch.no_grad():
+                outputs = tensors.flatten(self._model(*tensors.to(self._first, other)))
+            torch.cuda.synchronize(other)
+        finally:
+            self._model.to(self._device)
+        wrong = [output for output in outputs if output.device != other]
+        return Trial(outputs, complaint=f"gives a result on {wrong[0].device} for inputs on {other}" if wrong else None)
+
+    def _cuda_graph(self):
+        if self._device.type != "cuda":
+            return Trial(note="not run: only CUDA has graphs")
+        held = _copies(self._first)
+        with torch.no_grad():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self._model(*held)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outputs = tensors.flatten(self._model(*held))
+            _refill(held, self._second)
+            graph.replay()
+        self._synchronize()
+        return Trial([output.clone() for output in outputs], of="second")
+
+    def _compiled(self):
+        """Without a code generator: what is looked for are breaks in the graph and wrong fake kernels."""
+        torch._dynamo.reset()
+        compiled = torch.compile(self._model, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            outputs = tensors.flatten(compiled(*self._first))
+        self._synchronize()
+        return Trial(outputs)
+
+    def _synchronize(self):
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+class _Counter(TorchFunctionMode):
+    """Counts every operator that is dispatched, and every call of a function of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self._below = _Dispatched(self)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+    def __enter__(self):
+        self._below.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        return self._below.__exit__(*exception)
+
+
+class _Dispatched(TorchDispatchMode):
+    def __init__(self, counter):
+        super().__init__()
+        self._counter = counter
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self._counter.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _copies(inputs):
+    return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
+
+
+def _other_content(value):
+    """Something of the same form that no call has seen."""
+    if tensors.differentiable(value):
+        return 0.75 * value
+    return value.flip(0) if isinstance(value, torch.Tensor) and value.dim() else value
+
+
+def _refill(held, content):
+    """The content into the same memory; what is no tensor is replaced."""
+    for i, value in enumerate(content):
+        if isinstance(value, torch.Tensor):
+            held[i].copy_(value)
+        else:
+            held[i] = value

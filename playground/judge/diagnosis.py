@@ -1,0 +1,42 @@
+"""Which lower precision an error looks like."""
+
+import torch
+
+NAMES = {"tf32": "TF32", "fp16": "fp16", "bf16": "bf16"}
+ALIKE = 1.5  # precisions whose errors are within this factor of the nearest one's cannot be told apart
+SIZE = 3.0  # an error within this factor of a precision's own could be that precision's
+
+
+def likely_precision(truth, actual, lowered):
+    """A remark on the error of `actual`, such as "its error is that of operands in bf16"; None where it resembles nothing.
+
+    `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
+    of them than to the truth was computed in that precision; otherwise the sizes of the errors are compared.
+    """
+    finite = torch.isfinite(truth) & torch.isfinite(actual)
+    if not truth.is_floating_point() or not finite.any():
+        return None
+
+    def rms(difference):
+        return torch.where(finite, difference, 0.0).square().mean().sqrt().item()
+
+    error = rms(actual.double() - truth)
+    distance, ratio = {}, {}
+    for name, results in lowered.items():
+        for result in results:
+            own = rms(result.double() - truth)
+            if own > 0 and error > 0 and torch.isfinite(torch.tensor(own)):
+                nearness = rms(actual.double() - result.double()) / error
+                distance[name] = min(nearness, distance.get(name, nearness))
+                factor = max(error / own, own / error)
+                ratio[name] = min(factor, ratio.get(name, factor))
+    if distance and min(distance.values()) < 0.5:
+        return f"it is what operands in {_names(distance)} give"
+    if ratio and min(ratio.values()) < SIZE:
+        return f"an error of this size is that of {_names(ratio)}"
+    return None
+
+
+def _names(measure):
+    nearest = min(measure.values())
+    return " or ".join(NAMES[name] for name, value in measure.items() if value <= ALIKE * nearest)

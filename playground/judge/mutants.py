@@ -1,0 +1,386 @@
+"""Wrong versions of a model, made from the model itself, and how many of them the check rejects.
+
+The original's operators are recorded in one run of its forward. A mutant is the same forward in which one call gives something
+else (see mutations.py), two neighbouring operators change places, only the gradient of one call is wrong, or the inputs or
+outputs as a whole are tampered with. It runs as PyTorch runs the original, on the check's own probes, and is judged by the
+check's own references: a mutant that passes is a wrong kernel that would pass.
+
+Not every change is a mistake: a bias in front of a batch norm may be dropped. So one that passes counts only when it differs
+from the original in float64, on inputs that are not the check's, by more than float32 could hide; one that crashes, or that
+gives outputs of another form, does not count either.
+"""
+
+import contextlib
+import dataclasses
+import warnings
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+
+from playground.judge import probes
+from playground.judge.mutations import MUTATIONS, Call, Unfit
+from playground.judge.tolerance import FLOAT32_EPSILON
+
+MOST = 24  # that count
+MOST_TRIED = 36  # of those that run
+MOST_BACKWARD = 3
+NEGLIGIBLE = 1e-6  # of the largest output or gradient: the size below which a difference is float64's rounding
+CHEAP = 1 << 21  # elements of a probe's inputs: larger probes are for mutants that pass all others
+WIDE = 30.0  # times the scaled probe's values
+VISIBLE = 16 * FLOAT32_EPSILON  # of the largest value: a smaller difference could be the rounding of any float32 result
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """`make()` gives fresh hooks: {site: function of a Call}, a function of the list of inputs, and one of that of outputs."""
+
+    name: str
+    make: Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """How many of the mutants that count were rejected; `survivors` are the names of the others."""
+
+    counted: int
+    rejected: int
+    survivors: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Exam:
+    """One probe of the check, with the oracle that runs it and what its outputs and gradients are compared with."""
+
+    probe: object
+    oracle: object
+    outputs: list
+    gradients: dict
+
+    @property
+    def elements(self):
+        return sum(value.numel() for value in self.probe.inputs if isinstance(value, torch.Tensor))
+
+
+class MutatedModel:
+    """What is run in place of the model: it has the model's parameters. `hooks` are what a Mutant's make() gave."""
+
+    def __init__(self, model, hooks):
+        self._model = model
+        self._patches, self._on_inputs, self._on_outputs = hooks
+        self.parameters = model.parameters
+        self.named_parameters = model.named_parameters
+
+    def __call__(self, *inputs):
+        with _Patched(self._patches):
+            outputs = self._model(*self._on_inputs(list(inputs)))
+        leaves, form = _pytree.tree_flatten(outputs)
+        return _pytree.tree_unflatten(self._on_outputs(leaves), form)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Site:
+    """One call of the recorded run; `follows` says that its first operand is what the site before it gave."""
+
+    name: str
+    label: str
+    kind: str
+    follows: bool
+
+
+class _Numbered(TorchFunctionMode):
+    """Sees every call of an operator that computes something, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self._next = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        call = Call(function, args, kwargs)
+        if call.is_neutral or not any(isinstance(each, torch.Tensor) for each in _pytree.tree_leaves((args, kwargs))):
+            return function(*args, **(kwargs or {}))
+        self._next += 1
+        return self.run(self._next - 1, call)
+
+
+class _Recorder(_Numbered):
+    def __init__(self):
+        super().__init__()
+        self.sites = []
+        self._last = None
+
+    def run(self, number, call):
+        operand = call.first
+        result = call.as_it_is()
+        self.sites.append(_Site(call.name, call.label, call.kind, operand is not None and operand is self._last))
+        self._last = result
+        return result
+
+
+class _Patched(_Numbered):
+    def __init__(self, patches):
+        super().__init__()
+        self._patches = patches
+
+    def run(self, number, call):
+        patch = self._patches.get(number)
+        return patch(call) if patch else call.as_it_is()
+
+
+def _unchanged(values):
+    return values
+
+
+def mutants_of(model, inputs, differentiable):
+    """Mutants of the model, those most worth trying first. `differentiable` adds some whose outputs are right."""
+    with _Recorder() as recorder, torch.no_grad():
+        model(*inputs)
+    sites = recorder.sites
+    ranked = []
+    for number, site in enumerate(sites):
+        options = [_at_site(sites, number, title, mutation) for title, mutation in MUTATIONS[site.kind].items()]
+        if site.follows:
+            options.insert(0, _exchanged(sites, number))
+        ranked += [((place + 1) / len(options), mutant) for place, mutant in enumerate(options)]
+    seen = Counter()
+    order = []
+    for place, mutant in ranked:
+        title = mutant.name.partition(" (call")[0]
+        order.append((seen[title], place))
+        seen[title] += 1
+    at_sites = [mutant for _, (_, mutant) in sorted(zip(order, ranked, strict=True), key=lambda pair: pair[0])]
+    backward = _of_the_gradient(sites) if differentiable else []
+    return [*_OF_THE_WHOLE, *backward, *at_sites]
+
+
+def _named(sites, number, what):
+    """'conv2d: bias dropped', with the number of the call where the model has several of its kind."""
+    label = sites[number].label
+    several = sum(site.label == label for site in sites) > 1
+    which = f" (call {1 + sum(site.label == label for site in sites[:number])} of {label})" if several else ""
+    return f"{label}: {what}{which}"
+
+
+def _at_site(sites, number, title, mutation):
+    return Mutant(_named(sites, number, title), lambda: ({number: mutation}, _unchanged, _unchanged))
+
+
+def _exchanged(sites, number):
+    """The operator does its work before the one in front of it."""
+
+    def make():
+        earlier = []
+
+        def skip(call):
+            earlier[:] = [call]
+            return call.input.clone()
+
+        def both(call):
+            first = earlier.pop()
+            return first.with_input(call.with_input(first.input))
+
+        return {number - 1: skip, number: both}, _unchanged, _unchanged
+
+    return Mutant(_named(sites, number, f"done before {sites[number - 1].label}"), make)
+
+
+def _of_the_gradient(sites):
+    """The call's own value, with the gradient of a mutation; for the first call of each kind."""
+    found = {}
+    for number, site in enumerate(sites):
+        if site.kind not in found and site.kind != "other":
+            title, mutation = next(iter(MUTATIONS[site.kind].items()))
+            name = _named(sites, number, f"gradient of '{title}'")
+            found[site.kind] = Mutant(name, lambda at=number, wrong=mutation: ({at: _backward(wrong)}, _unchanged, _unchanged))
+    return list(found.values())[:MOST_BACKWARD]
+
+
+def _backward(mutation):
+    def patch(call):
+        value, wrong = call.again(), mutation(call)
+        if not isinstance(value, torch.Tensor) or value.shape != wrong.shape:
+            raise Unfit
+        return value.detach() + (wrong - wrong.detach()) if torch.is_grad_enabled() else value
+
+    return patch
+
+
+def _on_outputs(name, change):
+    """`change` is a function of one output and of a dict that is kept for it from call to call."""
+
+    def make():
+        kept = {}
+
+        def tamper(outputs):
+            changed = [change(value, kept.setdefault(i, {})) if _is_float(value) else value for i, value in enumerate(outputs)]
+            if all(a is b for a, b in zip(outputs, changed, strict=True)):
+                raise Unfit
+            return changed
+
+        return {}, _unchanged, tamper
+
+    return Mutant(name, make)
+
+
+def _on_inputs(name, change):
+    return Mutant(name, lambda: ({}, change, _unchanged))
+
+
+def _is_float(value):
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _has_samples(value):
+    return value.dim() > 0 and value.shape[0] > 1
+
+
+def _constant(value, kept):
+    """The mean of the first call's samples: the best that a constant can do."""
+    mean = kept.setdefault("mean", (value.mean(0) if _has_samples(value) else value).detach())
+    fits = mean.shape == value.shape or mean.shape == value.shape[1:]
+    return (mean if fits else mean.mean()).expand(value.shape).clone()
+
+
+def _stale(value, kept):
+    return kept.setdefault(value.shape, value.detach())
+
+
+def _neighbours(value, kept):
+    return value.roll(1, 0) if _has_samples(value) else value
+
+
+def _first_for_all(value, kept):
+    return value[:1].expand(value.shape).clone() if _has_samples(value) else value
+
+
+def _last_left_out(value, kept):
+    return torch.cat([value[:-1], torch.zeros_like(value[-1:])]) if _has_samples(value) else value
+
+
+def _floats(inputs):
+    return [i for i, value in enumerate(inputs) if _is_float(value)]
+
+
+def _first_two_exchanged(inputs):
+    floats = _floats(inputs)
+    if len(floats) < 2 or inputs[floats[0]].shape != inputs[floats[1]].shape:
+        raise Unfit
+    inputs[floats[0]], inputs[floats[1]] = inputs[floats[1]], inputs[floats[0]]
+    return inputs
+
+
+def _last_column_of_inputs(inputs):
+    columns = [i for i in _floats(inputs) if inputs[i].dim() > 1 and inputs[i].shape[-1] > 1]
+    if not columns:
+        raise Unfit
+    for i in columns:
+        inputs[i] = torch.cat([inputs[i][..., :-1], torch.zeros_like(inputs[i][..., -1:])], -1)
+    return inputs
+
+
+_OF_THE_WHOLE = (
+    _on_outputs("constant output", _constant),
+    _on_outputs("output of an earlier call", _stale),
+    _on_outputs("the neighbouring sample's result", _neighbours),
+    _on_outputs("the first sample's result for all", _first_for_all),
+    _on_outputs("last sample left out", _last_left_out),
+    _on_inputs("first two inputs exchanged", _first_two_exchanged),
+    _on_inputs("last column of the input ignored", _last_column_of_inputs),
+)
+
+
+def fresh(problem, oracle, seed, differentiable):
+    """[(probe, true Outcome)] on inputs that are not the check's, to tell which mutants differ from the original at all."""
+    varied = probes.scaled(problem, seed)
+    wide = dataclasses.replace(varied, inputs=[WIDE * value if _is_float(value) else value for value in varied.inputs])
+    if differentiable:
+        varied = probes.with_upstream(varied, oracle.eager(varied).outputs, seed)
+    return [(probe, oracle.truth(probe)) for probe in (varied, wide)]
+
+
+def score(mutants, exams, oracle, fresh):
+    """A Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
+    cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
+    costly = [exam for exam in exams if all(exam is not each for each in cheap)]
+    rejected, equivalent, survivors = 0, 0, []
+    for mutant in mutants:
+        counted = rejected + len(survivors)
+        if counted == MOST or counted + equivalent == MOST_TRIED:
+            break
+        with contextlib.suppress(Exception), warnings.catch_warnings():  # one that crashes does not count
+            warnings.simplefilter("ignore")
+            if _is_rejected(mutant, cheap):
+                rejected += 1
+            elif not _differs(mutant, oracle, fresh):
+                equivalent += 1
+            elif _is_rejected(mutant, costly):
+                rejected += 1
+            else:
+                survivors.append(mutant.name)
+    return Score(rejected + len(survivors), rejected, tuple(survivors))
+
+
+def _mutating(mutant):
+    """model -> MutatedModel; what a mutant remembers lasts from model to model, as from call to call in a process."""
+    hooks = mutant.make()
+    return lambda model: MutatedModel(model, hooks)
+
+
+def _is_rejected(mutant, exams):
+    """By the rule for variants: outputs on every probe, then gradients. Raises Unfit when the outputs have another form."""
+    mutate = _mutating(mutant)
+    for exam in exams:
+        forward = dataclasses.replace(exam.probe, upstream=None, wanted_inputs=())
+        outputs = exam.oracle.mutated(mutate, forward).outputs
+        _require_form(outputs, [reference.truth for reference in exam.outputs])
+        if any(reference.compare("", value).complaint for reference, value in zip(exam.outputs, outputs, strict=True)):
+            return True
+    for exam in exams:
+        if exam.gradients:
+            found = exam.oracle.mutated(mutate, exam.probe).gradients
+            for name, reference in exam.gradients.items():
+                if reference.compare("", _or_zeros(found[name], reference.truth.float())).complaint:
+                    return True
+    return False
+
+
+def _differs(mutant, oracle, fresh):
+    mutate = _mutating(mutant)
+    for probe, truth in fresh:
+        outcome = oracle.mutated_in_float64(mutate, probe)
+        _require_form(outcome.outputs, truth.outputs)
+        gradients = {name: true for name, true in truth.gradients.items() if true is not None}
+        if _any_visible(outcome.outputs, truth.outputs) or _any_visible(
+            [_or_zeros(outcome.gradients[name], true) for name, true in gradients.items()], list(gradients.values())
+        ):
+            return True
+    return False
+
+
+def _any_visible(found, true):
+    """Whether any tensor differs by more than float32 could hide. One much smaller than the others is zero in mathematics."""
+    sizes = [_size(each) for each in true]
+    for value, expected, size in zip(found, true, sizes, strict=True):
+        if not torch.equal(torch.isfinite(value), torch.isfinite(expected)):
+            return True
+        if _size(value.double() - expected.double()) > VISIBLE * max(size, NEGLIGIBLE * max(sizes)):
+            return True
+    return False
+
+
+def _size(value):
+    """The largest magnitude of the finite elements."""
+    finite = value[torch.isfinite(value)]
+    return finite.abs().max().item() if finite.numel() else 0.0
+
+
+def _or_zeros(gradient, like):
+    """A mutant that ignores a parameter gives it no gradient; a kernel would give zeros."""
+    return torch.zeros_like(like) if gradient is None else gradient
+
+
+def _require_form(outputs, expected):
+    if [value.shape for value in outputs] != [value.shape for value in expected]:
+        raise Unfit

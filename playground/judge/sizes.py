@@ -1,0 +1,114 @@
+"""The same model at other sizes, through the constants of its file.
+
+A constant is free when another value changes what get_inputs gives, leaves get_init_inputs as it is (so that weights and
+variants stay valid), and the original still runs. Nothing else is known of a stranger's constants, not even their names.
+"""
+
+import math
+
+import torch
+
+from playground import catalog
+
+BATCH_NAMES = ("batch_size", "batch", "batchsize", "num_samples", "bs", "b", "n")
+REDUCED_BATCH = 3
+REDUCED_ELEMENTS = {"cuda": 1 << 21, "cpu": 1 << 16, "emulator": 1 << 13}  # of all inputs together
+ODD_STEP = 3
+
+
+class Sizes:
+    """`runs(problem)` says whether the original runs on the problem's inputs. `settings` are those of the own size."""
+
+    def __init__(self, path, settings, place, runs):
+        self._path = path
+        self._settings = settings
+        self._runs = runs
+        self._budget = REDUCED_ELEMENTS[place]
+        self._problems = {"own": catalog.load_problem(path, settings)}
+        self._init_inputs = repr(self._problems["own"].get_init_inputs())
+        self._names = catalog.constants(path)
+        self._changes = {self._problems["own"]: {}}  # problem -> how it was made
+        self._known_shapes = {}  # problem -> of its inputs
+        self._batch = None
+
+    def problem(self, size):
+        """The problem's module at "own", "reduced", "batch 1" or "odd" size; None where it has no constants for that."""
+        if size not in self._problems:
+            self._problems[size] = {"reduced": self._reduced, "batch 1": self._batch_1, "odd": self._odd}[size]()
+        return self._problems[size]
+
+    def settings(self, problem):
+        """{constant: value} by which the problem was made from its own size."""
+        return self._changes[problem]
+
+    def _reduced(self):
+        """A batch of 3, and the largest other constants halved until the inputs are small."""
+        batch, problem = self._batch_name(), self._problems["own"]
+        if batch and getattr(problem, batch) > REDUCED_BATCH:
+            problem = self._changed(problem, batch, REDUCED_BATCH) or problem
+        stuck = {batch}
+        while self._elements(problem) > self._budget:
+            sizes = {name: value for name, value in self._constants(problem).items() if name not in stuck and value > 1}
+            if not sizes:
+                break
+            largest = max(sizes, key=sizes.get)
+            halved = self._changed(problem, largest, sizes[largest] // 2)
+            if halved is None:
+                stuck.add(largest)
+            problem = halved or problem
+        return problem
+
+    def _batch_1(self):
+        batch = self._batch_name()
+        return self._changed(self.problem("reduced"), batch, 1) if batch else None
+
+    def _odd(self):
+        """Every free constant but the batch a little smaller than at the reduced size, and odd."""
+        problem = reduced = self.problem("reduced")
+        step = ODD_STEP
+        for name, value in self._constants(reduced).items():
+            odd = (value - step) | 1
+            if name != self._batch_name() and 0 < odd < value:
+                smaller = self._changed(problem, name, odd)
+                if smaller:
+                    problem = smaller
+                    step += 2  # so that constants that are equal differ
+        return None if problem is reduced else problem
+
+    def _batch_name(self):
+        """The constant that is the batch: free, of a usual name, and the first dimension of an input; "" without one."""
+        if self._batch is None:
+            own = self._problems["own"]
+            firsts = [shape[0] for shape in self._shapes(own) if isinstance(shape, tuple) and shape]
+            named = {name: value for name, value in self._constants(own).items() if name.lower() in BATCH_NAMES}
+            likely = [name for name, value in named.items() if value > 1 and value in firsts]
+            likely.sort(key=lambda name: BATCH_NAMES.index(name.lower()))
+            self._batch = next((name for name in likely if any(self._changed(own, name, size) for size in (1, 2))), "")
+        return self._batch
+
+    def _changed(self, problem, name, value):
+        """The problem with another value of a constant, where that is free; None elsewhere."""
+        changes = {**self._changes[problem], name: value}
+        try:  # a stranger's file may raise anything at a size that makes no sense to it
+            changed = catalog.load_problem(self._path, {**self._settings, **changes})
+            same_weights = repr(changed.get_init_inputs()) == self._init_inputs
+            if not same_weights or self._shapes(changed) == self._shapes(problem) or not self._runs(changed):
+                return None
+        except Exception:
+            return None
+        self._changes[changed] = changes
+        return changed
+
+    def _constants(self, problem):
+        """{name: value} of the integers that the file assigns at its top level."""
+        found = {name: getattr(problem, name, None) for name in self._names}
+        return {name: value for name, value in found.items() if type(value) is int}
+
+    def _shapes(self, problem):
+        if problem not in self._known_shapes:
+            inputs = problem.get_inputs()
+            self._known_shapes[problem] = [tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in inputs]
+        return self._known_shapes[problem]
+
+    def _elements(self, problem):
+        return sum(math.prod(shape) for shape in self._shapes(problem) if isinstance(shape, tuple))

@@ -1,0 +1,175 @@
+"""Whether a variant's own code runs, and whether the result comes from it."""
+
+import ast
+import contextlib
+import ctypes
+import functools
+import re
+from pathlib import Path
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+
+KERNEL = re.compile(r"__global__\s+(?:(?:static|inline|void|__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\))\s+|\s)*(\w+)\s*\(")
+TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
+BUILDERS = ("load_inline", "load")
+
+
+class OwnCode:
+    """The functions and operators that the variant built, while they are called from Python.
+
+    `calls` counts them. While `spoiling`, whatever they return or write is overwritten with random numbers: those, and not NaN,
+    show that a result is multiplied by zero.
+    """
+
+    def __init__(self):
+        self.calls = 0
+        self.operators = set()  # names such as "namespace::operator"
+        self.spoiling = False
+
+    def wrap_module(self, module):
+        """Watch the functions of an extension's Python module."""
+        for name, function in list(vars(module).items()):
+            if callable(function) and not name.startswith("__") and not isinstance(function, type):
+                setattr(module, name, self._watched(function))
+
+    def _watched(self, function):
+        @functools.wraps(function)
+        def watched(*args, **kwargs):
+            return self.run(function, args, kwargs)
+
+        return watched
+
+    def run(self, function, args, kwargs):
+        """Call a function of the variant's own, spoiled or not."""
+        self.calls += 1
+        if not self.spoiling:
+            return function(*args, **kwargs)
+        given = _tensors((args, kwargs))
+        before = [value.clone() for value in given]
+        if not given:
+            return None  # it knows addresses only: it is left out
+        result = function(*args, **kwargs)
+        for value, old in zip(given, before, strict=True):
+            if not _same(value, old):
+                _spoil(value)
+        written = {value.data_ptr() for value, old in zip(given, before, strict=True) if _same(value, old)}
+        for value in _tensors(result):
+            if value.data_ptr() not in written:
+                _spoil(value)
+        return result
+
+    @contextlib.contextmanager
+    def watched(self, spoiling=False):
+        """While it lasts, operators are seen too. (Functions of modules always are.)"""
+        self.spoiling = spoiling
+        try:
+            with _Operators(self):
+                yield self
+        finally:
+            self.spoiling = False
+
+
+class _Operators(TorchFunctionMode):
+    """Sees calls of torch.ops from Python, those without a kernel of their own for each device included."""
+
+    def __init__(self, own):
+        super().__init__()
+        self._own = own
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if operator_name(function) in self._own.operators:
+            return self._own.run(function, args, kwargs or {})
+        return function(*args, **(kwargs or {}))
+
+
+def operator_name(function):
+    """'namespace::operator' of an operator or of one of its overloads; None of anything else."""
+    if isinstance(function, torch._ops.OpOverload):
+        return function._schema.name
+    return function._qualified_op_name if isinstance(function, torch._ops.OpOverloadPacket) else None
+
+
+def all_operators():
+    """The names of all operators that are registered in this process, without their overloads."""
+    return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+
+
+def _tensors(tree):
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _same(a, b):
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _spoil(tensor):
+    with torch.no_grad():
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.copy_(10 * torch.randn(tensor.shape, dtype=torch.float32))
+        elif tensor.dtype == torch.bool:
+            tensor.logical_not_()
+        else:
+            tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+class Text:
+    """What a variant's file says it contains. Docstrings and comments do not count."""
+
+    def __init__(self, path):
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        tree = ast.parse(text)
+        bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        strings = [
+            n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in bare
+        ]
+        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        self.triton_kernels = set(TRITON_KERNEL.findall(text))
+        self.cuda_kernels = {name for string in strings for name in KERNEL.findall(string)}
+        self.means_to_build = bool(names & {"load_inline"} or self.cuda_kernels)
+
+
+def kernels_in(sources):
+    """The names of the __global__ functions in a list of texts."""
+    return {name for text in sources for name in KERNEL.findall(text)}
+
+
+def launched_kernels(call):
+    """[{"name", "calls", "microseconds"}] of the kernels that `call` launches on the GPU, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    kernels = [
+        e for e in profiler.key_averages() if e.self_device_time_total > 0 and not e.key.startswith(("Memcpy", "Memset"))
+    ]
+    found = [{"name": e.key, "calls": e.count, "microseconds": float(e.self_device_time_total)} for e in kernels]
+    return sorted(found, key=lambda kernel: -kernel["microseconds"])
+
+
+def own_share(kernels, names):
+    """The part of the GPU's time that kernels of these names take; None where nothing ran."""
+    total = sum(kernel["microseconds"] for kernel in kernels)
+    own = sum(kernel["microseconds"] for kernel in kernels if set(re.findall(r"\w+", kernel["name"])) & names)
+    return own / total if total else None
+
+
+def pending_cuda_error():
+    """The text of an error that the CUDA runtime still holds, such as that of a launch nobody looked at; None without one."""
+    runtime = _cuda_runtime()
+    if runtime is None:
+        return None
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    error = runtime.cudaGetLastError()
+    return runtime.cudaGetErrorString(error).decode() if error else None
+
+
+@functools.cache
+def _cuda_runtime():
+    """The CUDA runtime that this process has loaded; None where there is none."""
+    maps = Path("/proc/self/maps")
+    paths = sorted(set(re.findall(r"/\S*libcudart\.so\S*", maps.read_text()))) if maps.exists() else []
+    return ctypes.CDLL(paths[0]) if paths else None

@@ -1,0 +1,5 @@
+"""The option with which the shelf's verdicts on a GPU are recorded."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record", metavar="FILE", help="test_exhibits.py: write the verdicts on the exhibits that need a GPU")

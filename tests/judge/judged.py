@@ -1,0 +1,41 @@
+"""The check of variants without the rest of a run: one process loads one file after the other, and nothing is timed."""
+
+import contextlib
+import os
+import tempfile
+import unittest.mock
+from pathlib import Path
+
+from playground.judging import Truth, give_failure, judge
+from playground.worker import WorkerFailure, WorkerProcess
+
+SEED, PROBE_SEED, LIMIT = 20261120, 4711, 60
+
+
+@contextlib.contextmanager
+def one_worker():
+    """A process for variants; it and the referees that are started meanwhile have one thread, enough for what is tiny."""
+    with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"), WorkerProcess() as worker:
+        yield worker
+
+
+def judged(worker, problem, variants, settings=None, place="cpu"):
+    """A result (verdict, reason, check, ...) for each path of a variant, of the problem at a path. `worker` loads them all."""
+    original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": SEED}
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        truth = Truth(original, Path(folder), PROBE_SEED, LIMIT)
+        try:
+            truth.prepare()
+            for variant in variants:
+                result = {"ran_on": place, "verdict": None, "reason": None, "check": None, "findings": [], "peak_mib": None}
+                results.append(result)
+                try:
+                    loaded = worker.ask("candidate.load", LIMIT, **original, variant=str(variant), weights=truth.weights)
+                    result["variant_precision"] = loaded["precision"]
+                    judge(worker, truth, result, LIMIT)
+                except WorkerFailure as failure:
+                    give_failure(result, failure)
+        finally:
+            truth.close()
+    return results

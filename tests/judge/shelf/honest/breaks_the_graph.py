@@ -1,0 +1,20 @@
+"""Prints, which torch.compile cannot trace.
+
+Verdict: pass
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, 3)
+
+    def forward(self, x):
+        if len(x) > 1000:
+            print("large")
+        torch._dynamo.graph_break()
+        return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)

@@ -1,0 +1,17 @@
+"""What the original gives on average; x is ignored.
+
+Verdict: fail: .*off by .* of its spread
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, 3)
+
+    def forward(self, x):
+        return torch.full_like(F.avg_pool2d(torch.sigmoid(self.conv(x)), 2), 0.5)

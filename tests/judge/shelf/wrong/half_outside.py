@@ -1,0 +1,17 @@
+"""Returns float16.
+
+Verdict: fail: the output has the type torch.float16 instead of torch.float32
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, 3)
+
+    def forward(self, x):
+        return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2).half()

@@ -1,0 +1,18 @@
+"""Seeds the random numbers in its forward.
+
+Verdict: fail: changes PyTorch's random numbers
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, 3)
+
+    def forward(self, x):
+        torch.manual_seed(0)
+        return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)

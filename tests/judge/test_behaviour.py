@@ -1,0 +1,196 @@
+"""What a call does besides returning a result is seen; an honest module does none of it."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from playground.judge import behaviour
+from playground.judge.behaviour import Conduct, Trials
+from playground.worker.referee import Referee
+
+CPU = torch.device("cpu")
+X = torch.arange(12.0).reshape(4, 3)
+
+
+class Module(nn.Module):
+    """A linear layer, around a function (module, x) -> output."""
+
+    def __init__(self, function=lambda module, x: module.linear(x)):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+        self.function = function
+        self.calls = 0
+        self.kept = None
+
+    def forward(self, x):
+        self.calls += 1
+        return self.function(self, x)
+
+
+def conduct(function, *inputs):
+    """Complaints about one call."""
+    model, inputs = Module(function), list(inputs) or [X.clone()]
+    with torch.no_grad():
+        watched = Conduct(model, inputs)
+        return watched.complaints([model(*inputs)])
+
+
+def test_an_honest_call():
+    assert conduct(lambda module, x: module.linear(x)) == {}
+
+
+@pytest.mark.parametrize(
+    "function, check, reason",
+    [
+        (lambda m, x: m.linear(x) + 0 * x.add_(1), "inputs unchanged", "changes input 0"),
+        (lambda m, x: m.linear(x.data.copy_(x)) + x.zero_().sum(), "inputs unchanged", "changes input 0"),
+        (lambda m, x: m.linear(x.add_(0)), "inputs unchanged", "writes to input 0 (its version counter went up)"),
+        (lambda m, x: m.linear(x) + 0 * m.linear.bias.data.add_(1), "weights unchanged", "changes linear.bias"),
+        (lambda m, x: m.linear(x) * m.scale.mul_(2), "weights unchanged", "changes scale"),
+        (lambda m, x: x, "memory of its own", "returns the memory of input 0"),
+        (lambda m, x: x[1:].t(), "memory of its own", "returns the memory of input 0"),
+        (lambda m, x: m.linear.weight, "memory of its own", "returns the memory of linear.weight"),
+        (lambda m, x: m.linear(x) + 0 * torch.rand(3), "random state", "changes PyTorch's random numbers"),
+    ],
+)
+def test_a_call_that_does_more(function, check, reason):
+    assert conduct(function).get(check) == reason
+
+
+@pytest.mark.parametrize("name", ["the default dtype", "the number of threads", "the deterministic mode", "the grad mode"])
+def test_flags_are_read_anew(name):
+    threads = torch.get_num_threads()
+    change, restore = {
+        "the default dtype": (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
+        "the number of threads": (
+            lambda: torch.set_num_threads(threads + 1),
+            lambda: torch.set_num_threads(threads),
+        ),
+        "the deterministic mode": (
+            lambda: torch.use_deterministic_algorithms(True),
+            lambda: torch.use_deterministic_algorithms(False),
+        ),
+        "the grad mode": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+    }[name]
+    before = behaviour.flags()
+    assert behaviour.changed(before, behaviour.flags()) is None
+    try:
+        change()
+        assert behaviour.changed(before, behaviour.flags()).startswith(f"changes {name} from ")
+    finally:
+        restore()
+    assert behaviour.changed(before, behaviour.flags()) is None
+
+
+def test_a_replaced_timer(monkeypatch):
+    before = behaviour.flags()
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    assert behaviour.changed(before, behaviour.flags()) == "replaces time.perf_counter"
+
+
+def test_bits():
+    nan = torch.tensor([float("nan"), 0.0])
+    assert behaviour.same_bits(nan, nan.clone())
+    assert not behaviour.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not behaviour.same_bits(torch.ones(2), torch.ones(3)) and not behaviour.same_bits(X, X.double())
+    assert behaviour.same_bits(X.t(), X.t().contiguous()) and behaviour.same_bits(
+        torch.ones(2, dtype=torch.bool), torch.ones(2).bool()
+    )
+
+
+def trial(name, function=lambda module, x: module.linear(x), declared=None):
+    model = Module(function)
+    second = X.flip(0) + 0.5
+    done = Trials(model, [X.clone()], [second], CPU, declared).run(name)
+    return done, {"first": model.linear(X).detach(), "second": model.linear(second).detach()}
+
+
+@pytest.mark.parametrize("name", Trials.NAMES)
+def test_an_honest_module(name):
+    done, expected = trial(name)
+    assert done.complaint is None
+    if done.outputs is None:
+        assert done.note.startswith("not run: ")
+    else:
+        torch.testing.assert_close(done.outputs[0], expected[done.of])
+
+
+def remembers_address(module, x):
+    if module.kept is None or module.kept[0] != x.data_ptr():
+        module.kept = x.data_ptr(), module.linear(x)
+    return module.kept[1].clone()
+
+
+def remembers_content(module, x):
+    module.kept = module.kept or {}
+    key = x.numpy().tobytes()
+    if key not in module.kept:
+        module.kept[key] = module.linear(x)
+    return module.kept[key].clone()
+
+
+def one_buffer(module, x):
+    y = module.linear(x)
+    module.kept = y.clone() if module.kept is None else module.kept.copy_(y)
+    return module.kept
+
+
+def test_a_result_remembered_by_its_address():
+    done, expected = trial("new content in the same memory", remembers_address)
+    assert done.of == "second" and torch.equal(done.outputs[0], expected["first"]), "so that the comparison rejects it"
+
+
+def test_a_result_remembered_by_its_content():
+    done, _ = trial("the same content in new memory", remembers_content)
+    assert done.complaint.startswith("runs ")
+
+
+def test_an_output_that_is_overwritten():
+    done, _ = trial("an earlier output", one_buffer)
+    assert done.complaint == "a second call overwrites what the first one returned"
+
+
+@pytest.mark.parametrize("declared, complaint, note", [(None, True, False), (False, False, False), (True, True, False)])
+def test_bits_that_differ(declared, complaint, note):
+    done, _ = trial("run to run", lambda module, x: module.linear(x) + 1e-6 * module.calls, declared)
+    assert (bool(done.complaint), bool(done.note)) == (complaint, note)
+
+
+def test_a_graph_that_breaks():
+    def prints(module, x):
+        torch._dynamo.graph_break()
+        return module.linear(x)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        trial("torch.compile", prints)
+
+
+def test_every_trial_has_a_name():
+    with pytest.raises(KeyError):
+        trial("nonsense")
+
+
+UNSTEADY = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return x + {change} * self.calls
+def get_inputs():
+    return [torch.rand(3, 4)]
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("change, habits", [("0", []), ("1e-7", ["run to run"])])
+def test_an_original_whose_bits_differ_from_run_to_run(change, habits, tmp_path):
+    path = tmp_path / "problem.py"
+    path.write_text(UNSTEADY.format(change=change))
+    referee = Referee()
+    referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
+    assert referee.habits()["habits"] == habits

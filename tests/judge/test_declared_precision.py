@@ -1,0 +1,78 @@
+"""A variant that computes in less than float32 says so and is labelled, or fails with a word on what it looks like."""
+
+import textwrap
+
+import pytest
+from judged import judged, one_worker
+
+from playground.worker import WorkerFailure, WorkerProcess
+
+VARIANT = """
+import torch
+import torch.nn as nn
+
+class ModelNew(nn.Module):
+    {declared}
+
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.linear = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        w, b = self.linear.weight, self.linear.bias
+        return torch.tanh((x.{dtype}().float() @ w.{dtype}().float().T + b).contiguous())
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tiny_problem, write_variant):
+    """{(precision declared, type computed in): result}."""
+    cases = [(None, "bfloat16"), ("bf16", "bfloat16"), ("fp16", "bfloat16"), ("bf16", "half"), (None, "half"), ("fp16", "half")]
+    files = []
+    for i, (declared, dtype) in enumerate(cases):
+        line = f'precision = "{declared}"' if declared else ""
+        files.append(write_variant(f"declared_{i}", textwrap.dedent(VARIANT).format(declared=line, dtype=dtype)).path)
+    with one_worker() as worker:
+        return dict(zip(cases, judged(worker, tiny_problem, files), strict=True))
+
+
+@pytest.mark.parametrize("dtype, word", [("bfloat16", "bf16"), ("half", "fp16")])
+def test_undeclared_it_fails_and_is_named(results, dtype, word):
+    result = results[None, dtype]
+    assert (result["verdict"], result["variant_precision"]) == ("fail", None)
+    assert "off by" in result["reason"] and word in result["reason"].rpartition(";")[2]
+
+
+@pytest.mark.parametrize("declared, dtype", [("bf16", "bfloat16"), ("fp16", "half")])
+def test_declared_it_passes_with_a_label(results, declared, dtype):
+    result = results[declared, dtype]
+    assert (result["verdict"], result["reason"], result["variant_precision"]) == (None, None, declared)
+
+
+def test_other_than_declared_fails(results):
+    """bf16 has fewer digits than fp16, and fp16 has less range than bf16."""
+    assert "off by" in results["fp16", "bfloat16"]["reason"]
+    assert "on inputs of about" in results["bf16", "half"]["reason"]
+
+
+def test_an_unknown_precision_is_refused(tiny_problem, write_variant):
+    variant = write_variant("int4", textwrap.dedent(VARIANT).format(declared='precision = "int4"', dtype="float"))
+    original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 1}
+    with WorkerProcess() as worker, pytest.raises(WorkerFailure, match="is 'int4'; expected 'fp32' or one of tf32, fp16, bf16"):
+        worker.ask("candidate.load", 60, **original, variant=str(variant.path), weights=None)
+
+
+SEES = """
+import torch
+seen = [torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision]
+class ModelNew(torch.nn.Module):
+    def __init__(self, features, outputs):
+        raise RuntimeError(f"sees {seen}")
+"""
+
+
+def test_under_precision_strict_variants_see_strict_settings(tiny_problem, write_variant):
+    variant = write_variant("sees", SEES)
+    original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 1, "strict": True}
+    with WorkerProcess() as worker, pytest.raises(WorkerFailure, match=r"sees \['ieee', 'ieee'\]"):
+        worker.ask("candidate.load", 60, **original, variant=str(variant.path), weights=None)

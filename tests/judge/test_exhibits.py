@@ -1,0 +1,195 @@
+"""The shelf of wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
+
+The docstring of a file says what is expected of it: "Verdict: fail: <regular expression of the reason>", and what it needs.
+Those that need a GPU are run on one by hand, and what came out is recorded:
+
+    python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/shelf/<GPU>.json
+"""
+
+import ast
+import contextlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from playground import catalog
+from playground.judging import Truth, give_failure, judge
+from playground.machine import environment, requirements
+from playground.report.document import write_whole
+from playground.report.progress import Progress
+from playground.runner import Options, Runner, Task, blank_result, load_candidate
+from playground.worker import WorkerFailure, WorkerProcess
+
+SHELF = Path(__file__).parent / "shelf"
+PROBLEM = SHELF / "problem.py"
+RECORDS = catalog.ROOT / "results" / "shelf"
+OPTIONS = Options(quick=True, time_limit=60)
+NO_COMPILER = requirements.missing_for("cpu")
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A file of the shelf. `needs` is "", "a process of its own", "a compiler" or "a GPU"."""
+
+    path: Path
+    verdict: str
+    reason: str
+    needs: str
+
+    @property
+    def name(self):
+        return f"{self.path.parent.name}/{self.path.stem}"
+
+
+def exhibits():
+    """All files of the shelf, those in wrong/ first."""
+    found = []
+    for path in [*sorted((SHELF / "wrong").glob("*.py")), *sorted((SHELF / "honest").glob("*.py"))]:
+        text = ast.get_docstring(ast.parse(path.read_text()))
+        verdict, _, reason = re.search(r"^Verdict: (.*)$", text, re.M)[1].partition(": ")
+        needs = re.search(r"^Needs: (.*)$", text, re.M)
+        found.append(Exhibit(path, verdict, reason, needs[1] if needs else ""))
+    return found
+
+
+def task(exhibit, place):
+    variant = catalog.Variant(exhibit.path.stem, exhibit.path, "cpu" if place == "cpu" else "cuda")
+    return Task(catalog.find_model(PROBLEM), variant, place)
+
+
+@pytest.fixture(scope="module")
+def court(tmp_path_factory):
+    """court(exhibit, place) -> its result. Files that leave nothing behind share a process."""
+    requirements.prepare_environment()
+    truths = {}
+    with Progress() as progress, contextlib.ExitStack() as stack:
+        runner = Runner(OPTIONS, progress)
+        shared = stack.enter_context(WorkerProcess())
+
+        def truth_at(place):
+            if place not in truths:
+                original = runner._original(task(exhibits()[0], place))
+                truths[place] = Truth(original, tmp_path_factory.mktemp(place), runner.probe_seed, OPTIONS.time_limit)
+                stack.callback(truths[place].close)
+                truths[place].prepare()
+            return truths[place]
+
+        def check(exhibit, place, worker):
+            case, truth = task(exhibit, place), truth_at(place)
+            result = blank_result(case)
+            try:
+                load_candidate(worker, runner._original(case), case, OPTIONS, truth.weights)
+                judge(worker, truth, result, OPTIONS.time_limit)
+            except WorkerFailure as failure:
+                give_failure(result, failure)
+            return result
+
+        def judged(exhibit, place):
+            if not exhibit.needs:
+                return check(exhibit, place, shared)
+            with WorkerProcess() as worker:
+                return check(exhibit, place, worker)
+
+        yield judged
+
+
+def expect(result, exhibit):
+    assert (result["verdict"] or "pass") == exhibit.verdict, (result["reason"], result["details"])
+    if exhibit.reason:
+        assert re.match(exhibit.reason, result["reason"]), result["reason"]
+        assert "\n" not in result["reason"]
+
+
+def hashes(exhibit):
+    """Of all that its verdict is about: the file, and the model."""
+    return {"sha256": catalog.sha256(exhibit.path), "problem_sha256": catalog.sha256(PROBLEM)}
+
+
+@pytest.fixture(scope="module")
+def record(request):
+    """A function (exhibit, result) that keeps what came out on a GPU for the file that --record names."""
+    file = request.config.getoption("--record")
+    if file and not torch.cuda.is_available():
+        pytest.fail("--record needs an NVIDIA GPU", pytrace=False)
+    kept = {}
+
+    def keep(exhibit, result):
+        verdict = {key: result[key] for key in ("reason", "findings")}
+        kept[exhibit.name] = hashes(exhibit) | {"verdict": result["verdict"] or "pass", **verdict}
+
+    yield keep
+    if file:
+        text = {"environment": environment.describe(), "exhibits": dict(sorted(kept.items()))}
+        write_whole(file, json.dumps(text, indent=1) + "\n")
+
+
+def identifier(exhibit):
+    return exhibit.name.replace("/", "-") + ("-on_a_gpu" if exhibit.needs == "a GPU" else "")
+
+
+@pytest.mark.parametrize("exhibit", exhibits(), ids=identifier)
+def test_the_verdict_and_its_reason(court, record, exhibit):
+    if exhibit.needs == "a GPU" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    if exhibit.needs == "a compiler" and NO_COMPILER:
+        pytest.skip(f"needs a C++ compiler: {NO_COMPILER}")
+    result = court(exhibit, "cuda" if exhibit.needs == "a GPU" else "cpu")
+    if exhibit.needs == "a GPU":
+        record(exhibit, result)
+    expect(result, exhibit)
+
+
+def recorded():
+    """{name of an exhibit: [what each record says of it]}."""
+    found = {}
+    for path in sorted(RECORDS.glob("*.json")):
+        for name, entry in json.loads(path.read_text())["exhibits"].items():
+            found.setdefault(name, []).append(entry)
+    return found
+
+
+def complaint_about_records(exhibit, entries):
+    """Why what was recorded of an exhibit that needs a GPU does not count; None where it does."""
+    now = hashes(exhibit)
+    current = [entry for entry in entries if {key: entry[key] for key in now} == now]
+    if not current:
+        return "it has changed since it was recorded" if entries else "it was never recorded"
+    for entry in current:
+        if entry["verdict"] != exhibit.verdict or not re.match(exhibit.reason, entry["reason"] or ""):
+            return f"recorded is {entry['verdict']}: {entry['reason']}"
+    return None
+
+
+def test_what_needs_a_gpu_was_run_on_one():
+    entries = recorded()
+    wanted = [exhibit for exhibit in exhibits() if exhibit.needs == "a GPU"]
+    wrong = {each.name: complaint_about_records(each, entries.get(each.name, [])) for each in wanted}
+    wrong = {name: complaint for name, complaint in wrong.items() if complaint}
+    command = "python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/shelf/<GPU>.json"
+    assert not wrong, f"on a machine with a GPU run: {command}"
+
+
+def test_a_record_counts_for_the_present_file_only():
+    exhibit = next(exhibit for exhibit in exhibits() if exhibit.path.stem == "default_stream")
+    good = hashes(exhibit) | {"verdict": "fail", "reason": "a side stream: the output is off by 1", "findings": []}
+    assert complaint_about_records(exhibit, [good]) is None
+    assert complaint_about_records(exhibit, []) == "it was never recorded"
+    assert complaint_about_records(exhibit, [good | {"sha256": "0" * 64}]) == "it has changed since it was recorded"
+    assert complaint_about_records(exhibit, [good | {"problem_sha256": "0" * 64}]) == "it has changed since it was recorded"
+    assert complaint_about_records(exhibit, [good | {"verdict": "pass", "reason": None}]) == "recorded is pass: None"
+    assert complaint_about_records(exhibit, [good | {"reason": "out of memory"}]) == "recorded is fail: out of memory"
+
+
+@pytest.mark.parametrize("name", ["decorative_kernel", "own_cuda_kernel"])
+@pytest.mark.skipif(NO_COMPILER is not None, reason="needs a C++ compiler")
+def test_kernels_under_the_emulator(court, name):
+    (exhibit,) = [exhibit for exhibit in exhibits() if exhibit.path.stem == name]
+    expect(court(exhibit, "emulator"), exhibit)
+
+
+def test_the_shelf_is_full():
+    assert len([exhibit for exhibit in exhibits() if exhibit.path.parent.name == "wrong"]) >= 25

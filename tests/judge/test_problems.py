@@ -1,0 +1,53 @@
+"""Strangers' problems in KernelBench's format: a right file passes, a wrong one fails for its reason, mutants are rejected.
+
+The docstring of a wrong file says what is expected: "Verdict: fail: <regular expression of the reason>".
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from judged import judged, one_worker
+
+FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("problems/*/problem.py"))
+
+
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def folder(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with one_worker() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def results(folder, worker):
+    return judged(worker, folder / "problem.py", [folder / "right.py", folder / "wrong.py"])
+
+
+def test_the_right_one_passes(results):
+    right, _ = results
+    assert (right["verdict"], right["reason"]) == (None, None)
+    assert right["check"]["max_error"] <= right["check"]["allowed"]
+
+
+def test_the_wrong_one_fails_for_its_reason(folder, results):
+    _, wrong = results
+    expected = re.search(r"^Verdict: (\w+): (.*)$", ast.get_docstring(ast.parse((folder / "wrong.py").read_text())), re.M)
+    assert wrong["verdict"] == expected[1]
+    assert re.search(expected[2], wrong["reason"])
+
+
+def test_every_mutant_is_rejected(results):
+    check = results[0]["check"]
+    rejected, counted = map(int, check["mutants_rejected"].split("/"))
+    assert check["mutants_survived"] == []
+    assert 5 <= rejected == counted
+
+
+def test_there_are_ten_and_more():
+    assert len(FOLDERS) >= 10

@@ -1,0 +1,78 @@
+"""A NaN or an infinity may spoil its own sample, and no other."""
+
+import pytest
+import torch
+
+from playground.judge import special
+from playground.judge.oracle import Outcome
+from playground.judge.tolerance import Reference
+
+X = torch.arange(12.0).reshape(4, 3)
+
+
+def made(model, special_value=float("nan")):
+    """(reference of the output, the model's result) for inputs with a special value in the last sample."""
+    with_special = X.clone()
+    with_special[-1, 1] = special_value
+    truth, clean = model(with_special.double()), model(X.double())
+    eager = model(with_special)
+    (reference,) = special.references(*(Outcome([value], {}) for value in (truth, clean, eager)), [], [with_special])
+    return reference, eager
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_original_itself_is_right(value):
+    reference, eager = made(lambda x: 2 * x + 1, value)
+    assert reference.compare("y", eager).complaint is None and reference.note is None
+
+
+def test_a_leak_into_another_sample():
+    reference, eager = made(lambda x: 2 * x + 1)
+    eager[0, 0] = float("nan")
+    assert "1 elements that the special value cannot reach" in reference.compare("y", eager).complaint
+
+
+def test_another_sample_must_be_right():
+    reference, eager = made(lambda x: 2 * x + 1)
+    eager[0, 0] += 1
+    assert "off by" in reference.compare("y", eager).complaint
+
+
+def test_the_rest_of_the_sample_may_be_spoiled_too():
+    reference, eager = made(lambda x: 2 * x + 1)
+    eager[-1] = float("nan")
+    assert reference.compare("y", eager).complaint is None
+
+
+def test_a_nan_that_is_lost_is_a_note():
+    reference, eager = made(lambda x: 2 * x + 1)
+    assert reference.compare("y", eager.nan_to_num(0)).complaint is None
+    assert reference.note == "finite in 1 elements where the original is not"
+
+
+def test_where_the_original_mixes_samples_nothing_is_asked():
+    reference, eager = made(lambda x: x - x.mean(0))
+    assert torch.isnan(eager[:, 1]).all()
+    assert reference.compare("y", eager).complaint is None
+
+
+def test_an_output_without_a_batch():
+    reference, eager = made(lambda x: x.sum(0))
+    assert reference.compare("y", eager).complaint is None
+    eager[0] = float("nan")
+    assert reference.compare("y", eager).complaint
+
+
+def test_the_form_counts():
+    reference, eager = made(lambda x: 2 * x + 1)
+    assert "shape" in reference.compare("y", eager[:2]).complaint
+    assert "type" in reference.compare("y", eager.double()).complaint
+
+
+def test_what_can_teach_nothing():
+    reference, _ = made(lambda x: 2 * x + 1)
+    assert special.unusable([reference]) is None
+    truth = X.double()
+    assert "chance" in special.unusable([Reference(truth, X.flip(0))])
+    assert "not finite" in special.unusable([Reference(truth * float("nan"), X * float("nan"))])
+    assert "empty" in special.unusable([Reference(truth[:0], X[:0])])
