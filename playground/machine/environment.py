@@ -35,7 +35,7 @@ def describe() -> dict:
         "driver": _driver_version(),
         "gpu": gpus[0]["name"] if gpus else None,
         "gpus": gpus,
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_details": {
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": os.cpu_count(),
@@ -84,7 +84,8 @@ def _driver_version() -> str | None:
     return printed.splitlines()[0].strip() if printed else None
 
 
-def _cpu_name() -> str | None:
+def cpu_name() -> str | None:
+    """What the processor calls itself."""
     if sys.platform == "darwin":
         return _output("sysctl", "-n", "machdep.cpu.brand_string")
     try:

@@ -1,8 +1,12 @@
 """Medians, quantiles, and ratios with an interval."""
 
+import math
+
 import numpy as np
 
-RESAMPLES = 2000
+ROUNDS_FOR_AN_INTERVAL = 6  # with fewer values no two of them enclose the median with 95%
+PRECISE = 0.02  # an interval whose ends are this near to the ratio needs no further rounds
+TIE = 0.01  # two processes that run the very same code can differ by as much, whatever the interval says
 
 
 def summarise(samples_ms):
@@ -11,15 +15,42 @@ def summarise(samples_ms):
     return {"median": float(median), "p20": float(p20), "p80": float(p80)}
 
 
-def ratio(baseline_ms, candidate_ms):
-    """{"ratio", "low", "high"}: baseline's median over the candidate's, with a 95% bootstrap interval (percentile method).
+def paired_ratio(baseline_rounds, candidate_rounds):
+    """{"ratio", "low", "high"}: how much longer the baseline takes than the candidate, with a 95% interval.
 
-    Above 1 the candidate is faster. The resampling is seeded, so that the same samples give the same interval.
+    Each argument is a list of rounds, each a list of milliseconds; round i of one side was taken beside round i of the other,
+    and only as many as both have are used. A round gives one ratio, of its two medians, so that what slows both sides (a clock
+    that drops) cancels. The ratio is the median of the rounds'; the interval is that of `median_interval`.
     """
-    random = np.random.default_rng(0)
+    ratios = [np.median(b) / np.median(c) for b, c in zip(baseline_rounds, candidate_rounds, strict=False)]
+    low, high = median_interval(ratios)
+    return {"ratio": float(np.median(ratios)), "low": low, "high": high}
 
-    def medians(samples):
-        return np.median(random.choice(samples, (RESAMPLES, len(samples))), axis=1)
 
-    low, high = np.percentile(medians(baseline_ms) / medians(candidate_ms), [2.5, 97.5])
-    return {"ratio": float(np.median(baseline_ms) / np.median(candidate_ms)), "low": float(low), "high": float(high)}
+def median_interval(values):
+    """The two values between which the median lies with at least 95%, whatever the distribution.
+
+    The k-th smallest and the k-th largest of n enclose it unless fewer than k fall on one side, which has the probability
+    2 P(Binomial(n, 1/2) < k); k is the largest for which that is at most 5% (David and Nagaraja, Order Statistics, 7.1).
+    Raises ValueError for fewer than ROUNDS_FOR_AN_INTERVAL values.
+    """
+    if len(values) < ROUNDS_FOR_AN_INTERVAL:
+        raise ValueError(f"an interval needs {ROUNDS_FOR_AN_INTERVAL} values, got {len(values)}")
+    n, k, below = len(values), 0, 0.0
+    while 2 * (below + math.comb(n, k) / 2**n) <= 0.05:
+        below += math.comb(n, k) / 2**n
+        k += 1
+    ordered = sorted(values)
+    return float(ordered[k - 1]), float(ordered[n - k])
+
+
+def is_precise(ratio):
+    """Whether both ends of the interval are within PRECISE of the ratio."""
+    return ratio["high"] <= (1 + PRECISE) * ratio["ratio"] and ratio["low"] >= (1 - PRECISE) * ratio["ratio"]
+
+
+def verdict(ratio):
+    """ "win", "loss", or "tie" where the interval reaches into 1 +- TIE."""
+    if ratio["low"] > 1 + TIE:
+        return "win"
+    return "loss" if ratio["high"] < 1 - TIE else "tie"

@@ -1,50 +1,174 @@
-"""One clock for everything: CUDA events with a flushed cache, or a monotonic clock."""
+"""One clock for everything: CUDA events with a flushed cache, or a monotonic clock.
 
+The functions that a clock uses are bound when it is made, which is before a judged file is loaded: a file that replaces them
+in their modules changes nothing here. What it can still do to its own process is seen from outside (playground/timing.py).
+"""
+
+import ctypes
+import platform
 import time
 from pathlib import Path
 
 import torch
 
-WARM_UP_CALLS = 3
-MIN_REPETITIONS, MAX_REPETITIONS = 7, 200
-FLUSH_BYTES = {"cuda": 256 << 20, "cpu": 128 << 20}  # several times the last-level caches
+CUDA_FLUSH_BYTES = 256 << 20  # or four times the L2 cache, where that is more
+CPU_FLUSH_BYTES = 128 << 20
+CUDA_ERROR_NOT_SUPPORTED = 801
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
+_glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
-def measure(step, device, seconds):
-    """{"samples_ms": [...], "peak_mib": ...} of calling `step` for about `seconds`, after a warm-up.
-
-    The cache is flushed before every call: a buffer larger than it is written, then read, so that no call finds its inputs
-    or dirty lines there. On CUDA a call lasts from an event before it to an event after it on the current stream.
-    """
-    for _ in range(WARM_UP_CALLS - 1):
-        step()
-    _, peak_mib = peak_memory(step, device)
-    flush = torch.empty(FLUSH_BYTES[device.type] // 4, device=device)
-    clock = _cuda_call if device.type == "cuda" else _cpu_call
-    samples, deadline = [], time.perf_counter() + seconds
-    while len(samples) < MIN_REPETITIONS or (time.perf_counter() < deadline and len(samples) < MAX_REPETITIONS):
-        flush.zero_()
-        flush.sum()
-        samples.append(clock(step))
-    return {"samples_ms": samples, "peak_mib": peak_mib}
+def clock_for(device):
+    """A CudaClock or a CpuClock."""
+    return CudaClock() if torch.device(device).type == "cuda" else CpuClock()
 
 
-def _cuda_call(step):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    result = step()
-    end.record()
-    torch.cuda.synchronize()
-    del result  # only now: freeing it earlier is not part of the call
-    return start.elapsed_time(end)
+class CpuClock:
+    """`flush()` and `time(step)` with a monotonic clock."""
+
+    settling_calls = 0
+
+    def __init__(self):
+        self._now = time.perf_counter_ns
+        self._buffer = None
+
+    def flush(self):
+        """Write, then read more than the caches hold, so that a call finds neither its inputs nor dirty lines there."""
+        if self._buffer is None:
+            self._buffer = torch.empty(CPU_FLUSH_BYTES // 4)
+        self._buffer.zero_()
+        self._buffer.sum()
+
+    def time(self, step):
+        """(milliseconds, the same, a copy of the result) of step().
+
+        The copy is made at once: what another thread would write after the step returned is not in it.
+        """
+        start = self._now()
+        result = step()
+        elapsed = (self._now() - start) / 1e6
+        return elapsed, elapsed, _copy(result)
+
+    def keep_memory(self):
+        """Have glibc keep what is freed, as torch's CUDA allocator does.
+
+        Otherwise large tensors come from the kernel, or not, as the heap happens to lie, and the page faults of those that do
+        can take longer than the work: two processes that run the same code then differ by a third.
+        """
+        if _glibc:
+            _glibc.mallopt(M_MMAP_MAX, 0)
+            _glibc.mallopt(M_TRIM_THRESHOLD, -1)
+
+    def wait(self):
+        """Until what was started is done: on the CPU it is."""
 
 
-def _cpu_call(step):
-    start = time.perf_counter_ns()
-    result = step()
-    elapsed = time.perf_counter_ns() - start
-    del result
-    return elapsed / 1e6
+class CudaClock:
+    """`flush()` and `time(step)` with CUDA events on the stream that is current when the step begins."""
+
+    settling_calls = 1  # after another process had the GPU, caches of code and of addresses are cold
+
+    def __init__(self):
+        self._event = torch._C._CudaEventBase  # torch.cuda.Event's, whose own methods are Python and can be replaced
+        self._record, self._elapsed = self._event.record, self._event.elapsed_time
+        self._current_stream = torch.cuda.current_stream
+        self._synchronize = torch._C._cuda_synchronize
+        self._reset_persisting = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
+        self._buffer = None
+
+    def flush(self):
+        """Reset what was set to persist in L2, then write and read several times what L2 holds."""
+        if self._buffer is None:
+            cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+            self._buffer = torch.empty(max(CUDA_FLUSH_BYTES, 4 * cache) // 4, device="cuda")
+        if (status := self._reset_persisting()) not in (0, CUDA_ERROR_NOT_SUPPORTED):
+            raise RuntimeError(f"cuCtxResetPersistingL2Cache failed with CUDA error {status}")
+        self._buffer.zero_()
+        self._buffer.sum()
+
+    def time(self, step):
+        """(milliseconds on the stream, milliseconds until the whole device was idle, result) of step().
+
+        All three events are on the stream that was current at the start. The second time holds the work on every stream, and
+        the few microseconds that the host takes to see that the device is idle.
+        """
+        start, end, idle = (self._event(enable_timing=True) for _ in range(3))
+        stream = self._current_stream()
+        self._record(start, stream)
+        result = step()
+        self._record(end, stream)
+        self._synchronize()
+        self._record(idle, stream)
+        self._synchronize()
+        return self._elapsed(start, end), self._elapsed(start, idle), result
+
+    def keep_memory(self):
+        """torch's allocator keeps what is freed."""
+
+    def wait(self):
+        """Until the device is idle."""
+        self._synchronize()
+
+
+class Timed:
+    """A workload under a clock, in the process that runs it."""
+
+    def __init__(self, workload, device, clock):
+        self._workload = workload
+        self._device = device
+        self._clock = clock
+        self._content = None
+        self._result = None
+        self._held = []
+
+    def start(self, seeds):
+        """Warm up with a call for each seed. {"milliseconds": of making content, flushing and calling, "peak_mib"}."""
+        for seed in seeds:
+            began = time.perf_counter()
+            content = self._workload.fresh(seed)
+            self._clock.flush()
+            _, peak_mib = peak_memory(lambda content=content: self._workload(content), self._device)
+            self._clock.wait()
+            milliseconds = (time.perf_counter() - began) * 1e3
+        return {"milliseconds": milliseconds, "peak_mib": peak_mib}
+
+    def time(self, seeds):
+        """Times one call for each seed, each on content of its own, and keeps the last one's result.
+
+        {"samples_ms", "idle_ms"}: see the clocks. The first `settling_calls` of them are for settling.
+        """
+        samples = []
+        for seed in seeds:
+            self._result = None
+            self._content = content = self._workload.fresh(seed)
+            self._clock.flush()
+            *times, self._result = self._clock.time(lambda content=content: self._workload(content))
+            samples.append(times)
+        return {"samples_ms": [on_stream for on_stream, _ in samples], "idle_ms": [until_idle for _, until_idle in samples]}
+
+    def result(self):
+        """(result of the last timed call, names of the gradients, None where it is no list of such)."""
+        return self._result, self._workload.names(self._content)
+
+    def hold(self, seeds):
+        """Make the contents that `repeat` uses."""
+        self._held = [self._workload.fresh(seed) for seed in seeds]
+        self._clock.wait()
+
+    def repeat(self, count):
+        """Call `count` times, back to back, without a clock: the driver holds one outside."""
+        for call in range(count):
+            self._workload(self._held[call % len(self._held)])
+        self._clock.wait()
+
+    def forget(self):
+        """Let go of contents and results."""
+        self._content = self._result = None
+        self._held = []
+
+
+def _copy(result):
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), result)
 
 
 def peak_memory(step, device):
@@ -60,6 +184,8 @@ def peak_memory(step, device):
         result = step()
         torch.cuda.synchronize()
         return result, (torch.cuda.max_memory_allocated() - before) / 2**20
+    if _glibc:
+        _glibc.malloc_trim(0)  # or memory that was freed but kept would be taken without a trace
     try:
         Path("/proc/self/clear_refs").write_text("5")
         before = _resident_kib("VmRSS")

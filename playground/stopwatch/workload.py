@@ -1,50 +1,161 @@
-"""What one timed call does: forward, or forward and backward."""
+"""What one timed call does: forward, or forward and backward, on content that no call has seen before."""
 
+import random
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
 from playground import tensors
 
 MODES = ("forward", "weights", "weights_and_input")
-INPUT_SETS = 3  # rotated, so that no call sees the content of the call before
+GRAPHED = "graphed "  # before the name of a mode: the same step in a CUDA graph
+WARM_UP_CALLS = 3
 
 
-def input_sets(problem, device, seed):
-    """INPUT_SETS lists of the problem's inputs, on the device."""
-    return [tensors.to(tensors.make_inputs(problem, seed + offset), device) for offset in range(INPUT_SETS)]
+def step_of(mode):
+    """The one of MODES whose step is timed in `mode`, which may be in a CUDA graph."""
+    return mode.removeprefix(GRAPHED)
+
+
+@dataclass
+class Content:
+    """The inputs of one call, and the gradients of its outputs (empty where nothing is differentiated)."""
+
+    inputs: list
+    upstream: list
+
+
+def fresh_inputs(problem, seed, device):
+    """What the problem's get_inputs gives after every generator was seeded, made on the device where that works.
+
+    The same seed gives the same content in every process on the same kind of device. A get_inputs that cannot make its tensors
+    there (because it mixes them with others of its own, say) makes them on the CPU, in every process.
+    """
+    try:
+        with torch.device(device):
+            inputs = _seeded(problem, seed)
+    except RuntimeError:
+        inputs = _seeded(problem, seed)
+    return tensors.to(inputs, device)
+
+
+def _seeded(problem, seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return list(problem.get_inputs())
+
+
+def upstream_for(outputs, seed, device):
+    """A gradient for each floating-point output, None for the others; it follows from the seed and the outputs' shapes."""
+    torch.manual_seed(seed + 1)
+    return [
+        torch.rand(output.shape, dtype=output.dtype, device=device) if tensors.differentiable(output) else None
+        for output in outputs
+    ]
 
 
 class Workload:
-    """A model on a rotation of inputs.
+    """One step of a model: `content = workload.fresh(seed)`, which is not timed, then `workload(content)`, which is.
 
     mode "forward" runs without gradients; "weights" trains the parameters; "weights_and_input" the float inputs as well.
-    `memory_format` converts 4-d and 5-d inputs beforehand. Calling the workload runs one step.
+    `memory_format` "channels_last" converts 4-d and 5-d inputs beforehand.
     """
 
-    def __init__(self, model, sets, mode, memory_format=None):
+    def __init__(self, problem, model, mode, device, memory_format=None):
+        self._problem = problem
         self._model = model
         self._mode = mode
-        self._sets = [[_prepared(value, mode, memory_format) for value in inputs] for inputs in sets]
-        self._upstream = None
-        self._calls = 0
+        self._device = device
+        self._memory_format = memory_format
+        self._outputs = None
 
-    def __call__(self):
-        inputs = self._sets[self._calls % INPUT_SETS]
-        self._calls += 1
+    def fresh(self, seed):
+        """Content that follows from the seed."""
+        inputs = [self._prepared(value) for value in fresh_inputs(self._problem, seed, self._device)]
+        if self._mode == "forward":
+            return Content(inputs, [])
+        if self._outputs is None:
+            self._outputs = [output.detach().to("meta") for output in tensors.flatten(self._model(*inputs))]
+        return Content(inputs, upstream_for(self._outputs, seed, self._device))
+
+    def _prepared(self, value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        if self._memory_format == "channels_last" and value.dim() in (4, 5):
+            value = value.to(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
+        return value.detach().requires_grad_(self._mode == "weights_and_input" and tensors.differentiable(value))
+
+    def __call__(self, content):
+        """The outputs as the model gives them, or the list of gradients in the order of `names`."""
         if self._mode == "forward":
             with torch.no_grad():
-                return self._model(*inputs)
-        outputs = [output for output in tensors.flatten(self._model(*inputs)) if output.requires_grad]
-        if self._upstream is None:
-            self._upstream = [torch.rand_like(output) for output in outputs]
+                return self._model(*content.inputs)
+        outputs = tensors.flatten(self._model(*content.inputs))
+        pairs = [(o, g) for o, g in zip(outputs, content.upstream, strict=True) if o.requires_grad]
         wanted = [p for p in self._model.parameters() if p.requires_grad]
         if self._mode == "weights_and_input":
-            wanted += [value for value in inputs if tensors.differentiable(value)]
-        return torch.autograd.grad(outputs, wanted, self._upstream, allow_unused=True)
+            wanted += [value for value in content.inputs if tensors.differentiable(value)]
+        return torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+
+    def names(self, content):
+        """Of the gradients: the parameters', then input0, input1, ... as tensors.gradients calls them; None for outputs."""
+        if self._mode == "forward":
+            return None
+        names = [name for name, p in self._model.named_parameters() if p.requires_grad]
+        if self._mode == "weights_and_input":
+            names += [f"input{i}" for i, value in enumerate(content.inputs) if tensors.differentiable(value)]
+        return names
 
 
-def _prepared(value, mode, memory_format):
-    if not isinstance(value, torch.Tensor):
-        return value
-    if memory_format == "channels_last" and value.dim() in (4, 5):
-        value = value.to(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
-    return value.detach().requires_grad_(mode == "weights_and_input" and tensors.differentiable(value))
+class Graphed:
+    """The step of a workload in a CUDA graph, forward and backward in one.
+
+    `fresh` writes new content into the graph's own inputs and upstream gradients, a call replays the graph, and its result lies
+    in the graph's memory until the next call. Made as torch's notes on CUDA graphs say: warm-up on a side stream, then capture.
+    Raises whatever the capture raises, as for a model that waits for the device.
+    """
+
+    def __init__(self, workload, seed):
+        self._workload = workload
+        self._static = workload.fresh(seed)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_CALLS):
+                workload(self._static)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        self._result = _captured(self._graph, lambda: workload(self._static))
+
+    def fresh(self, seed):
+        new = self._workload.fresh(seed)
+        for mine, value in zip(self._static.inputs + self._static.upstream, new.inputs + new.upstream, strict=True):
+            if isinstance(mine, torch.Tensor):
+                with torch.no_grad():
+                    mine.copy_(value)
+            elif mine != value:
+                raise ValueError(f"get_inputs gave {mine!r}, which the graph keeps, and now gives {value!r}")
+        return self._static
+
+    def __call__(self, content):
+        self._graph.replay()
+        return self._result
+
+    def names(self, content):
+        return self._workload.names(content)
+
+
+def _captured(graph, step):
+    """The result of step(), captured into the graph. Raises what step raised, not what the capture's end says after it."""
+    raised = []
+    try:
+        with torch.cuda.graph(graph):
+            try:
+                return step()
+            except Exception as exception:
+                raised.append(exception)
+                raise
+    except Exception as exception:
+        raise (raised or [exception])[0] from None

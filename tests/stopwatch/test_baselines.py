@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground.stopwatch.baselines import BASELINES, names_for, prepared
+from playground.stopwatch.baselines import BASELINES, names_for, peers, precision_of, prepare
 
 FLAGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
 
@@ -25,10 +25,10 @@ def x():
 
 @pytest.mark.parametrize("name", [name for name, baseline in BASELINES.items() if not baseline.compiled])
 def test_it_computes_the_same(model, x, name):
-    with torch.no_grad():
+    with torch.no_grad(), precision_of(BASELINES[name]):
         expected = model(x)
-        with prepared(model, BASELINES[name]) as (prepared_model, _):
-            torch.testing.assert_close(prepared_model(x), expected)
+        prepared, _ = prepare(model, BASELINES[name])
+        torch.testing.assert_close(prepared(x), expected)
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -36,8 +36,8 @@ def test_the_model_is_not_changed(model, x, name):
     model(x)
     before = {key: (value.clone(), value.stride(), value.data_ptr()) for key, value in model.state_dict().items()}
     modules = list(model.modules())
-    with prepared(model, BASELINES[name]):
-        pass
+    prepared, _ = prepare(model, BASELINES[name])
+    assert prepared is not model
     for key, value in model.state_dict().items():
         content, stride, address = before[key]
         assert torch.equal(value, content) and value.stride() == stride and value.data_ptr() == address
@@ -45,47 +45,51 @@ def test_the_model_is_not_changed(model, x, name):
     assert not hasattr(model, "_orig_mod")
 
 
-def test_eager_is_the_model_itself(model):
-    with prepared(model, BASELINES["eager"]) as (prepared_model, memory_format):
-        assert prepared_model is model and memory_format is None
-
-
 def test_channels_last_converts_the_weights_beforehand(model, x):
     model(x)
-    with prepared(model, BASELINES["channels_last"]) as (converted, memory_format):
-        assert memory_format == "channels_last"
-        assert converted[0].weight.is_contiguous(memory_format=torch.channels_last)
-        assert converted[2].weight.is_contiguous(memory_format=torch.channels_last_3d)
-        assert converted[4].weight.is_contiguous()
+    converted, memory_format = prepare(model, BASELINES["channels_last"])
+    assert memory_format == "channels_last"
+    assert converted[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert converted[2].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert converted[4].weight.is_contiguous()
 
 
 def test_compiled_is_a_compiled_copy(model, x):
     model(x)
-    with prepared(model, BASELINES["compile"]) as (compiled, memory_format):
-        assert memory_format is None
-        assert isinstance(compiled, torch._dynamo.OptimizedModule)
-        assert compiled._orig_mod is not model
-        assert torch.equal(compiled._orig_mod[0].weight, model[0].weight)
+    compiled, memory_format = prepare(model, BASELINES["compile"])
+    assert memory_format is None
+    assert isinstance(compiled, torch._dynamo.OptimizedModule)
+    assert compiled._orig_mod is not model
+    assert torch.equal(compiled._orig_mod[0].weight, model[0].weight)
+
+
+def test_what_torch_would_stop_compiling_is_an_error():
+    """A frame that was compiled too often would run uncompiled, and be timed as if it were not."""
+
+    compiled, _ = prepare(nn.ReLU(), BASELINES["compile"])
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compiled(torch.ones(2))
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            compiled(torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_strict_forbids_tf32_and_the_flags_come_back(model, x, name):
-    model(x)
+def test_strict_forbids_tf32_and_the_flags_come_back(name):
     before = precisions()
-    with prepared(model, BASELINES[name]):
+    with precision_of(BASELINES[name]):
         assert precisions() == (["ieee"] * 3 if BASELINES[name].strict else before)
     assert precisions() == before
 
 
 @pytest.mark.parametrize("name", ["eager", "eager_fp32"])
 @pytest.mark.parametrize("at_first", ["tf32", "ieee", "none"])
-def test_the_flags_come_back_after_an_exception(model, name, at_first):
+def test_the_flags_come_back_after_an_exception(name, at_first):
     original = precisions()
     try:
         for flag in FLAGS:
             flag.fp32_precision = at_first
         before = precisions()
-        with pytest.raises(ZeroDivisionError), prepared(model, BASELINES[name]):
+        with pytest.raises(ZeroDivisionError), precision_of(BASELINES[name]):
             raise ZeroDivisionError
         assert precisions() == before
     finally:
@@ -93,17 +97,39 @@ def test_the_flags_come_back_after_an_exception(model, name, at_first):
             flag.fp32_precision = precision
 
 
+STRICT = ["eager_fp32", "channels_last_fp32", "compile_fp32"]
+
+
 @pytest.mark.parametrize(
-    "place, mode, quick, names",
+    "place, mode, quick, max_autotune, strict, names",
     [
-        ("cpu", "forward", True, ["eager", "channels_last"]),
-        ("cpu", "forward", False, ["eager", "channels_last", "compile"]),
-        ("cpu", "weights", True, ["eager"]),
-        ("cpu", "weights_and_input", False, ["eager", "compile"]),
-        ("cuda", "forward", True, ["eager", "channels_last", "eager_fp32"]),
-        ("cuda", "forward", False, ["eager", "channels_last", "compile", "eager_fp32", "compile_fp32"]),
-        ("cuda", "weights", False, ["eager", "compile", "eager_fp32", "compile_fp32"]),
+        ("cpu", "forward", True, False, False, ["eager", "channels_last"]),
+        ("cpu", "forward", False, False, False, ["eager", "channels_last", "compile"]),
+        ("cpu", "forward", False, True, False, ["eager", "channels_last", "compile", "compile_max"]),
+        ("cpu", "weights", True, False, False, ["eager"]),
+        ("cpu", "weights_and_input", False, False, False, ["eager", "compile"]),
+        ("cuda", "forward", True, False, False, ["eager", "channels_last", "eager_fp32", "channels_last_fp32"]),
+        ("cuda", "forward", False, False, False, ["eager", "channels_last", "compile", *STRICT]),
+        ("cuda", "weights", False, False, False, ["eager", "compile", "eager_fp32", "compile_fp32"]),
+        (
+            "cuda",
+            "weights",
+            False,
+            True,
+            False,
+            ["eager", "compile", "compile_max", "eager_fp32", "compile_fp32", "compile_max_fp32"],
+        ),
+        ("cuda", "forward", False, False, True, ["eager", "channels_last", "compile"]),
     ],
 )
-def test_names(place, mode, quick, names):
-    assert names_for(place, mode, quick) == names
+def test_names(place, mode, quick, max_autotune, strict, names):
+    assert names_for(place, mode, quick, max_autotune, strict) == names
+    assert set(names) <= set(BASELINES)
+
+
+def test_peers_are_at_least_as_precise():
+    names = ["eager", "compile", "eager_fp32", "compile_fp32"]
+    assert peers(names, "tf32") == names, "what is stricter and faster counts as well"
+    assert peers(names, "fp16") == names
+    assert peers(names, "fp32") == ["eager_fp32", "compile_fp32"]
+    assert peers(["eager", "compile"], "fp32") == ["eager", "compile"], "where there is no TF32 all are strict"

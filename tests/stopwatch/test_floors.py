@@ -6,26 +6,26 @@ import torch.nn as nn
 
 from playground import catalog
 from playground.machine.ceilings import Ceilings
-from playground.stopwatch.floors import Floor, Work, count_work, floor
+from playground.stopwatch.floors import Floor, Work, as_written, count_work, floor
 
 H200 = Ceilings(read_bytes_per_second=4.35e12, copy_bytes_per_second=4.26e12, fp32_flops=51e12, tf32_flops=400e12)
 
 
-def at_full_size(name):
+def at_full_size(name, mode="forward"):
     """Work of one of our models as it stands, without any memory."""
     problem = catalog.load_problem(catalog.find_model(name).path)
     with torch.device("meta"):
         model, inputs = problem.Model(*problem.get_init_inputs()), problem.get_inputs()
-        return count_work(name, model, inputs, [model(*inputs)])
+        return count_work(name, model, inputs, [model(*inputs)], mode)
 
 
 # Bytes: input, parameters, output, 4 each. Operations: 2 for each product.
 WORK = {
     # 95 x 95 pooled positions, 64 channels, one product of size 8 * 3 * 3 each: pooling moved in front of the weights
     "conv_pool_sigmoid_sum": Work(4 * (128 * 8 * 384 * 384 + 64 * 8 * 9 + 64 + 128), 2 * 128 * 95 * 95 * 64 * 8 * 9),
-    # every place of the convolution, because each may be the maximum
+    # 7 x 31 x 31 windows of 2 x 2 x 2 places of the convolution, for each of which F(2,3) needs 4 x 4 x 4 products a channel
     "conv3d_div_max_gap_bias_sum": Work(
-        4 * (128 * 8 * 16 * 64 * 64 + 16 * 8 * 27 + 16 + 16 + 128), 2 * 128 * 16 * 14 * 62 * 62 * 8 * 27
+        4 * (128 * 8 * 16 * 64 * 64 + 16 * 8 * 27 + 16 + 16 + 128), 2 * 128 * 7 * 31 * 31 * 16 * 8 * 64
     ),
     "alexnet_conv1": Work(4 * (256 * 3 * 224 * 224 + 96 * 363 + 96 + 256 * 96 * 55 * 55), 2 * 256 * 96 * 55 * 55 * 363),
 }
@@ -36,11 +36,32 @@ def test_work_of_our_models(name):
     assert at_full_size(name) == WORK[name]
 
 
+# Over forward: a gradient of the output read, one of each parameter written, one of the input written. Operations: as many
+# again for the weights and for the input; where a maximum passes on one place in 8, directly, 27 * 2 for each place.
+IN_TRAINING = {
+    "conv_pool_sigmoid_sum": (4 * (128 + 64 * 72 + 64), 4 * 128 * 8 * 384 * 384, 2 * 128 * 95 * 95 * 64 * 8 * 9),
+    "conv3d_div_max_gap_bias_sum": (
+        4 * (128 + 16 * 8 * 27 + 16 + 16),
+        4 * 128 * 8 * 16 * 64 * 64,
+        2 * 128 * 7 * 31 * 31 * 16 * 8 * 27,
+    ),
+    "alexnet_conv1": (4 * (256 * 96 * 55 * 55 + 96 * 363 + 96), 4 * 256 * 3 * 224 * 224, 2 * 256 * 96 * 55 * 55 * 363),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_work_of_training_steps(name):
+    of_weights, of_input, flops = IN_TRAINING[name]
+    forward = WORK[name]
+    assert at_full_size(name, "weights") == Work(forward.bytes + of_weights, forward.flops + flops)
+    assert at_full_size(name, "weights_and_input") == Work(forward.bytes + of_weights + of_input, forward.flops + 2 * flops)
+
+
 def test_work_in_round_figures():
     figures = {name: (round(work.bytes / 1e6), round(work.flops / 1e9, 1)) for name, work in WORK.items()}
     assert figures == {
         "conv_pool_sigmoid_sum": (604, 10.6),
-        "conv3d_div_max_gap_bias_sum": (268, 47.6),
+        "conv3d_div_max_gap_bias_sum": (268, 14.1),
         "alexnet_conv1": (452, 54.0),
     }
 
@@ -50,7 +71,8 @@ def test_work_in_round_figures():
     [
         ("conv_pool_sigmoid_sum", "tf32", "memory", 0.1388),
         ("conv_pool_sigmoid_sum", "fp32", "compute", 0.2088),
-        ("conv3d_div_max_gap_bias_sum", "tf32", "compute", 0.1190),
+        ("conv3d_div_max_gap_bias_sum", "tf32", "memory", 0.0617),
+        ("conv3d_div_max_gap_bias_sum", "fp32", "compute", 0.2766),
         ("alexnet_conv1", "tf32", "compute", 0.1349),
         ("alexnet_conv1", "fp32", "compute", 1.0583),
     ],
@@ -74,14 +96,16 @@ def test_pooling_windows_that_are_not_square():
         {"batch_size": 2, "height": 20, "width": 30, "kernel_size": (3, 5), "pool_kernel_size": (4, 7)},
     )
     model, inputs = problem.Model(*problem.get_init_inputs()), problem.get_inputs()
-    work = count_work("conv_pool_sigmoid_sum", model, inputs, [model(*inputs)])
+    work = count_work("conv_pool_sigmoid_sum", model, inputs, [model(*inputs)], "forward")
     assert work.flops == 2 * 2 * (18 // 4) * (26 // 7) * 64 * 8 * 3 * 5
 
 
 def test_a_model_that_is_not_ours_counts_as_written():
     model, x = nn.Sequential(nn.Linear(10, 20, bias=False), nn.Tanh()), torch.ones(3, 10)
-    work = count_work("linear", model, [x], [model(x)])
+    work = count_work("linear", model, [x], [model(x)], "forward")
     assert work == Work(4 * (30 + 200 + 60), 2 * 3 * 10 * 20)
+    training = count_work("linear", model, [x], [model(x)], "weights_and_input")
+    assert training == Work(4 * (30 + 200 + 60 + 60 + 200 + 30), 3 * 2 * 3 * 10 * 20)
     assert next(model.parameters()).device.type == "cpu", "the model stays where it is"
 
 
@@ -92,5 +116,31 @@ class Scaled(nn.Module):
 
 def test_inputs_that_are_no_float_tensors():
     x, indices = torch.ones(3, 10), torch.zeros(2, dtype=torch.int64)
-    work = count_work("scaled", Scaled(), [x, indices, 0.5], [x[indices]])
+    work = count_work("scaled", Scaled(), [x, indices, 0.5], [x[indices]], "forward")
     assert work == Work(4 * 30 + 8 * 2 + 4 * 20, 0)
+
+
+def test_what_eager_does_operator_by_operator():
+    """A product of 5 x 8 and 8 x 4 with a bias, then relu, then a view, which moves nothing, then a sum."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return torch.relu(self.linear(x)).view(20).sum()
+
+    done = as_written(Model(), [torch.rand(5, 8)], "forward")
+    linear, relu, total = 5 * 8 + 8 * 4 + 4 + 5 * 4, 2 * 5 * 4, 5 * 4 + 1
+    assert done == Work(4 * (linear + relu + total), 2 * 5 * 8 * 4)
+    training = as_written(Model(), [torch.rand(5, 8)], "weights")
+    assert training.flops == 2 * done.flops and training.bytes > 2 * done.bytes
+
+
+def test_what_eager_does_is_never_less_than_the_least():
+    for name in WORK:
+        problem = catalog.load_problem(catalog.find_model(name).path)
+        with torch.device("meta"):
+            done = as_written(problem.Model(*problem.get_init_inputs()), problem.get_inputs(), "forward")
+        assert done.bytes >= WORK[name].bytes and done.flops >= WORK[name].flops

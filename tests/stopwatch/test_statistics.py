@@ -1,9 +1,11 @@
 """Medians, quantiles, and the interval of a ratio."""
 
+import math
+
 import numpy as np
 import pytest
 
-from playground.stopwatch.statistics import ratio, summarise
+from playground.stopwatch.statistics import is_precise, median_interval, paired_ratio, summarise, verdict
 
 
 def test_summary_by_hand():
@@ -16,26 +18,72 @@ def test_an_outlier_moves_nothing():
 
 
 def test_samples_without_noise_have_an_interval_without_width():
-    assert ratio([3.0] * 10, [1.5] * 7) == {"ratio": 2.0, "low": 2.0, "high": 2.0}
-    assert ratio([1.0] * 10, [2.0] * 10)["ratio"] == 0.5
+    assert paired_ratio([[3.0, 3.0]] * 9, [[1.5]] * 9) == {"ratio": 2.0, "low": 2.0, "high": 2.0}
 
 
-def samples(seed, median, count=50):
-    return (median * np.random.default_rng(seed).lognormal(0, 0.1, count)).tolist()
+def test_ratio_by_hand():
+    """Ratios of rounds 1, 2, ..., 9; of 9 values the second from either end enclose the median with 96%."""
+    rounds = [[float(i), float(i), 100.0] for i in (3, 1, 2, 9, 8, 7, 4, 5, 6)]
+    assert paired_ratio(rounds, [[1.0]] * 9) == {"ratio": 5.0, "low": 2.0, "high": 8.0}
 
 
-def test_the_same_samples_give_the_same_interval():
-    assert ratio(samples(1, 3), samples(2, 1)) == ratio(samples(1, 3), samples(2, 1))
+def test_only_rounds_of_both_count():
+    assert paired_ratio([[2.0]] * 6, [[1.0]] * 6 + [[7.0]] * 90)["high"] == 2.0
 
 
-def test_more_samples_narrow_the_interval():
-    few, many = (ratio(samples(1, 3, count), samples(2, 1, count)) for count in (10, 1000))
-    assert many["high"] - many["low"] < (few["high"] - few["low"]) / 4
+@pytest.mark.parametrize("count, k", [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (100, 40)])
+def test_interval_takes_the_tabulated_order_statistics(count, k):
+    """The k of the sign test's 95% interval, from tables (Conover, Practical Nonparametric Statistics, table A3)."""
+    assert median_interval(range(1, count + 1)) == (k, count + 1 - k)
+    missed = 2 * sum(math.comb(count, i) for i in range(k)) / 2**count
+    assert missed <= 0.05 < missed + 2 * math.comb(count, k) / 2**count
+
+
+def test_too_few_values_for_an_interval():
+    with pytest.raises(ValueError, match="needs 6 values, got 5"):
+        median_interval([1.0] * 5)
+
+
+def test_what_slows_both_sides_cancels():
+    """A clock that drops to half in the middle: the times double, the ratio does not move."""
+    pace = [1.0] * 6 + [2.0] * 6
+    assert paired_ratio([[3 * p] for p in pace], [[2 * p] for p in pace]) == {"ratio": 1.5, "low": 1.5, "high": 1.5}
+
+
+def rounds(random, median, count):
+    return (median * random.lognormal(0, 0.05, (count, 3))).tolist()
+
+
+def until_precise(random, true_ratio):
+    """As the driver stops: looks at 9 rounds and after every third further one."""
+    mine, others = [], []
+    while True:
+        more = 9 if not mine else 3
+        mine += rounds(random, 1, more)
+        others += rounds(random, true_ratio, more)
+        found = paired_ratio(others, mine)
+        if is_precise(found) or len(mine) >= 60:
+            return found
 
 
 @pytest.mark.parametrize("true_ratio", [1.0, 1.7, 0.4])
 def test_the_interval_contains_the_truth_in_about_19_of_20_cases(true_ratio):
-    intervals = [ratio(samples(2 * i, true_ratio), samples(2 * i + 1, 1)) for i in range(200)]
+    """Stopping when the interval is narrow costs some of the 95%; it must not cost more than 4 points."""
+    intervals = [until_precise(np.random.default_rng(i), true_ratio) for i in range(400)]
     covered = sum(found["low"] <= true_ratio <= found["high"] for found in intervals)
-    assert 180 <= covered <= 200
+    assert covered >= 0.91 * len(intervals)
     assert all(found["low"] <= found["ratio"] <= found["high"] for found in intervals)
+
+
+@pytest.mark.parametrize(
+    "low, high, word",
+    [(1.02, 1.1, "win"), (0.9, 0.98, "loss"), (0.98, 1.03, "tie"), (1.005, 1.2, "tie"), (0.8, 0.995, "tie"), (0.5, 2.0, "tie")],
+)
+def test_verdict(low, high, word):
+    assert verdict({"ratio": 1.0, "low": low, "high": high}) == word
+
+
+def test_precise_means_both_ends():
+    assert is_precise({"ratio": 2.0, "low": 1.97, "high": 2.03})
+    assert not is_precise({"ratio": 2.0, "low": 1.95, "high": 2.0})
+    assert not is_precise({"ratio": 2.0, "low": 2.0, "high": 2.05})

@@ -1,59 +1,152 @@
-"""The clock, on steps of a known duration and a known size."""
+"""The clock, on steps of a known duration and a known size, and on steps that tamper with it."""
 
+import multiprocessing
 import statistics
 import sys
+import threading
 import time
 
 import pytest
 import torch
 
-from playground.stopwatch.timer import MAX_REPETITIONS, MIN_REPETITIONS, WARM_UP_CALLS, measure, peak_memory
+from playground.stopwatch.timer import CpuClock, Timed, _resident_kib, clock_for, peak_memory
 
 CPU = torch.device("cpu")
 
 
 class Step:
-    """Sleeps, and counts its calls."""
+    """A workload that sleeps; it keeps the seeds of its contents."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds=0.0, result=None):
         self.seconds = seconds
-        self.calls = 0
+        self.result = result
+        self.seeds = []
 
-    def __call__(self):
-        self.calls += 1
+    def fresh(self, seed):
+        self.seeds.append(seed)
+        return seed
+
+    def __call__(self, content):
         time.sleep(self.seconds)
+        return torch.full((2,), float(content)) if self.result is None else self.result
+
+    def names(self, content):
+        return None
 
 
-def test_a_step_of_20_milliseconds():
-    found = measure(Step(0.02), CPU, 0.5)
-    assert min(found["samples_ms"]) >= 20
-    assert statistics.median(found["samples_ms"]) < 30
+def timed(step):
+    return Timed(step, CPU, CpuClock())
 
 
-def test_there_is_a_least_number_of_repetitions():
-    step = Step(0.01)
-    found = measure(step, CPU, 0)
-    assert len(found["samples_ms"]) == MIN_REPETITIONS
-    assert step.calls == WARM_UP_CALLS + MIN_REPETITIONS
+def test_a_step_of_100_milliseconds():
+    found = timed(Step(0.1)).time(range(7))
+    assert min(found["samples_ms"]) >= 100
+    assert statistics.median(found["samples_ms"]) < 150
+    assert found["idle_ms"] == found["samples_ms"]
 
 
-def test_a_longer_budget_gives_more_repetitions():
-    found = measure(Step(0), CPU, 2)
-    assert MIN_REPETITIONS < len(found["samples_ms"]) <= MAX_REPETITIONS
+def test_a_call_for_each_seed_on_content_of_its_own():
+    step = Step()
+    under_clock = timed(step)
+    assert len(under_clock.time([5, 7, 6])["samples_ms"]) == 3
+    assert step.seeds == [5, 7, 6]
+    result, names = under_clock.result()
+    assert torch.equal(result, torch.tensor([6.0, 6.0])) and names is None
+    under_clock.forget()
+    assert under_clock._result is None
 
 
-def test_the_flush_is_not_part_of_the_time():
-    """It takes milliseconds; a step that does nothing takes none."""
-    assert statistics.median(measure(lambda: None, CPU, 0)["samples_ms"]) < 1
+def test_the_flush_and_the_content_are_not_part_of_the_time():
+    """They take milliseconds; a step that does nothing takes none."""
+    step = Step()
+    step.fresh = lambda seed: time.sleep(0.1) or seed
+    assert statistics.median(timed(step).time(range(7))["samples_ms"]) < 50
+
+
+def test_repeat_calls_as_often_as_it_is_told_on_what_is_held():
+    step, seen = Step(), []
+    under_clock = timed(step)
+    under_clock.hold([1, 2])
+    step.__class__ = type("Counting", (Step,), {"__call__": lambda self, content: seen.append(content)})
+    under_clock.repeat(5)
+    assert seen == [1, 2, 1, 2, 1]
+
+
+def test_start_says_how_long_a_call_takes_with_all_around_it():
+    started = timed(Step(0.03)).start([1, 2, 3])
+    assert started["milliseconds"] >= 30
 
 
 def test_an_exception_comes_through():
+    step = Step()
+    step.fresh = lambda seed: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        measure(lambda: 1 / 0, CPU, 0)
+        timed(step).time([1])
+
+
+def test_a_clock_is_bound_before_it_can_be_patched(monkeypatch):
+    under_clock = timed(Step(0.02))
+    for name in ("perf_counter_ns", "perf_counter", "monotonic", "time"):
+        monkeypatch.setattr(time, name, lambda: 0)
+    assert min(under_clock.time(range(3))["samples_ms"]) >= 20
+
+
+def test_what_a_thread_writes_later_is_not_in_the_result():
+    result = torch.zeros(3)
+
+    def later():
+        time.sleep(0.3)
+        result.fill_(1.0)
+
+    class Lazy(Step):
+        def __call__(self, content):
+            threading.Thread(target=later).start()
+            return result
+
+    under_clock = timed(Lazy())
+    under_clock.time([1])
+    time.sleep(0.6)
+    assert result.sum() == 3
+    assert under_clock.result()[0].sum() == 0
+
+
+def test_clocks_of_devices():
+    assert isinstance(clock_for("cpu"), CpuClock)
 
 
 MIB = 2**20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux
+def test_what_is_freed_is_kept():
+    """Otherwise a large tensor's pages come from the kernel in each call, or in some, as the heap happens to lie."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        lazy, kept = pool.map(_mib_held_after_freeing_64, [False, True], chunksize=1)
+    assert lazy < 8
+    assert kept == pytest.approx(64, abs=8)
+
+
+def _mib_held_after_freeing_64(keep):
+    if keep:
+        CpuClock().keep_memory()
+    torch.ones(1000).sum()
+    before = _resident_kib("VmRSS")
+    torch.ones(64 * MIB // 4).sum()
+    return (_resident_kib("VmRSS") - before) / 2**10
+
+
+@linux
+def test_peak_memory_of_what_was_kept():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_peak_of_64_mib_again) == pytest.approx(64, abs=8)
+
+
+def _peak_of_64_mib_again():
+    CpuClock().keep_memory()
+    for _ in range(3):
+        _, peak = peak_memory(lambda: torch.ones(64 * MIB // 4).sum(), CPU)
+    return peak
 
 
 @linux
@@ -77,11 +170,6 @@ def test_peak_memory_leaves_out_what_was_there_before():
     _, peak = peak_memory(lambda: torch.ones(1000), CPU)
     assert peak < 8
     assert kept.sum() == kept.numel()
-
-
-@linux
-def test_measure_reports_the_peak_of_a_step():
-    assert measure(lambda: torch.ones(64 * MIB // 4), CPU, 0)["peak_mib"] == pytest.approx(64, abs=8)
 
 
 def test_where_the_peak_cannot_be_measured_there_is_none(monkeypatch):

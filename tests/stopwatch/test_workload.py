@@ -1,12 +1,15 @@
-"""What one timed call does: its inputs are fresh, and it differentiates what its mode says."""
+"""What one timed call does: its content is fresh and follows from a seed, and it differentiates what its mode says."""
 
+import contextlib
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 
-from playground.stopwatch.workload import INPUT_SETS, MODES, Workload, input_sets
+from playground.stopwatch.workload import MODES, Graphed, Workload, fresh_inputs, upstream_for
 
 CPU = torch.device("cpu")
 
@@ -27,9 +30,12 @@ class Recorder(nn.Module):
         return {"y": self.linear(x)[indices] * self.frozen, "largest": x.argmax()}
 
 
-def sets(*shape, seed=0):
-    problem = SimpleNamespace(get_inputs=lambda: [torch.rand(*shape), torch.tensor([0, 1])])
-    return input_sets(problem, CPU, seed)
+def problem(*shape):
+    return SimpleNamespace(get_inputs=lambda: [torch.rand(*shape), torch.tensor([0, 1])])
+
+
+def workload(model, mode, shape=(2, 4), memory_format=None):
+    return Workload(problem(*shape), model, mode, CPU, memory_format)
 
 
 @pytest.fixture
@@ -38,76 +44,79 @@ def model():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_call_sees_the_content_of_the_call_before(model, mode):
-    workload = Workload(model, sets(2, 4), mode)
-    for _ in range(2 * INPUT_SETS):
-        workload()
-    assert all(not torch.equal(a, b) for a, b in zip(model.seen, model.seen[1:], strict=False))
-    assert len({x.data_ptr() for x in model.seen}) == INPUT_SETS > 2
+def test_content_follows_the_seed(model, mode):
+    made = workload(model, mode)
+    first, same, other = (made.fresh(seed) for seed in (3, 3, 4))
+    assert torch.equal(first.inputs[0], same.inputs[0]) and not torch.equal(first.inputs[0], other.inputs[0])
+    for a, b, c in zip(first.upstream, same.upstream, other.upstream, strict=True):
+        assert (a is b is c is None) or (torch.equal(a, b) and not torch.equal(a, c))
 
 
-def test_content_follows_the_seed(model):
-    for seed in (3, 3, 4):
-        Workload(model, sets(2, 4, seed=seed), "forward")()
-    first, same, other = model.seen
-    assert torch.equal(first, same) and not torch.equal(first, other)
+def test_every_generator_is_seeded():
+    def get_inputs():
+        return [torch.tensor(np.random.rand(3)), torch.full((1,), random.random()), torch.rand(2)]
+
+    first, same, other = (fresh_inputs(SimpleNamespace(get_inputs=get_inputs), seed, CPU) for seed in (1, 1, 2))
+    for a, b, c in zip(first, same, other, strict=True):
+        assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_inputs_that_cannot_be_made_on_the_device_are_moved_there():
+    def get_inputs():
+        return [torch.rand(3) + torch.ones(3, device="cpu"), 0.5]
+
+    x, factor = fresh_inputs(SimpleNamespace(get_inputs=get_inputs), 1, torch.device("meta"))
+    assert x.device.type == "meta" and factor == 0.5
+
+
+def test_upstream_is_for_floats_and_follows_the_seed():
+    outputs = [torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64), torch.zeros(5, dtype=torch.float64)]
+    first, none, third = upstream_for(outputs, 1, CPU)
+    assert none is None and first.shape == (2, 3) and third.dtype == torch.float64
+    assert torch.equal(first, upstream_for(outputs, 1, CPU)[0]) and not torch.equal(first, upstream_for(outputs, 2, CPU)[0])
 
 
 def test_forward_runs_without_gradients(model):
-    outputs = Workload(model, sets(2, 4), "forward")()
+    made = workload(model, "forward")
+    outputs = made(content := made.fresh(1))
     assert not outputs["y"].requires_grad
     assert model.grad_modes == [False]
     assert torch.is_grad_enabled()
+    assert made.names(content) is None
 
 
 def test_weights_differentiates_the_parameters_that_train(model):
-    gradients = Workload(model, sets(2, 4), "weights")()
+    made = workload(model, "weights")
+    gradients = made(content := made.fresh(1))
     assert [tuple(g.shape) for g in gradients] == [(3, 4), (3,)]
-    assert not model.seen[0].requires_grad
+    assert made.names(content) == ["linear.weight", "linear.bias"]
+    assert not model.seen[-1].requires_grad
 
 
 def test_weights_and_input_differentiates_the_float_inputs_as_well(model):
-    gradients = Workload(model, sets(2, 4), "weights_and_input")()
-    assert [tuple(g.shape) for g in gradients] == [(3, 4), (3,), (2, 4)]
-    x = model.seen[0]
-    assert x.requires_grad and x.is_leaf
-    weight, bias, of_x = gradients
-    upstream = of_x @ torch.linalg.pinv(model.linear.weight.detach())
-    torch.testing.assert_close(weight, upstream.T @ x.detach(), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(bias, upstream.sum(0), rtol=1e-3, atol=1e-4)
+    made = workload(model, "weights_and_input")
+    weight, bias, of_x = made(content := made.fresh(1))
+    assert made.names(content) == ["linear.weight", "linear.bias", "input0"]
+    upstream = content.upstream[1]  # of "y", which comes behind "largest" in the order of the keys
+    upstream = upstream if upstream is not None else content.upstream[0]
+    torch.testing.assert_close(of_x, upstream @ model.linear.weight.detach())
+    torch.testing.assert_close(weight, upstream.T @ content.inputs[0].detach())
+    torch.testing.assert_close(bias, upstream.sum(0))
 
 
 def test_nothing_is_accumulated(model):
-    workload = Workload(model, sets(2, 4), "weights_and_input")
-    first = workload()
-    for _ in range(INPUT_SETS - 1):
-        workload()
-    again = workload()
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), "the same input set, the same gradients"
+    made = workload(model, "weights_and_input")
+    first, again = (made(made.fresh(seed)) for seed in (1, 1))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert all(p.grad is None for p in model.parameters()) and all(x.grad is None for x in model.seen)
-
-
-def test_modes_share_the_inputs_and_leave_them_as_they_are(model):
-    """The sets are made once a process; what one mode does to its own views of them does not show in the next."""
-    inputs = sets(2, 4)
-    before = [x.clone() for x, _ in inputs]
-    for mode in ("weights_and_input", "forward", "weights"):
-        Workload(model, inputs, mode)()
-    assert [x.requires_grad for x in model.seen] == [True, False, False]
-    assert len({x.data_ptr() for x in model.seen}) == 1
-    assert not any(x.requires_grad for x, _ in inputs)
-    assert all(torch.equal(x, old) for (x, _), old in zip(inputs, before, strict=True))
 
 
 @pytest.mark.parametrize(
     "shape, layout", [((2, 3, 4, 4), torch.channels_last), ((2, 3, 2, 4, 4), torch.channels_last_3d), ((2, 4), None)]
 )
-@pytest.mark.parametrize("mode", MODES)
-def test_inputs_are_converted_beforehand(model, shape, layout, mode):
-    Workload(model, sets(*shape), mode, memory_format="channels_last")()
-    (x,) = model.seen
+def test_inputs_are_converted_beforehand(model, shape, layout):
+    x = workload(model, "forward", shape, "channels_last").fresh(1).inputs[0]
     assert x.is_contiguous(memory_format=layout or torch.contiguous_format)
-    assert x.requires_grad == (mode == "weights_and_input") and x.is_leaf
 
 
 class Unused(nn.Module):
@@ -120,5 +129,59 @@ class Unused(nn.Module):
 
 
 def test_a_parameter_without_gradient_is_none():
-    used, unused = Workload(Unused(), sets(2, 4), "weights")()
+    made = workload(Unused(), "weights")
+    used, unused = made(made.fresh(1))
     assert used.shape == (4,) and unused is None
+
+
+class FakeGraph:
+    """Stands for torch.cuda.CUDAGraph where there is no GPU: what is captured runs at once, and a replay runs nothing."""
+
+    def replay(self):
+        pass
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    @contextlib.contextmanager
+    def capturing(graph):
+        try:
+            yield
+        except Exception as exception:
+            raise RuntimeError("the end of a failed capture") from exception
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_gets_new_content_in_its_own_memory(fake_cuda, model, mode):
+    graphed, plain = Graphed(workload(model, mode), 3), workload(model, mode)
+    captured_on = model.seen[-1]
+    before = captured_on.clone()
+    content, expected = graphed.fresh(4), plain.fresh(4)
+    assert content.inputs[0] is captured_on and not torch.equal(captured_on, before)
+    assert captured_on.requires_grad == (mode == "weights_and_input")
+    for mine, value in zip(content.inputs + content.upstream, expected.inputs + expected.upstream, strict=True):
+        assert (mine is value is None) or torch.equal(mine, value)
+    assert graphed.names(content) == plain.names(expected)
+    assert graphed(content) is graphed(content)
+
+
+def test_a_capture_that_fails_gives_its_own_reason(fake_cuda, model, monkeypatch):
+    seen = workload(model, "weights")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: setattr(model, "linear", None))
+    with pytest.raises(TypeError, match="NoneType"):
+        Graphed(seen, 1)
+
+
+def test_a_graph_cannot_follow_inputs_that_are_no_tensors(fake_cuda):
+    factors = iter(range(10))
+    changing = SimpleNamespace(get_inputs=lambda: [torch.rand(2, 4), next(factors)])
+    graphed = Graphed(Workload(changing, lambda x, factor: x * factor, "forward", CPU), 1)
+    with pytest.raises(ValueError, match="get_inputs gave 0, which the graph keeps, and now gives 1"):
+        graphed.fresh(2)

@@ -1,0 +1,128 @@
+"""What ptxas says of a CUDA text: registers, spills and shared memory of each kernel. Needs nvcc; no GPU, no CUDA in torch."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ARCHITECTURES = ("sm_80", "sm_90a")  # where neither a GPU nor the text's own flags name one
+SECONDS = 300  # for one text and architecture
+
+
+class Refused(Exception):
+    """nvcc does not compile the text; the exception's text is its command and its words."""
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """What a variant hands to load_inline for its device code."""
+
+    text: str
+    flags: tuple = ()
+
+    @property
+    def architectures(self):
+        """Those that the variant's own flags name (load_inline then adds none), or else none."""
+        return tuple(sorted({name for flag in self.flags if "arch" in flag for name in re.findall(r"sm_\d+[af]?", flag)}))
+
+    @property
+    def includes_torch(self):
+        return bool(re.search(r"^\s*#\s*include\s*[<\"](torch|ATen|c10)/", self.text, re.MULTILINE))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a cubin; memory in bytes. `shared` is what is declared statically, what a launch adds is not in it."""
+
+    name: str
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+    @property
+    def spills(self):
+        return self.spill_stores + self.spill_loads > 0
+
+
+def find_nvcc():
+    """The path of nvcc, in the order in which torch looks, or None."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
+    candidates += [Path(found) for found in [shutil.which("nvcc")] if found] + [Path("/usr/local/cuda/bin/nvcc")]
+    return next((str(path) for path in candidates if path.is_file()), None)
+
+
+def describe(codes, capability=None):
+    """{architecture: [a Kernel's fields, ...]} of some DeviceCodes, or {"unknown": why} where that cannot be told.
+
+    Compiled for the architecture that a text's own flags name, or else for a GPU of `capability` such as "9.0", or else for
+    ARCHITECTURES. Never raises for what a text contains.
+    """
+    codes = [code for code in codes if code.text.strip()]
+    if not codes:
+        return {"unknown": "no CUDA text was given to load_inline"}
+    if any(code.includes_torch for code in codes):
+        return {"unknown": "its CUDA text includes PyTorch's headers, which nvcc alone is not asked to compile"}
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return {"unknown": "nvcc is not installed"}
+    usual = (f"sm_{capability.replace('.', '')}",) if capability else ARCHITECTURES
+    found = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="playground-ptxas-") as folder:
+            for code in codes:
+                for architecture in code.architectures or usual:
+                    kernels, _ = compile_cubin(nvcc, code, architecture, Path(folder))
+                    found.setdefault(architecture, []).extend(map(asdict, kernels))
+    except (Refused, OSError, subprocess.SubprocessError) as complaint:
+        return {"unknown": f"nvcc does not compile the text by itself: {_first_error(str(complaint))}"}
+    return found
+
+
+def compile_cubin(nvcc, code, architecture, folder):
+    """(kernels, warnings) of the text for one architecture. Raises Refused."""
+    source = folder / f"text_{architecture}.cu"
+    source.write_text(code.text, encoding="utf-8")
+    named = [flag for flag in code.flags if "arch" not in flag and flag != "-gencode"]
+    command = [nvcc, "-cubin", f"-arch={architecture}", *named, "-Xptxas=-v", source.name, "-o", f"{source.stem}.cubin"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    output = result.stdout + result.stderr
+    if result.returncode:
+        raise Refused(f"{' '.join(command)}\n{output}")
+    warnings = [line for line in output.splitlines() if re.search(r"\bwarning\b", line, re.IGNORECASE)]
+    return _kernels(output, nvcc), warnings
+
+
+def _kernels(output, nvcc):
+    """From ptxas -v, whose lines on a function follow its name."""
+    kernels = []
+    for part in re.split(r"Compiling entry function ", output)[1:]:
+        name = re.match(r"'(.+?)'", part).group(1)
+        # Lines on device functions that were not inlined may stand before or after the kernel's own.
+        own = re.search(rf"Function properties for {re.escape(name)}\n(.+)", part).group(1)
+        stack, stores, loads = map(int, re.search(r"(\d+) bytes stack frame, (\d+).+?(\d+) bytes spill loads", own).groups())
+        used = re.search(r"Used (\d+) registers.*", part)
+        shared = re.search(r"(\d+) bytes smem", used.group())
+        kernels.append(
+            Kernel(_demangled(name, nvcc), int(used.group(1)), stack, stores, loads, int(shared.group(1)) if shared else 0)
+        )
+    return kernels
+
+
+def _demangled(name, nvcc):
+    """Without return type and arguments; as it is where the toolkit has no demangler."""
+    tool = shutil.which("cu++filt", path=str(Path(nvcc).resolve().parent)) or shutil.which("c++filt")
+    if tool is None:
+        return name
+    text = subprocess.run([tool, name], capture_output=True, text=True, check=True).stdout.strip()
+    return re.sub(r"^void ", "", re.sub(r"\((?:[^()]|\([^()]*\))*\)$", "", text))
+
+
+def _first_error(output):
+    lines = [line.strip() for line in output.strip().splitlines()] or [""]
+    return next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[-1])[:300]

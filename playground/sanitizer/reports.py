@@ -1,0 +1,204 @@
+"""What compute-sanitizer prints, as findings.
+
+Its text is read, whose forms NVIDIA's manual shows; of its XML there is no description. A line of it begins with nine equals
+signs. A report is a headline and, further in, what belongs to it:
+
+    ========= Invalid __global__ write of size 4 bytes
+    =========     at fused_tail<(int)1024>(const float *, float *)+0x90 in /home/me/v1_fused_tail.py:93
+    =========     by thread (32,0,0) in block (0,0,0)
+    =========     Address 0x710fdca00400 is out of bounds
+    =========     and is 1 bytes after the nearest allocation at 0x710fdca00000 of size 1,024 bytes
+    =========         Device Frame: ...
+"""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "========="
+_PLACE = r"(?P<function>.+?)[+:](?P<offset>0x[0-9a-fA-F]+)(?: in (?P<file>.+?):(?P<line>\d+))?(?=$|\s)"
+_AT = re.compile(rf"at {_PLACE}")
+_FRAME = re.compile(rf"Device Frame: ?{_PLACE}")
+_WHO = re.compile(r"by thread (?P<thread>\([^)]*\)) in block (?P<block>\([^)]*\))")
+_SEVERITY = re.compile(r"(?:error|warning|warn|info): ?(?:\(warp level programming\) ?)?", re.I)
+_RACE = re.compile(rf"Race reported between (?P<access>Read|Write) access at {_PLACE}")
+_OTHER_ACCESS = re.compile(rf"and (?P<access>Read|Write) access at {_PLACE}")
+_HAZARD = re.compile(r"Potential \w+ hazard detected at __shared__ (?P<address>0x[0-9a-fA-F]+) in block (?P<block>\([^)]*\))")
+_HAZARD_ACCESS = re.compile(rf"(?P<access>Read|Write) Thread (?P<thread>\([^)]*\)) at {_PLACE}")
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: ")
+_ADDRESS = re.compile(r"(?:Address|Access to) 0x[0-9a-fA-F]+ is (.*)")
+_TROUBLES = "Internal Sanitizer Error|Unable to find|not supported|No attachable|terminated before first|Detected overflow"
+_TROUBLE = re.compile(_TROUBLES, re.I)
+
+
+class Unreadable(Exception):
+    """A report of a form that is not known; the text is its headline."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instruction: the function it is in (with template arguments), its offset there, file and line where known."""
+
+    function: str
+    offset: str
+    file: str | None
+    line: int | None
+
+    @classmethod
+    def of(cls, match):
+        line = match["line"]
+        return cls(_without_arguments(match["function"]), match["offset"], match["file"], int(line) if line else None)
+
+    @property
+    def where(self):
+        """What tells it from other places in the source."""
+        return (self.file, self.line) if self.line else (self.function, self.offset)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake of one kernel. `sites` are where it happened, callers behind what they call; `count` is of like reports."""
+
+    tool: str
+    what: str
+    kernel: str
+    sites: tuple
+    block: str | None = None
+    thread: str | None = None
+    other: str = ""  # of a race: the other party
+    count: int = 1
+
+    def concerns(self, kernels, file):
+        """Whether it is about one of these kernels, or about a line of the file."""
+        words = {word for site in self.sites for word in re.findall(r"\w+", site.function)}
+        return bool(words & set(kernels)) or any(_is_same(site.file, file) for site in self.sites)
+
+    def line_in(self, file):
+        """'name.py:65' of the innermost site in the file, or else of the innermost that has a line; None without one."""
+        known = [site for site in self.sites if site.line]
+        site = next((site for site in known if _is_same(site.file, file)), known[0] if known else None)
+        return site and f"{Path(site.file).name}:{site.line}"
+
+    def describe(self, file):
+        """One line, beginning with the place."""
+        place = self.line_in(file)
+        who = [f"block {self.block}"] if self.block else []
+        who += [f"thread {self.thread}"] if self.thread else []
+        more = f", {self.count - 1} more like it" if self.count > 1 else ""
+        text = ", ".join([f"{self.what}{self.other}; kernel {self.kernel}", *who]) + f" ({self.tool}{more})"
+        return f"{place}: {text}" if place else text
+
+
+@dataclass(frozen=True)
+class Log:
+    """What one tool printed: its findings, those alike counted as one; troubles of its own; whether it came to its end."""
+
+    findings: list
+    troubles: list
+    is_complete: bool
+
+
+def read(tool, text):
+    """The Log in the text of a tool. Raises Unreadable for a report that looks like a finding and cannot be understood."""
+    findings, troubles, complete = {}, [], False
+    for headline, lines in _reports(text):
+        if _SUMMARY.match(headline):
+            complete = True
+        elif _TROUBLE.search(headline):
+            troubles.append(headline)
+        else:
+            for finding in _findings(tool, headline, lines):
+                _add(findings, finding)
+    return Log(list(findings.values()), troubles, complete)
+
+
+def _reports(text):
+    """(headline, further lines) of each report."""
+    reports = []
+    for line in text.splitlines():
+        if line.startswith(PREFIX):
+            body = line.removeprefix(PREFIX)
+            if body.strip() and not body.startswith("  "):
+                reports.append((body.strip(), []))
+            elif body.strip() and reports:
+                reports[-1][1].append(body.strip())
+    return reports
+
+
+def _findings(tool, headline, lines):
+    """The findings of a report: none where it is about no kernel, several where more than two accesses race."""
+    headline = headline[match.end() :] if (match := _SEVERITY.match(headline)) else headline
+    if match := _RACE.match(headline):
+        return _races(tool, match, lines)
+    if match := _HAZARD.match(headline):
+        return [_hazard(tool, headline, match, lines)]
+    who = next(filter(None, map(_WHO.match, lines)), None)
+    at = next(filter(None, map(_AT.match, lines)), None)
+    if who is None:
+        return []
+    if at is None:
+        raise Unreadable(headline)
+    frames = tuple(map(Site.of, filter(None, map(_FRAME.match, lines))))
+    addresses = [match[1] for match in map(_ADDRESS.match, lines) if match]
+    addresses += [re.sub(r" at 0x[0-9a-fA-F]+", "", line[7:]) for line in lines if line.startswith("and is ")]
+    what = ": ".join(filter(None, [headline.rstrip("."), ", ".join(addresses)]))
+    sites = (Site.of(at), *frames)
+    return [Finding(tool, what, sites[-1].function, sites, who["block"], who["thread"])]
+
+
+def _races(tool, match, lines):
+    """An analysis: the first access races with each of the others. It names no threads."""
+    others = [other for other in map(_OTHER_ACCESS.match, lines) if other]
+    if not others:
+        raise Unreadable(match.string)
+    return [_race(tool, match, other) for other in others]
+
+
+def _hazard(tool, headline, match, lines):
+    accesses = [access for access in map(_HAZARD_ACCESS.match, lines) if access]
+    if len(accesses) != 2:
+        raise Unreadable(headline)
+    first, second = accesses
+    finding = _race(tool, first, second, f" by thread {second['thread']}")
+    return dataclasses.replace(finding, block=match["block"], thread=first["thread"])
+
+
+def _race(tool, first, second, by=""):
+    site, other = Site.of(first), Site.of(second)
+    place = f"in line {other.line}" if other.line else f"at {other.function}+{other.offset}"
+    what = f"shared memory race: {first['access'].lower()} here"
+    ordered = f" and {second['access'].lower()}{by} {place}, with nothing to order the two"
+    return Finding(tool, what, site.function, (site, other), other=ordered)
+
+
+def _add(findings, finding):
+    """Count those that are alike as one; the first that names its thread speaks for all."""
+    if finding.other:
+        what = "race"
+        places = frozenset(site.where for site in finding.sites)
+    else:
+        what = finding.what.partition(": ")[0]
+        places = finding.sites[0].where
+    key = what, finding.kernel, places
+    known = findings.get(key)
+    if known is None:
+        findings[key] = finding
+    else:
+        better = known if known.thread or not finding.thread else finding
+        findings[key] = dataclasses.replace(better, count=known.count + 1)
+
+
+def _without_arguments(function):
+    """'fused_tail<(int)1024>' of 'void fused_tail<(int)1024>(const float *)'."""
+    depth = 0
+    for at, character in enumerate(function):
+        depth += (character == "<") - (character == ">")
+        if character == "(" and depth == 0 and at and not function.startswith("[clone "):
+            function = function[:at]
+            break
+    return function.removeprefix("void ").strip()
+
+
+def _is_same(named, file):
+    return named is not None and (named == str(file) or (Path(named).name == named == Path(file).name))

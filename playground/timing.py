@@ -1,0 +1,432 @@
+"""How fast is a variant, from the driver's side: which process is asked to call how often, and what follows from the answers.
+
+A variant and its baselines take turns in random order. What the variant's process says of itself is held against the driver's
+own clock, and some of its timed results against the truth. docs/how_times_are_taken.md is the long form of this file.
+"""
+
+import math
+import secrets
+import time
+from dataclasses import dataclass
+
+from playground.machine import clocks
+from playground.machine.ceilings import Ceilings
+from playground.stopwatch import floors, statistics
+from playground.stopwatch.baselines import BASELINES, names_for, peers
+from playground.stopwatch.timer import CpuClock, CudaClock
+from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS, step_of
+from playground.worker import WorkerFailure, WorkerProcess
+
+VARIANT = "variant"
+MIN_ROUNDS, MAX_ROUNDS = 9, 200
+ROUNDS_BETWEEN_LOOKS = 3
+BATCH_MS = 60  # about what one side is asked to do at a time, all around the calls included
+MAX_CALLS = 10  # of a batch, on average 1.5 times as many
+RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}
+GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
+LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
+SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuClock), ("cuda", CudaClock))}
+
+# Beyond these a variant's own times are not believed; see `claims` and `count_other_streams`.
+HIDDEN_SHARE = 0.5
+HIDDEN_MS = {"cpu": 0.05, "cuda": 0.1}
+EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
+LATE_MS, LATE_SHARE = 0.005, 0.02
+
+
+class Rejected(Exception):
+    """What was timed is not what was checked, or the times are not true; the text is the reason."""
+
+
+class _BaselineFailed(Exception):
+    """A baseline ran at first and then did not; the process of all of them is gone."""
+
+
+class Side:
+    """One that is timed, in a process that `ask(request, **arguments)` reaches; a round is a list of samples."""
+
+    def __init__(self, name, mode, settling_calls, ask):
+        self.name = name
+        self.rounds = []
+        self.idle_rounds = []
+        self.mode = mode
+        self._settling_calls = settling_calls
+        self._ask = ask
+
+    def start(self):
+        """Warm up. Returns the reply, which `resume` takes where the side is already warm."""
+        started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
+        self.resume(started)
+        return started
+
+    def resume(self, started):
+        per_call = max(started["milliseconds"], 1e-3) if math.isfinite(started["milliseconds"]) else BATCH_MS
+        self._calls = max(1, min(MAX_CALLS, round(BATCH_MS / per_call)))
+        self.peak_mib = started["peak_mib"]
+
+    def play(self, last_seed):
+        """One round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
+        calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
+        seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
+        answer = self.ask("time", seeds=seeds)
+        for key, rounds in (("samples_ms", self.rounds), ("idle_ms", self.idle_rounds)):
+            samples = answer[key]
+            if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
+                raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
+            rounds.append(samples[self._settling_calls :])
+
+    def ask(self, request, **arguments):
+        return self._ask(request, side=self.name, mode=self.mode, **arguments)
+
+    @property
+    def samples(self):
+        return [sample for samples in self.rounds for sample in samples]
+
+    @property
+    def median(self):
+        return statistics.summarise(self.samples)["median"]
+
+    def back_to_back(self, count, held=2):
+        """Milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
+        self.ask("hold", seeds=[new_seed() for _ in range(held)])
+        began = time.perf_counter()
+        self.ask("repeat", count=count)
+        return (time.perf_counter() - began) * 1e3 / count
+
+
+@dataclass
+class Budget:
+    """`seconds` for the rounds of one mode beyond the least number; a request may take `time_limit` seconds."""
+
+    seconds: float
+    time_limit: float
+
+
+class Stopwatch:
+    """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
+
+    `original` are the arguments of baselines.load. `truth` is a playground.judging.Truth that has prepared its probes.
+    """
+
+    def __init__(self, task, original, truth, options, progress, measured):
+        self._task = task
+        self._original = original
+        self._truth = truth
+        self._options = options
+        self._progress = progress
+        self._measured = measured  # ceilings by place, shared by all models
+        self._worker = None
+        self._started = {}
+        self._unavailable = {}
+        self._secret_seeds = {}
+        self._work = {}
+
+    def time(self, worker, result):
+        """The timing keys of the result of a variant that `worker` has loaded and judged. Raises Rejected, WorkerFailure."""
+        timed = self._time_mode(worker, result, "forward")
+        if self._options.training:
+            modes = _training_modes(result["check"]["gradients"])
+            timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
+        if self._task.place == "cuda":
+            self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
+        return timed | {"ceilings": self._measured.get(self._task.place)}
+
+    def _add_graphed(self, worker, result, modes):
+        """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
+
+        They come last, since a capture that fails may leave the process in a state of its own: none is tried after it.
+        """
+        failed = None
+        for step, timings in modes.items():
+            timings["graphed"] = None
+            if not launches_count(timings):
+                continue
+            if failed:
+                timings["graphed"] = {"unavailable": f"not tried after that of another mode had failed: {failed}"}
+                continue
+            try:
+                timings["graphed"] = self._time_graphed(worker, result, step, timings)
+            except WorkerFailure as failure:
+                failed = str(failure)
+                timings["graphed"] = {"unavailable": failed}
+
+    def _time_graphed(self, worker, result, step, eager):
+        """The timings of a step under a CUDA graph; `eager` are those without."""
+        slow = too_slow_to_graph(eager["baselines_ms"])
+        timings = self._time_mode(worker, result, GRAPHED + step, slow)
+        return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings, slow)}
+
+    def _time_mode(self, worker, result, mode, not_graphed=()):
+        """The timings of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph."""
+        while True:
+            variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker))
+            variant.start()
+            others = self._start_baselines(mode, not_graphed)
+            clocks_before = self._sample_clocks()
+            try:
+                self._race(variant, others, result, mode)
+                break
+            except _BaselineFailed:
+                continue  # without it
+        clocks_after = self._sample_clocks()
+        notes = clocks.notes(clocks_before, clocks_after)
+        eager = next((side for side in others if side.name == "eager"), None)
+        if eager and count_other_streams(variant, eager):
+            notes.append("work on other streams went on after the current one was done: all of it is counted")
+        back_to_back, note = self._compare_with_own_clock(variant, eager)
+        notes += note
+        return {
+            "time_ms": statistics.summarise(variant.samples),
+            "peak_mib": variant.peak_mib,
+            "speedup": {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others},
+            "baselines_ms": {side.name: statistics.summarise(side.samples) for side in others},
+            "baselines_unavailable": dict(self._unavailable.get(mode, {})),
+            "outcome": outcome(variant, others, result),
+            "rounds": len(variant.rounds),
+            "calls": len(variant.samples),
+            "rechecked": RECHECKS[step_of(mode)],
+            "back_to_back_ms": back_to_back,
+            "clocks": clocks.record(clocks_before, clocks_after),
+            "notes": notes,
+            **self._floor(result, step_of(mode)),
+        }
+
+    def _race(self, variant, others, result, mode):
+        """Rounds until the ratios that matter are precise or the time is up."""
+        recheck_in = set(_drawn(MIN_ROUNDS, RECHECKS[step_of(mode)]))
+        secret = list(self._secrets(mode))
+        running, deadline = [variant, *others], None
+        while True:
+            rechecked = len(variant.rounds) in recheck_in
+            for side in _shuffled(running):
+                seed = secret.pop() if side is variant and rechecked else new_seed()
+                try:
+                    side.play(seed)
+                except WorkerFailure as failure:
+                    if side is variant:
+                        raise
+                    self._unavailable[mode][side.name] = str(failure)
+                    raise _BaselineFailed from failure
+                if side is variant and rechecked:
+                    self._recheck(variant, seed, result, mode)
+            done = len(variant.rounds)
+            if done == 1:
+                deadline = time.monotonic() + self._options.seconds
+            if done >= MIN_ROUNDS and (done - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
+                rivals = _rivals(variant, others, result)
+                ratios = [statistics.paired_ratio(side.rounds, variant.rounds) for side in rivals]
+                if all(map(statistics.is_precise, ratios)) or time.monotonic() > deadline or done >= MAX_ROUNDS:
+                    return
+                running = [variant, *rivals]
+
+    def _secrets(self, mode):
+        """Seeds whose truth the referee knows: the same for all variants, each of which meets them at a time of its own."""
+        if mode not in self._secret_seeds:
+            self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)])]
+            for seed in self._secret_seeds[mode]:
+                self._truth.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
+        return self._secret_seeds[mode]
+
+    def _recheck(self, variant, seed, result, mode):
+        """Hold the last timed call's result against the truth."""
+        outputs = self._truth.folder / "timed"
+        outputs.unlink(missing_ok=True)
+        variant.ask("result", outputs=str(outputs))
+        what = "outputs" if step_of(mode) == "forward" else "gradients"
+        compared = self._truth.compare(what, _probe_name(mode, seed), str(outputs), result["variant_precision"])
+        for comparison in compared.values() if what == "gradients" else [compared]:
+            if comparison["complaint"]:
+                raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
+
+    def _compare_with_own_clock(self, variant, eager):
+        """(milliseconds a call back to back, notes). Raises Rejected where the variant's own times cannot be true."""
+        host = (
+            max(0.0, own_clock(eager, eager.median, math.inf) - eager.median) if eager and self._task.place == "cuda" else 0.0
+        )
+        claimed = variant.median
+        limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[self._task.place] + 2 * host
+        seen = own_clock(variant, claimed, limit)
+        if seen <= limit:
+            return seen, []
+        if seen > limit + EXPLAINED_BY_HOST_MS[self._task.place]:
+            raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
+        for rounds in (variant.rounds, variant.idle_rounds):
+            rounds[:] = [[sample + seen - claimed for sample in samples] for samples in rounds]
+        return seen, [f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts"]
+
+    def _start_baselines(self, mode, not_graphed):
+        """A Side for each baseline that runs; why the others do not is kept."""
+        given, step = self._options, step_of(mode)
+        unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
+        names = names_for(self._task.place, step, given.quick, given.max_autotune, given.strict)
+        while True:  # one that fails takes the process of all with it
+            sides = [
+                Side(name, step if name in not_graphed else mode, SETTLING_CALLS[self._task.place], self._ask_baselines)
+                for name in names
+                if name not in unavailable
+            ]
+            if all(self._start_baseline(side, unavailable) for side in sides):
+                return sides
+
+    def _start_baseline(self, side, unavailable):
+        """Whether it runs. A graph is captured anew each time, since a worker keeps those of one mode only."""
+        if (side.name, side.mode) in self._started:
+            side.resume(self._started[side.name, side.mode])
+            return True
+        label = BASELINES[side.name].label
+        self._progress.started("baseline", self._task.model.name, label)
+        try:
+            started = side.start()
+            if not side.mode.startswith(GRAPHED):
+                self._started[side.name, side.mode] = started
+        except WorkerFailure as failure:
+            unavailable[side.name] = str(failure)
+        self._progress.finished("baseline", self._task.model.name, label, unavailable.get(side.name, "ready"))
+        return side.name not in unavailable
+
+    def _asker(self, worker):
+        def ask(request, **arguments):
+            return worker.ask(f"candidate.{request}", self._options.time_limit, **arguments)
+
+        return ask
+
+    def _ask_baselines(self, request, **arguments):
+        """Ask the process of the baselines; a new one when the last one died."""
+        if self._worker is None:
+            self._worker = WorkerProcess()
+            self._worker.ask("baselines.load", self._options.time_limit, **self._original)
+        try:
+            return self._worker.ask(f"baselines.{request}", self._options.time_limit, **arguments)
+        except WorkerFailure:
+            self._worker.close()
+            self._worker = None
+            self._started = {}
+            raise
+
+    def _floor(self, result, mode):
+        """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
+        place = self._task.place
+        try:
+            if place not in self._measured:
+                self._measured[place] = self._ask_baselines("ceilings")
+            if mode not in self._work:
+                self._work[mode] = self._ask_baselines("work", name=self._task.model.name, counted=mode)
+        except WorkerFailure as failure:
+            self._unavailable.setdefault(mode, {})["floor"] = str(failure)
+            return {"floor_ms": None, "floor_bound": None, "work": None}
+        work = self._work[mode]
+        found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured[place]), result["precision"])
+        return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+
+    def _sample_clocks(self):
+        return clocks.sample() if self._task.place == "cuda" else None
+
+    def close(self):
+        if self._worker:
+            self._worker.close()
+
+
+def new_seed():
+    return secrets.randbits(31)
+
+
+def launches_count(timings):
+    """Whether a mode, by its timings without a CUDA graph, is timed under one as well: its fastest side takes below 1 ms."""
+    medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
+    return min(medians) < GRAPHED_BELOW_MS
+
+
+def too_slow_to_graph(baselines_ms):
+    """The names of the baselines that need no CUDA graph, by their times without one."""
+    return [name for name, each in baselines_ms.items() if each["median"] > LAUNCHES_COUNT_BELOW_MS]
+
+
+def graph_notes(eager, graphed, slow):
+    """What to say about the baselines of a step under a CUDA graph: which ran without one, and when the best is missing."""
+    notes = []
+    if slow:
+        notes.append(f"more than {LAUNCHES_COUNT_BELOW_MS:g} ms a step, so timed without a graph: {', '.join(slow)}")
+    usual = (eager["outcome"] or {}).get("against")
+    if usual in graphed["baselines_unavailable"]:
+        against = (graphed["outcome"] or {}).get("against")
+        instead = f"the ratio is over {against}" if against else "there is no ratio"
+        notes.append(f"{usual}, the fastest without a graph, could not be timed in one: {instead}")
+    return notes
+
+
+def own_clock(side, claimed, limit):
+    """The least of up to three measurements of milliseconds a call back to back, the first that is within the limit."""
+    seen = side.back_to_back(3)
+    count = max(3, min(1000, round(100 / max(seen, 0.01)), round(1000 / max(claimed, 0.01))))
+    for _ in range(3):
+        if seen <= limit and limit < math.inf:
+            break
+        seen = min(seen, side.back_to_back(count))
+    return seen
+
+
+def count_other_streams(variant, eager):
+    """Count the time until the whole device is idle, where that is later than the stream's end by more than the host explains.
+
+    How long the host takes to see an idle device is what it takes for eager PyTorch. Returns whether anything was counted.
+    """
+    late = _lateness(variant) - _lateness(eager)
+    if late <= max(LATE_MS, LATE_SHARE * variant.median):
+        return False
+    variant.rounds[:] = variant.idle_rounds
+    return True
+
+
+def _lateness(side):
+    pairs = zip(side.rounds, side.idle_rounds, strict=True)
+    differences = [idle - sample for samples, idles in pairs for sample, idle in zip(samples, idles, strict=True)]
+    return statistics.summarise(differences)["median"]
+
+
+def outcome(variant, others, result):
+    """{"verdict", "against", "ratio", "low", "high", "precise", "any_precision"}; None without baselines.
+
+    The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant;
+    "any_precision" names the fastest of all, where that is another one.
+    """
+    rivals = _rivals(variant, others, result)
+    if not rivals:
+        return None
+    ratio = statistics.paired_ratio(rivals[0].rounds, variant.rounds)
+    return {
+        "verdict": statistics.verdict(ratio),
+        "against": rivals[0].name,
+        **ratio,
+        "precise": statistics.is_precise(ratio),
+        "any_precision": rivals[1].name if len(rivals) > 1 else None,
+    }
+
+
+def _rivals(variant, others, result):
+    """The fastest baseline at least as precise as the variant and, where that is another one, the fastest of all."""
+    precise_enough = peers([side.name for side in others], result["variant_precision"] or result["precision"])
+    ranked = sorted(others, key=lambda side: side.median)
+    best = next((side for side in ranked if side.name in precise_enough), None)
+    return [side for side in dict.fromkeys([best, *ranked[:1]]) if side]
+
+
+def _training_modes(gradients):
+    """The modes of which the check has compared gradients."""
+    if not gradients or "unsupported" in gradients:
+        return []
+    modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
+    return modes + (["weights_and_input"] if any(name.startswith("input") for name in gradients) else [])
+
+
+def _probe_name(mode, seed):
+    return f"timed {mode} {seed}"
+
+
+def _drawn(count, how_many):
+    return secrets.SystemRandom().sample(range(count), how_many)
+
+
+def _shuffled(values):
+    values = list(values)
+    secrets.SystemRandom().shuffle(values)
+    return values

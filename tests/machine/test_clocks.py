@@ -1,0 +1,63 @@
+"""What nvidia-smi says, with a program of that name that says what the test wants."""
+
+import pytest
+
+from playground.machine import clocks
+from playground.machine.clocks import Clocks
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """nvidia_smi(script) puts a shell script of that name on the path, and nothing else."""
+
+    def write(script):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return write
+
+
+def test_a_sample(nvidia_smi):
+    nvidia_smi('[ "$2" = 0 ] && echo "1755, 1980, 61, 0x0000000000000024"')
+    assert clocks.sample() == Clocks(1755, 1980, 61, ("power cap", "temperature (software)"))
+
+
+def test_the_gpu_that_torch_uses(nvidia_smi, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5a,1")
+    nvidia_smi('[ "$2" = GPU-5a ] && echo "1980, 1980, 40, 0x0000000000000001"')
+    assert clocks.sample() == Clocks(1980, 1980, 40, ())
+
+
+def test_an_older_driver_calls_reasons_otherwise(nvidia_smi):
+    nvidia_smi('case "$3" in *throttle*) echo "1980, 1980, 40, 0x0000000000000000";; *) exit 2;; esac')
+    assert clocks.sample() == Clocks(1980, 1980, 40, ())
+
+
+@pytest.mark.parametrize("script", ["exit 9", 'echo "[N/A], [N/A], 40, [N/A]"', "echo No devices were found"])
+def test_no_sample(nvidia_smi, script):
+    nvidia_smi(script)
+    assert clocks.sample() is None
+
+
+def test_no_nvidia_smi(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert clocks.sample() is None
+
+
+def test_notes():
+    steady, capped, slow = (
+        Clocks(1980, 1980, 50, ()),
+        Clocks(1950, 1980, 70, ("power cap",)),
+        Clocks(1500, 1980, 85, ("power cap", "temperature (hardware)")),
+    )
+    assert clocks.notes(steady, steady) == []
+    assert clocks.notes(steady, capped) == ["the GPU was slowed down while it was timed: power cap"]
+    assert clocks.notes(steady, slow) == [
+        "the GPU was slowed down while it was timed: power cap, temperature (hardware)",
+        "the SM clock went from 1980 to 1500 MHz while it was timed",
+    ]
+    assert clocks.notes(None, steady) == [] and clocks.record(None, steady) is None
+    assert clocks.record(steady, slow)["after"]["sm_mhz"] == 1500
