@@ -1,44 +1,65 @@
 """conv_pool_sigmoid_sum on the CPU: pooling moved in front of the convolution's weights.
 
 The rewrite: pooling is linear, so the input is pooled once for each place of a weight in the kernel, and the weights
-are applied to those sums. The full-size convolution is never computed.
+are applied to those sums. The full-size convolution is never computed. Training comes with the forward pass: it also computes
+each sample's gradients of the parameters, so that backward only weighs and adds them.
 
 Why it is faster
     PyTorch computes 16 convolution outputs for every pooled one and then averages them. Here each pooled output costs as
     many multiplications as one convolution output: 1.34 GFLOP a sample become 0.083 at the original's size. The box sums
-    are separable, cheap, and stay in a core's cache; the product keeps a tile of output channels x windows in registers,
-    and the sigmoid is applied to that tile, so nothing but one float a chunk leaves the core. While one pooled row is
-    multiplied, the next one's input is fetched into the cache.
+    are separable and made in registers; the product keeps a tile of output channels x windows in registers; the sigmoid is
+    applied to that tile. Nothing but a float a row leaves the core, and what is in use fits into its cache: a row of box sums
+    (28 KB) and the weights (18 KB). While a pooled row is multiplied, the next one's input is fetched, a few cache lines
+    at a time. The gradients of the weights are a second product with box sums that are still in the cache.
 
 Mathematics
     pooled[o,i,j] = 1/p^2 sum over u,v < p of (b[o] + sum over c,d,e of W[o,c,d,e] * x[c, p*i+u+d, p*j+v+e])
                   = b[o] + sum over c,d,e of W[o,c,d,e]/p^2 * S[c,d,e,i,j]
-    S[c,d,e,i,j]  = sum over u,v < p of x[c, p*i+u+d, p*j+v+e] = T[c,d, i, p*j+e]       a box sum of x, inner size C * k * k
-    T is summed down p rows first, then along p columns; it is stored for every column, so the product reads S from it at a
-    stride of p, one broadcast a value. All windows that the floor rule of pooling keeps are used, and no others.
+    S[c,d,e,i,j]  = sum over u,v < p of x[c, p*i+u+d, p*j+v+e]       a box sum of x; the product's inner size is C * k * k
+    S is summed down p rows first. These column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds
+    whole vectors: windows j, j+1, ... lie side by side. The terms that all k neighbouring sums share are added once
+    (sliding_sums). All windows that the floor rule of pooling keeps are used, and no others.
     Only the order of additions differs from the original; the sums have few terms of equal weight, so the error is that of
-    PyTorch. exp in the sigmoid is a polynomial of degree 6 on [-1/2, 1/2] times a power of 2: the sigmoid's relative error is
-    at most 2.8e-7 for |x| < 8 and 1.3e-6 down to -87, below which it stays at 1.6e-38.
+    PyTorch. The sigmoid is 1 / (1 + 2^t), t = -log2(e) * pooled, the factor in the weights. 2^t is a polynomial of degree 5
+    (7.5e-8) times a power of 2; the reciprocal is a division, or with AVX-512 an estimate of 14 bits and one step of Newton's.
+    The sigmoid's relative error is below 7e-7 for |x| < 8 and below 5e-6 down to -80, most of it from the rounding of t; below
+    -86 it stays at 2^-125.
+
+    A sample's output is one number, so its gradients do not need what comes from above:
+    d out[b] / d W[o,c,d,e] = 1/p^2 sum over i,j of delta[b,o,i,j] * S[b,c,d,e,i,j],  delta = s * (1 - s),  s = sigmoid(pooled)
+    d out[b] / d b[o]       = sum over i,j of delta[b,o,i,j]
+    grad_W = sum over b of grad_out[b] * d out[b] / d W. The input's gradient is the forward pass transposed:
+    G[c,d,e,i,j]   = grad_out[b]/p^2 * sum over o of W[o,c,d,e] * delta[b,o,i,j]
+    grad_x[c,h,w]  = sum over d,e of G[c,d,e, (h-d)/p, (w-e)/p], where such a window exists: along the rows first, then down
 
 Loops
-    loop               over                                        where
-    threads            chunks of pooled rows of all samples        at::parallel_for
-    box_sums           input channels, rows, columns               vectors along a row; T in a workspace a thread, L2
-    tiles_sum          windows of the chunk, 6 at a time           T from L2, prefetches the next pooled row
-    tile_sum           input channels, kernel rows and columns     64 channels x 6 windows in 24 vectors of 16 floats
-    last sum           chunks of a sample, in order, in float64    one thread, so the bits do not depend on the threads
-    Vectors have 16, 8 or 4 floats, and tiles 24 or 12 of them, as the machine's registers allow.
+    loop                over                                       where
+    threads             pooled rows; bands of 8 with gradients     at::parallel_for; bands of 12 for the input's gradient
+    box_sums            input channels, columns                    registers; a stretch of 96 windows (POOL_W = 4) to L1 and L2
+    sigmoid_tile        channels, kernel rows, kernel columns      64 outputs x 6 windows in 24 vectors of 16 floats
+    parameter_tile      windows of a stretch                       64 outputs x 6 weights in 24 vectors, added to the band's
+    add_bands           bands of a sample, in order                one thread, as weighted_sum over samples in backward
+    box_gradient_tile   output channels                            6 weights x 64 windows in 24 vectors, delta transposed
+    spread_boxes        channels, pixels                           registers; what later rows need is carried in L2
+    Vectors have 16, 8 or 4 floats, and tiles 24 or 12 of them, as the machine's registers allow. Rows and bands do not depend
+    on the number of threads, and sums over them have a fixed order (of rows in float64): so the bits are fixed, too.
 
 Floor
-    At batch 4: 18.9 MB read, 0.33 GFLOP and 2.3 million sigmoids. At 34 GB/s and 200 GFLOP/s (two cores with AVX-512) 0.6 ms
-    and 1.7 ms; arithmetic binds.
-    Measured on two Zen 4 cores (AMD EPYC, AVX-512), torch 2.13.0, batch 4, medians of 15 interleaved calls: 3.1 ms; PyTorch
-    183 ms, torch.compile 90 ms. On one of the cores: 5.6, 302 and 139 ms. Much of PyTorch's time is page faults in its large
-    temporaries; with an allocator that keeps its memory (glibc's thresholds raised) the three are 3.0, 58 and 35 ms.
+    At batch 4: 18.9 MB read, 0.33 GFLOP and 2.3 million sigmoids. At 19 GB/s and 245 GFLOP/s, which two Cascade Lake cores at
+    2.4 GHz reach (AVX-512, torch 2.13.0), 1.0 and 1.4 ms: arithmetic binds. With gradients of the parameters 2.7 ms, with the
+    input's 4.1 ms.
+    Measured: these loops in a C++ program on such cores, cold caches, best of 40: forward 4.3 ms on one core and 2.4 ms on two,
+    with gradients of the parameters 7.0 and 3.8 ms: 57% and 71% of the floor. Of a row's time on one core the product takes 64%
+    (at 96% of the core's peak), the sigmoids 18%, the box sums 18%; the rest is waiting for memory. PyTorch
+    took 20 times as long forward, 28 times in training of the weights and 17 times with the input's gradient (medians of two
+    rounds beside other work on the machine, which stretched all times about tenfold).
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
-    original takes. Anything else raises. Forward only: a gradient raises NotImplementedError. Needs GCC or Clang.
+    original takes. Anything else raises. Trains, and computes only the gradients that are asked for; second derivatives raise.
+    Gradients of the parameters take batch x parameters floats; that of the input keeps delta, padded_outputs floats a window,
+    from forward to backward, and no x. Deterministic. AVX-512 (with DQ), AVX2 or any other: what the compiler's -march=native
+    finds. Needs GCC or Clang.
 """
 
 import functools
@@ -54,11 +75,17 @@ import torch.nn as nn
 NAME = "conv_pool_sigmoid_sum_cpu_box_sums"
 
 CPP = r"""
+// Needs KERNEL_H, KERNEL_W, POOL_H, POOL_W: loops with known ends are unrolled.
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 // The widest vectors of the machine, and how many of them fit into its registers as accumulators of a tile.
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
 constexpr int LANES = 16, ACCUMULATORS = 24, MAX_VECTORS = 4;
 #elif defined(__AVX__)
 constexpr int LANES = 8, ACCUMULATORS = 12, MAX_VECTORS = 2;
@@ -71,154 +98,523 @@ typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef float unaligned_vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int64_t ceil_div(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
-// A pooled row is worked on in chunks of WINDOWS windows, whose box sums lie in rows of PITCH floats. WINDOWS is a multiple
-// of ACCUMULATORS, so every tile of a chunk is whole; what lies behind the image is computed from zeros and not added.
-constexpr int WINDOWS = std::max(ACCUMULATORS, 384 / POOL_W / ACCUMULATORS * ACCUMULATORS);
-constexpr int PITCH = round_up(WINDOWS * POOL_W + KERNEL_W - 1, LANES) + LANES;
+inline vec load(const float* from) { return *(const unaligned_vec*)from; }
+inline void store(float* to, vec value) { *(unaligned_vec*)to = value; }
+inline vec load_first(const float* from, int64_t count) {
+    vec value = {};
+    for (int64_t i = 0; i < count; ++i) value[i] = from[i];
+    return value;
+}
+inline void store_first(float* to, vec value, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] = value[i];
+}
+
+// Lane i of the result is lane from(i) of a and b put end to end.
+template <class From, int... I>
+inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, from(I)...);
+#else
+    return __builtin_shuffle(a, b, ivec{from(I)...});
+#endif
+}
+#define LANES_FROM(a, b, index) shuffle(a, b, [](int i) constexpr { return index; }, std::make_integer_sequence<int, LANES>())
+
+// COUNT vectors of consecutive floats -> a vector for each remainder of their places modulo COUNT, and back.
+template <int COUNT>
+inline void unzip(vec* v) {
+    if constexpr (COUNT % 2 == 0) {
+        vec even[COUNT / 2], odd[COUNT / 2];
+        for (int i = 0; i < COUNT / 2; ++i) {
+            even[i] = LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i);
+            odd[i] = LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i + 1);
+        }
+        unzip<COUNT / 2>(even), unzip<COUNT / 2>(odd);
+        for (int i = 0; i < COUNT / 2; ++i) v[2 * i] = even[i], v[2 * i + 1] = odd[i];
+    } else if constexpr (COUNT > 1) {
+        float all[COUNT * LANES];
+        for (int i = 0; i < COUNT; ++i) store(all + i * LANES, v[i]);
+        for (int i = 0; i < COUNT; ++i)
+            for (int lane = 0; lane < LANES; ++lane) v[i][lane] = all[lane * COUNT + i];
+    }
+}
+template <int COUNT>
+inline void zip(vec* v) {
+    if constexpr (COUNT % 2 == 0) {
+        vec even[COUNT / 2], odd[COUNT / 2];
+        for (int i = 0; i < COUNT / 2; ++i) even[i] = v[2 * i], odd[i] = v[2 * i + 1];
+        zip<COUNT / 2>(even), zip<COUNT / 2>(odd);
+        for (int i = 0; i < COUNT / 2; ++i) {
+            v[2 * i] = LANES_FROM(even[i], odd[i], i % 2 * LANES + i / 2);
+            v[2 * i + 1] = LANES_FROM(even[i], odd[i], i % 2 * LANES + (i + LANES) / 2);
+        }
+    } else if constexpr (COUNT > 1) {
+        float all[COUNT * LANES];
+        for (int i = 0; i < COUNT; ++i)
+            for (int lane = 0; lane < LANES; ++lane) all[lane * COUNT + i] = v[i][lane];
+        for (int i = 0; i < COUNT; ++i) v[i] = load(all + i * LANES);
+    }
+}
+
+// A pooled row is worked on in stretches of at most WINDOWS windows. A window reaches into the pixels of the HALO next ones.
+constexpr int HALO_H = ceil_div(KERNEL_H - 1, POOL_H), HALO_W = ceil_div(KERNEL_W - 1, POOL_W);
+constexpr int MIN_WINDOWS = round_up(2 * HALO_W + 1, ACCUMULATORS);
+constexpr int WINDOWS = std::max<int>(MIN_WINDOWS, round_up(384 / POOL_W, ACCUMULATORS)), PITCH = round_up(WINDOWS, LANES);
+constexpr int64_t CACHE_FLOATS = 128 << 10;  // half a megabyte, for the box sums of a stretch
+constexpr int LINE = 16;                     // floats in a cache line
+constexpr int64_t BAND = 8;                  // pooled rows whose gradients of the parameters are summed in one place
+constexpr int64_t INPUT_BAND = 12;           // rows of blocks of POOL_H pixels whose gradients are computed in sequence
 
 struct Shape {
     int64_t batch, channels, height, width, outputs;  // of x, and out_channels
     int64_t rows() const { return (height - KERNEL_H + 1) / POOL_H; }
     int64_t columns() const { return (width - KERNEL_W + 1) / POOL_W; }
-    int64_t chunks() const { return (columns() + WINDOWS - 1) / WINDOWS; }
-    int64_t units() const { return batch * rows() * chunks(); }  // what threads share: a chunk of a pooled row of a sample
-    int64_t padded_outputs() const { return round_up(outputs, LANES); }
+    int64_t plane() const { return height * width; }
+    int64_t padded_outputs() const { return round_up(outputs, LINE); }
     int64_t inner() const { return channels * KERNEL_H * KERNEL_W; }
-    int64_t workspace() const { return channels * KERNEL_H * PITCH; }  // floats, for each thread
+    int64_t padded_inner() const { return round_up(inner(), ACCUMULATORS); }
+    int64_t parameters() const { return outputs * (inner() + 1); }
+    int64_t bands() const { return ceil_div(rows(), BAND); }
+    int64_t band_floats() const { return (padded_inner() + 1) * padded_outputs(); }
+    int64_t stretch() const {  // windows at a time
+        const int64_t fit = CACHE_FLOATS / std::max(padded_inner(), padded_outputs()) / ACCUMULATORS * ACCUMULATORS;
+        return std::clamp<int64_t>(fit, MIN_WINDOWS, WINDOWS);
+    }
 };
 
-// 1 / (1 + exp(-x)). NaN stays NaN; below -87 the result stays at exp(-87) = 1.6e-38.
-inline vec sigmoid(vec x) {
-    constexpr float LOG2E = 1.44269504f, ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    vec t = -x;
-    t = t > 87.0f ? vec{} + 87.0f : t;  // written so that NaN fails both comparisons
-    t = t < -87.0f ? vec{} - 87.0f : t;
-    const vec rounded = t * LOG2E + ROUND;
-    const vec f = t * LOG2E - (rounded - ROUND);  // in [-1/2, 1/2], and t * LOG2E = integer + f
-    const vec power = (vec)(((ivec)rounded << 23) + (127 << 23));  // 2^integer: the low bits of `rounded` hold it
-    vec p = f * 1.5403530e-4f + 1.3333558e-3f;
-    p = p * f + 9.6181291e-3f;
-    p = p * f + 5.5504109e-2f;
-    p = p * f + 2.4022651e-1f;
-    p = p * f + 6.9314718e-1f;
-    p = p * f + 1.0f;
-    return 1.0f / (p * power + 1.0f);
+// 2^f = sum of EXP2[n] * f^n with a relative error of 7.5e-8, for f in [0, 1] or [-1/2, 1/2]: what is faster to split off.
+#if defined(__AVX512DQ__)
+constexpr float EXP2[] = {0.99999994f, 0.69315308f, 0.24015361f, 5.5826318e-2f, 8.9893397e-3f, 1.8775767e-3f};
+#else
+constexpr float EXP2[] = {1.0000001f, 0.69314694f, 0.24022120f, 5.5507131e-2f, 9.6755410e-3f, 1.3276472e-3f};
+#endif
+
+// 1 / (1 + 2^t), of several vectors side by side, because each step waits for the one before. NaN stays NaN; beyond 125 the
+// result stays at 2^-125.
+template <int COUNT>
+inline void sigmoids_of_exponents(vec (&t)[COUNT]) {
+    vec f[COUNT], p[COUNT];  // 2^f, and t = f + an integer
+#if defined(__AVX512DQ__)
+    for (int i = 0; i < COUNT; ++i) t[i] = (vec)_mm512_min_ps(_mm512_set1_ps(125.0f), (__m512)t[i]);
+    for (int i = 0; i < COUNT; ++i) f[i] = (vec)_mm512_reduce_ps((__m512)t[i], _MM_FROUND_TO_NEG_INF);
+#else
+    constexpr float ROUND = 12582912.0f + 127.0f;  // 1.5 * 2^23 + 127: adding it rounds to an integer, in the lowest bits
+    vec rounded[COUNT];
+    for (int i = 0; i < COUNT; ++i) t[i] = t[i] > 125.0f ? vec{} + 125.0f : t[i];  // so that NaN fails both comparisons
+    for (int i = 0; i < COUNT; ++i) t[i] = t[i] < -125.0f ? vec{} - 125.0f : t[i];
+    for (int i = 0; i < COUNT; ++i) rounded[i] = t[i] + ROUND;
+    for (int i = 0; i < COUNT; ++i) f[i] = t[i] - (rounded[i] - ROUND);
+#endif
+    for (int i = 0; i < COUNT; ++i) p[i] = f[i] * EXP2[5] + EXP2[4];
+    for (int n = 3; n >= 0; --n)
+        for (int i = 0; i < COUNT; ++i) p[i] = p[i] * f[i] + EXP2[n];
+#if defined(__AVX512DQ__)
+    for (int i = 0; i < COUNT; ++i) p[i] = (vec)_mm512_scalef_ps((__m512)p[i], (__m512)t[i]) + 1.0f;
+    for (int i = 0; i < COUNT; ++i) t[i] = (vec)_mm512_rcp14_ps((__m512)p[i]);
+    for (int i = 0; i < COUNT; ++i) p[i] = 1.0f - p[i] * t[i];
+    for (int i = 0; i < COUNT; ++i) t[i] = t[i] + t[i] * p[i];  // one step of Newton's
+#else
+    for (int i = 0; i < COUNT; ++i) p[i] = p[i] * (vec)((ivec)rounded[i] << 23) + 1.0f;
+    for (int i = 0; i < COUNT; ++i) t[i] = 1.0f / p[i];
+#endif
 }
 
-// weight (outputs, inner) -> packed [inner][padded_outputs], divided by the size of a window; bias padded alike.
+// weight (outputs, inner) -> packed [inner][padded_outputs], and bias alike, times the factors; zeros where there is none.
 void pack(const float* weight, const float* bias, float* packed, float* packed_bias, Shape shape) {
+    constexpr float MINUS_LOG2_E = -1.44269504f;  // so that the product's results are exponents of 2
     const int64_t padded = shape.padded_outputs(), inner = shape.inner();
-    for (int64_t k = 0; k < inner; ++k)
-        for (int64_t o = 0; o < padded; ++o)
-            packed[k * padded + o] = o < shape.outputs ? weight[o * inner + k] / (POOL_H * POOL_W) : 0.0f;
-    for (int64_t o = 0; o < padded; ++o) packed_bias[o] = o < shape.outputs ? bias[o] : 0.0f;
+    for (int64_t o = 0; o < shape.outputs; ++o) {
+        for (int64_t k = 0; k < inner; ++k) packed[k * padded + o] = weight[o * inner + k] * (MINUS_LOG2_E / (POOL_H * POOL_W));
+        packed_bias[o] = bias[o] * MINUS_LOG2_E;
+    }
 }
 
-// sums[c][d][w] = sum over u < POOL_H, v < POOL_W of x[c][d + u][w + v], for the `valid` columns of x that the chunk sees:
-// first down the columns, then along the rows. Behind the valid columns the sums are of zeros or of an earlier channel's.
-inline void box_sums(const float* x, float* sums, int64_t valid, Shape shape) {
-    alignas(64) float column_sums[KERNEL_H][PITCH + round_up(POOL_W, LANES)] = {};
-    for (int64_t c = 0; c < shape.channels; ++c) {
-        const float* plane = x + c * shape.height * shape.width;
-        int64_t w = 0;
-        for (; w + LANES <= valid; w += LANES) {
-            vec in[KERNEL_H + POOL_H - 1];
-            for (int u = 0; u < KERNEL_H + POOL_H - 1; ++u) in[u] = *(const unaligned_vec*)(plane + u * shape.width + w);
-            for (int d = 0; d < KERNEL_H; ++d) {
-                vec sum = in[d];
-                for (int u = 1; u < POOL_H; ++u) sum += in[d + u];
-                *(vec*)(column_sums[d] + w) = sum;
-            }
+// sums[i] = in[i] + ... + in[i + WIDTH - 1]; what all have in common is added once.
+template <int COUNT, int WIDTH>
+inline void sliding_sums(const vec* in, vec* sums) {
+    if constexpr (COUNT > WIDTH) {
+        for (int i = 0; i < COUNT; ++i) {
+            sums[i] = in[i];
+            for (int n = 1; n < WIDTH; ++n) sums[i] += in[i + n];
         }
-        for (; w < valid; ++w)
-            for (int d = 0; d < KERNEL_H; ++d) {
-                float sum = plane[d * shape.width + w];
-                for (int u = 1; u < POOL_H; ++u) sum += plane[(d + u) * shape.width + w];
-                column_sums[d][w] = sum;
-            }
-        for (int d = 0; d < KERNEL_H; ++d) {
-            float* row = sums + (c * KERNEL_H + d) * PITCH;
-            for (w = 0; w < PITCH; w += LANES) {
-                vec sum = *(const vec*)(column_sums[d] + w);
-                for (int v = 1; v < POOL_W; ++v) sum += *(const unaligned_vec*)(column_sums[d] + w + v);
-                *(unaligned_vec*)(row + w) = sum;
-            }
+    } else {
+        sums[COUNT - 1] = in[COUNT - 1];
+        for (int n = COUNT; n < WIDTH; ++n) sums[COUNT - 1] += in[n];
+        for (int i = COUNT - 2; i >= 0; --i) sums[i] = in[i] + sums[i + 1];
+        vec behind = {};
+        for (int i = 1; i < COUNT; ++i) {
+            behind = i == 1 ? in[WIDTH] : behind + in[WIDTH + i - 1];
+            sums[i] += behind;
         }
     }
 }
 
-// One register tile of the product: VECTORS * LANES output channels x POSITIONS windows, then the sigmoid of its first `valid`
-// windows and their sum. `exists` has all bits set in the lanes of channels that exist. Not inlined, because GCC then keeps
-// the tile in registers.
+// Column sums of a block of LANES windows, a vector for each remainder of the column modulo POOL_W, and of AHEAD blocks more.
+constexpr int AHEAD = ceil_div((KERNEL_W + POOL_W - 2) / POOL_W, LANES);
+typedef vec Phases[AHEAD + 1][POOL_W];
+
+template <int COLUMN>
+inline vec column_sums(const Phases& phases) {
+    constexpr int BLOCK = COLUMN / POOL_W / LANES, SHIFT = COLUMN / POOL_W % LANES, PHASE = COLUMN % POOL_W;
+    if constexpr (SHIFT == 0)
+        return phases[BLOCK][PHASE];
+    else
+        return LANES_FROM(phases[BLOCK][PHASE], phases[BLOCK + 1][PHASE], i + SHIFT);
+}
+
+template <int... COLUMN>
+inline void row_sums(const Phases& phases, float* boxes, std::integer_sequence<int, COLUMN...>) {
+    const vec columns[] = {column_sums<COLUMN>(phases)...};
+    vec sums[KERNEL_W];
+    sliding_sums<KERNEL_W, POOL_W>(columns, sums);
+    for (int e = 0; e < KERNEL_W; ++e) store(boxes + e * PITCH, sums[e]);
+}
+
+// boxes[c][d][e][j] = sum over u < POOL_H, v < POOL_W of x[c][d + u][POOL_W * j + e + v], for j < windows: first down the
+// columns, then along the rows, all in registers. Of x, `readable` floats may be read; UNBOUNDED: more than are looked at.
+// Behind the windows, up to a multiple of LANES, sums are of whatever pixels lie there.
+template <bool UNBOUNDED>
+__attribute__((noinline)) void box_sums(const float* x, int64_t readable, float* boxes, int64_t windows, const Shape& shape) {
+    constexpr int TALL = KERNEL_H + POOL_H - 1;
+    for (int64_t c = 0; c < shape.channels; ++c) {
+        Phases phases[KERNEL_H] = {};
+        for (int64_t j = 0; j < windows + AHEAD * LANES; j += LANES) {
+            for (int d = 0; d < KERNEL_H; ++d)
+                for (int a = 0; a < AHEAD; ++a)
+                    for (int u = 0; u < POOL_W; ++u) phases[d][a][u] = phases[d][a + 1][u];
+            if (j * POOL_W < windows * POOL_W + KERNEL_W - 1) {
+                for (int q = 0; q < POOL_W; ++q) {
+                    vec in[TALL], sums[KERNEL_H];
+                    for (int u = 0; u < TALL; ++u) {
+                        const int64_t at = c * shape.plane() + u * shape.width + j * POOL_W + q * LANES;
+                        in[u] = UNBOUNDED ? load(x + at) : load_first(x + at, std::clamp<int64_t>(readable - at, 0, LANES));
+                    }
+                    sliding_sums<KERNEL_H, POOL_H>(in, sums);
+                    for (int d = 0; d < KERNEL_H; ++d) phases[d][AHEAD][q] = sums[d];
+                }
+                for (int d = 0; d < KERNEL_H; ++d) unzip<POOL_W>(phases[d][AHEAD]);
+            }
+            if (j < AHEAD * LANES) continue;
+            float* to = boxes + c * KERNEL_H * KERNEL_W * PITCH + j - AHEAD * LANES;
+            for (int d = 0; d < KERNEL_H; ++d)
+                row_sums(phases[d], to + d * KERNEL_W * PITCH, std::make_integer_sequence<int, KERNEL_W + POOL_W - 1>());
+        }
+    }
+}
+
+// The products. A tile is VECTORS vectors wide and as tall as there are accumulators; the best way to keep it in registers is a
+// function that is not inlined.
+
+// acc[p][v] += sum of left[p] * right[v] over `terms`, each of which lies a step behind the one before.
+template <int VECTORS, int LEFT_PITCH>
+inline void accumulate(vec (&acc)[ACCUMULATORS / VECTORS][VECTORS], const float* left, int64_t left_step, const float* right,
+                       int64_t right_step, int64_t terms) {
+    for (int64_t n = 0; n < terms; ++n, left += left_step, right += right_step) {
+        vec r[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) r[v] = load(right + v * LANES);
+        for (int p = 0; p < ACCUMULATORS / VECTORS; ++p)
+            for (int v = 0; v < VECTORS; ++v) acc[p][v] += r[v] * left[p * LEFT_PITCH];
+    }
+}
+
+// f(std::integral_constant<int, VECTORS>, the first of them), for blocks of at most MAX_VECTORS that make up `vectors`.
+template <class F>
+inline void for_each_block(int64_t vectors, F f) {
+    for (int64_t first = 0; first < vectors; first += MAX_VECTORS) {
+        const int64_t left = vectors - first;
+        if constexpr (MAX_VECTORS == 4) {
+            if (left >= 4) f(std::integral_constant<int, 4>(), first);
+            if (left == 3) f(std::integral_constant<int, 3>(), first);
+            if (left == 2) f(std::integral_constant<int, 2>(), first);
+        } else if (left >= 2)
+            f(std::integral_constant<int, 2>(), first);
+        if (left == 1) f(std::integral_constant<int, 1>(), first);
+    }
+}
+
+// The cache lines of the pixels of which the next pooled row is the first to need them: fetched while this one is multiplied, a
+// few at a time, since a core has only a dozen buffers for lines under way.
+struct Upcoming {
+    const float* row;  // of which `line` comes next
+    int64_t rows, lines, width, plane, line = 0, u = 0;
+    void fetch(int64_t count) {
+        for (; count > 0 && rows > 0; --count) {
+            __builtin_prefetch(row + line * LINE, 0, 2);
+            if (++line < lines) continue;
+            line = 0, --rows;
+            row += ++u == POOL_H ? plane - (POOL_H - 1) * width : width;
+            if (u == POOL_H) u = 0;
+        }
+    }
+};
+
+// What the threads of a forward pass share. Outputs that are not wanted are null.
+struct Forward {
+    Shape shape;
+    const float *x, *weight, *bias;  // weight and bias as packed
+    double* sums;                    // (batch, rows)
+    float* delta;                    // s * (1 - s) of each sigmoid s: (batch, rows, columns, padded_outputs)
+    float* terms;                    // gradients of the parameters: (bands, padded_inner weights and a bias, padded_outputs)
+    int64_t first_band;              // of the batch, to which terms[0] belongs
+};
+
+constexpr int64_t FETCH_TERMS = 6;  // terms of a product from one fetch to the next
+
+// Sigmoids of POSITIONS windows in VECTORS * LANES output channels: their sums to totals, and delta where it is not null.
 template <int VECTORS>
-__attribute__((noinline)) vec tile_sum(const float* sums, const float* packed, const float* bias, const ivec* exists,
-                                       int64_t valid, Shape shape) {
+__attribute__((noinline)) void sigmoid_tile(const Forward& job, const float* boxes, int64_t first_output, int64_t valid,
+                                            float* delta, vec* totals, Upcoming& upcoming, int64_t fetches) {
     constexpr int POSITIONS = ACCUMULATORS / VECTORS;
+    const int64_t padded = job.shape.padded_outputs(), inner = job.shape.inner();
+    const float *weight = job.weight + first_output, *bias = job.bias + first_output;
     vec acc[POSITIONS][VECTORS];
     for (int p = 0; p < POSITIONS; ++p)
-        for (int v = 0; v < VECTORS; ++v) acc[p][v] = *(const unaligned_vec*)(bias + v * LANES);
-    const int64_t padded = shape.padded_outputs(), rows = shape.channels * KERNEL_H;
-    for (int64_t r = 0; r < rows; ++r, sums += PITCH)
-#pragma GCC unroll 4
-        for (int e = 0; e < KERNEL_W; ++e, packed += padded) {
-            vec w[VECTORS];
-            for (int v = 0; v < VECTORS; ++v) w[v] = *(const unaligned_vec*)(packed + v * LANES);
-            for (int p = 0; p < POSITIONS; ++p)
-                for (int v = 0; v < VECTORS; ++v) acc[p][v] += w[v] * sums[p * POOL_W + e];
-        }
-    vec total = {};
+        for (int v = 0; v < VECTORS; ++v) acc[p][v] = load(bias + v * LANES);
+    for (int64_t k = 0; k < inner; k += FETCH_TERMS) {
+        upcoming.fetch(fetches);
+        accumulate<VECTORS, 1>(acc, boxes + k * PITCH, PITCH, weight + k * padded, padded, std::min(FETCH_TERMS, inner - k));
+    }
     for (int p = 0; p < POSITIONS; ++p)
-        if (p < valid)
-            for (int v = 0; v < VECTORS; ++v) total += (vec)((ivec)sigmoid(acc[p][v]) & exists[v]);
-    return total;
-}
-
-// The tiles of one chunk for VECTORS * LANES output channels. Meanwhile the rows of x that the next pooled row will need,
-// from `next` on, are fetched into the cache.
-template <int VECTORS>
-vec tiles_sum(const float* sums, const float* packed, const float* bias, const ivec* exists, int64_t windows,
-              const float* next, Shape shape) {
-    constexpr int POSITIONS = ACCUMULATORS / VECTORS, LINE = 16;
-    const int64_t rows = shape.channels * POOL_H, share = (rows * POSITIONS + windows - 1) / windows;
-    vec total = {};
-    for (int64_t p = 0, row = 0; p < windows; p += POSITIONS) {
-        for (const int64_t end = std::min(rows, row + share); row < end; ++row)
-            for (int64_t w = 0; w < windows * POOL_W; w += LINE)
-                __builtin_prefetch(next + (row / POOL_H * shape.height + row % POOL_H) * shape.width + w, 0, 2);
-        total += tile_sum<VECTORS>(sums + p * POOL_W, packed, bias, exists, windows - p, shape);
-    }
-    return total;
-}
-
-// The sum of sigmoid(pooled) over all output channels of one chunk of a pooled row.
-float chunk_sum(const float* x, const float* packed, const float* packed_bias, float* workspace, int64_t unit, Shape shape) {
-    const int64_t chunk = unit % shape.chunks(), row = unit / shape.chunks() % shape.rows();
-    const int64_t sample = unit / shape.chunks() / shape.rows();
-    const int64_t windows = std::min<int64_t>(WINDOWS, shape.columns() - chunk * WINDOWS), left = chunk * WINDOWS * POOL_W;
-    const float* corner = x + (sample * shape.channels * shape.height + row * POOL_H) * shape.width + left;
-    box_sums(corner, workspace, windows * POOL_W + KERNEL_W - 1, shape);
-    const float* next = corner + (KERNEL_H - 1 + POOL_H) * shape.width;
-
-    vec total = {};
-    for (int64_t o = 0; o < shape.padded_outputs();) {
-        const int64_t vectors = std::min<int64_t>(MAX_VECTORS, (shape.padded_outputs() - o) / LANES);
-        ivec exists[MAX_VECTORS];
-        for (int v = 0; v < MAX_VECTORS; ++v)
-            for (int i = 0; i < LANES; ++i) exists[v][i] = o + v * LANES + i < shape.outputs ? -1 : 0;
-        const float *weights = packed + o, *bias = packed_bias + o;
-        if (vectors == 1) total += tiles_sum<1>(workspace, weights, bias, exists, windows, next, shape);
-        if (vectors == 2) total += tiles_sum<2>(workspace, weights, bias, exists, windows, next, shape);
-        if constexpr (MAX_VECTORS == 4) {
-            if (vectors == 3) total += tiles_sum<3>(workspace, weights, bias, exists, windows, next, shape);
-            if (vectors == 4) total += tiles_sum<4>(workspace, weights, bias, exists, windows, next, shape);
+        if (p < valid) {
+            sigmoids_of_exponents(acc[p]);
+            for (int v = 0; v < VECTORS; ++v) {
+                const vec s = acc[p][v];
+                totals[v] += s;
+                if (delta) store(delta + p * padded + first_output + v * LANES, s - s * s);
+            }
         }
-        o += vectors * LANES;
+}
+
+// terms += delta times POSITIONS rows of box sums, over the windows.
+template <int VECTORS>
+__attribute__((noinline)) void parameter_tile(const float* boxes, const float* delta, int64_t windows, int64_t padded,
+                                              float* terms) {
+    constexpr int POSITIONS = ACCUMULATORS / VECTORS;
+    vec acc[POSITIONS][VECTORS] = {};
+    accumulate<VECTORS, PITCH>(acc, boxes, 1, delta, padded, windows);
+    for (int p = 0; p < POSITIONS; ++p)
+        for (int v = 0; v < VECTORS; ++v) {
+            float* to = terms + p * padded + v * LANES;
+            store(to, load(to) + acc[p][v]);
+        }
+}
+
+inline void add_parameter_terms(const float* boxes, const float* delta, int64_t windows, float* terms, const Shape& shape) {
+    const int64_t padded = shape.padded_outputs();
+    for_each_block(padded / LANES, [&](auto vectors, int64_t first) {
+        constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
+        for (int64_t k = 0; k < shape.inner(); k += POSITIONS)
+            parameter_tile<VECTORS>(boxes + k * PITCH, delta + first * LANES, windows, padded,
+                                    terms + k * padded + first * LANES);
+    });
+    float* bias_terms = terms + shape.padded_inner() * padded;
+    for (int64_t o = 0; o < padded; o += LANES) {
+        vec sum = {};
+        for (int64_t j = 0; j < windows; ++j) sum += load(delta + j * padded + o);
+        store(bias_terms + o, load(bias_terms + o) + sum);
     }
+}
+
+struct ForwardWorkspace {  // of a thread; both begin as zeros
+    float* boxes;          // [padded_inner][PITCH]
+    float* delta;          // [WINDOWS][padded_outputs], where delta is not kept
+};
+inline int64_t boxes_floats(const Shape& shape) { return shape.padded_inner() * PITCH; }
+inline int64_t delta_floats(const Shape& shape) { return WINDOWS * shape.padded_outputs(); }
+
+// The sum of sigmoids of a stretch of a pooled row, in all output channels.
+float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, const ForwardWorkspace& workspace) {
+    const Shape& shape = job.shape;
+    const int64_t windows = std::min(shape.stretch(), shape.columns() - left), padded = shape.padded_outputs();
+    const int64_t pixel = (sample * shape.channels * shape.height + row * POOL_H) * shape.width + left * POOL_W;
+    const int64_t readable = shape.batch * shape.channels * shape.plane() - pixel;
+    const int64_t looked_at = (shape.channels - 1) * shape.plane() + (KERNEL_H + POOL_H - 2) * shape.width +
+                              round_up(windows + HALO_W, LANES) * POOL_W;
+    if (looked_at <= readable)
+        box_sums<true>(job.x + pixel, readable, workspace.boxes, windows, shape);
+    else
+        box_sums<false>(job.x + pixel, readable, workspace.boxes, windows, shape);
+
+    float* terms = nullptr;
+    if (job.terms) terms = job.terms + (sample * shape.bands() + row / BAND - job.first_band) * shape.band_floats();
+    float* delta = job.delta ? job.delta + ((sample * shape.rows() + row) * shape.columns() + left) * padded
+                             : terms ? workspace.delta : nullptr;
+    const int64_t rows_to_fetch = row + 1 < shape.rows() ? shape.channels * POOL_H : 0;
+    Upcoming upcoming{job.x + pixel + (KERNEL_H - 1 + POOL_H) * shape.width, rows_to_fetch, ceil_div(windows * POOL_W, LINE),
+                      shape.width, shape.plane()};
+    const int64_t tiles = ceil_div(windows, ACCUMULATORS / MAX_VECTORS) * ceil_div(padded / LANES, MAX_VECTORS);
+    const int64_t fetches = ceil_div(rows_to_fetch * upcoming.lines, tiles * ceil_div(shape.inner(), FETCH_TERMS));
     float sum = 0.0f;
-    for (int i = 0; i < LANES; ++i) sum += total[i];
+    for_each_block(padded / LANES, [&](auto vectors, int64_t first) {
+        constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
+        vec totals[VECTORS] = {};
+        for (int64_t j = 0; j < windows; j += POSITIONS)
+            sigmoid_tile<VECTORS>(job, workspace.boxes + j, first * LANES, windows - j, delta ? delta + j * padded : nullptr,
+                                  totals, upcoming, fetches);
+        vec total = {};
+        for (int v = 0; v < VECTORS; ++v) {
+            const int64_t exist = shape.outputs - (first + v) * LANES;
+            for (int64_t i = std::clamp<int64_t>(exist, 0, LANES); i < LANES; ++i) totals[v][i] = 0.0f;
+            total += totals[v];
+        }
+        for (int i = 0; i < LANES; ++i) sum += total[i];
+    });
+    if (terms) add_parameter_terms(workspace.boxes, delta, windows, terms, shape);
     return sum;
+}
+
+// All of a pooled row; `index` counts the rows of all samples.
+void forward_row(const Forward& job, int64_t index, const ForwardWorkspace& workspace) {
+    job.sums[index] = 0;
+    for (int64_t left = 0; left < job.shape.columns(); left += job.shape.stretch())
+        job.sums[index] += stretch_sum(job, index / job.shape.rows(), index % job.shape.rows(), left, workspace);
+}
+
+// grads (outputs * inner weights, then the biases) of a sample = the sum of the terms of its bands.
+void add_bands(const float* terms, float* grads, const Shape& shape) {
+    const int64_t padded = shape.padded_outputs(), inner = shape.inner();
+    for (int64_t k = 0; k <= inner; ++k)
+        for (int64_t o = 0; o < padded; o += LANES) {
+            const float* from = terms + (k < inner ? k : shape.padded_inner()) * padded + o;
+            vec sum = load(from);
+            for (int64_t band = 1; band < shape.bands(); ++band) sum += load(from + band * shape.band_floats());
+            for (int64_t i = 0; i < std::min<int64_t>(LANES, shape.outputs - o); ++i)
+                grads[k < inner ? (o + i) * inner + k : shape.outputs * inner + o + i] =
+                    k < inner ? sum[i] / (POOL_H * POOL_W) : sum[i];
+        }
+}
+
+// out[i] = sum over b < batch of weights[b] * in[b][i], for i from begin to end, of rows of `size`.
+void weighted_sum(const float* weights, const float* in, float* out, int64_t batch, int64_t size, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] = 0.0f;
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t i = begin; i < end; ++i) out[i] += weights[b] * in[b * size + i];
+}
+
+// The input's gradient: the forward pass transposed. Windows of a stretch begin at PAD in rows of GRADIENT_PITCH floats, zeros
+// around them, so that those beside the image's edges exist and add nothing.
+constexpr int PAD = round_up(HALO_W, LANES), GRADIENT_PITCH = PAD + PITCH + round_up(HALO_W + 1, LANES) + LANES;
+constexpr int64_t MAX_PIXELS = int64_t(GRADIENT_PITCH) * POOL_W;
+
+struct InputGradient {
+    Shape shape;
+    const float* grad_out;  // (batch)
+    const float* delta;     // as in Forward
+    const float* weight;    // [outputs][padded_inner], divided by the size of a window
+    float* grad_x;
+    int64_t block_rows() const { return ceil_div(shape.height, POOL_H); }
+    int64_t bands() const { return ceil_div(block_rows(), INPUT_BAND); }
+    int64_t stretch() const { return shape.stretch() - HALO_W; }  // windows beyond those that it has from the one before
+    int64_t stretches() const { return ceil_div(shape.columns(), stretch()); }
+    int64_t units() const { return shape.batch * bands() * stretches(); }
+};
+
+struct InputGradientWorkspace {  // of a thread; all begin as zeros
+    float* delta;                // [padded_outputs][PITCH]
+    float* boxes;                // gradients of the box sums: [padded_inner][GRADIENT_PITCH]
+    float* carry;                // what windows of earlier rows give to later ones: [channels][KERNEL_H - 1][MAX_PIXELS]
+};
+
+struct Stretch {
+    int64_t first, left, right;        // windows from `first` are read, pixels from that of `left` are written
+    int64_t left_pixel, right_pixel;
+};
+
+template <int VECTORS>
+__attribute__((noinline)) void box_gradient_tile(const float* weight, int64_t padded_inner, const float* delta, int64_t outputs,
+                                                 float grad_out, float* boxes) {
+    constexpr int POSITIONS = ACCUMULATORS / VECTORS;
+    vec acc[POSITIONS][VECTORS] = {};
+    accumulate<VECTORS, 1>(acc, weight, padded_inner, delta, PITCH, outputs);
+    for (int p = 0; p < POSITIONS; ++p)
+        for (int v = 0; v < VECTORS; ++v) store(boxes + p * GRADIENT_PITCH + v * LANES, acc[p][v] * grad_out);
+}
+
+// boxes[k][j] = grad_out * sum over o of weight[o][k] * delta[j][o] for the windows of a stretch.
+inline void box_gradients(const InputGradient& job, int64_t sample, int64_t row, const Stretch& stretch,
+                          const InputGradientWorkspace& workspace) {
+    const Shape& shape = job.shape;
+    const int64_t windows = stretch.right - stretch.first, padded = shape.padded_outputs();
+    const float* delta = job.delta + ((sample * shape.rows() + row) * shape.columns() + stretch.first) * padded;
+    for (int64_t j = 0; j < windows; j += LANES)
+        for (int64_t o = 0; o < padded; o += LANES) {
+            vec block[LANES];
+            for (int i = 0; i < LANES; ++i) block[i] = j + i < windows ? load(delta + (j + i) * padded + o) : vec{};
+            zip<LANES>(block);  // transposes it
+            for (int i = 0; i < LANES; ++i) store(workspace.delta + (o + i) * PITCH + j, block[i]);
+        }
+    for_each_block(ceil_div(windows, LANES), [&](auto vectors, int64_t first) {
+        constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
+        for (int64_t k = 0; k < shape.inner(); k += POSITIONS)
+            box_gradient_tile<VECTORS>(job.weight + k, shape.padded_inner(), workspace.delta + first * LANES, shape.outputs,
+                                       job.grad_out[sample], workspace.boxes + k * GRADIENT_PITCH + PAD + first * LANES);
+    });
+    for (int64_t k = 0; k < shape.inner(); ++k)
+        for (int64_t j = windows; j < round_up(windows, LANES); ++j) workspace.boxes[k * GRADIENT_PITCH + PAD + j] = 0.0f;
+}
+
+// Gives the gradients of a row of boxes to the pixels: along the rows, then down the columns. Of these, the first POOL_H rows
+// are complete, and written if `write`; the rest is carried to the next row of boxes.
+inline void spread_boxes(const InputGradient& job, int64_t sample, int64_t row, const Stretch& stretch, bool write,
+                         const InputGradientWorkspace& workspace) {
+    const Shape& shape = job.shape;
+    const int64_t pixels = stretch.right_pixel - stretch.left_pixel;
+    for (int64_t c = 0; c < shape.channels; ++c) {
+        const float* boxes = workspace.boxes + c * KERNEL_H * KERNEL_W * GRADIENT_PITCH + PAD + stretch.left - stretch.first;
+        float* carry = workspace.carry + c * (KERNEL_H - 1) * MAX_PIXELS;
+        float* grad_x = job.grad_x + ((sample * shape.channels + c) * shape.height + row * POOL_H) * shape.width +
+                        stretch.left_pixel;
+        for (int64_t j = 0; j * POOL_W < pixels; j += LANES) {
+            vec along[KERNEL_H][POOL_W];
+            for (int d = 0; d < KERNEL_H; ++d) {
+                for (int u = 0; u < POOL_W; ++u) {
+                    along[d][u] = load(boxes + d * KERNEL_W * GRADIENT_PITCH + j);
+                    for (int e = 1; e < KERNEL_W; ++e) {
+                        const int earlier = e > u ? (e - u + POOL_W - 1) / POOL_W : 0;
+                        along[d][u] += load(boxes + (d * KERNEL_W + e) * GRADIENT_PITCH + j - earlier);
+                    }
+                }
+                zip<POOL_W>(along[d]);
+            }
+            for (int q = 0; q < POOL_W; ++q) {
+                const int64_t pixel = j * POOL_W + q * LANES, count = std::min<int64_t>(LANES, pixels - pixel);
+                for (int t = 0; t < KERNEL_H + POOL_H - 1; ++t) {
+                    vec sum = t < KERNEL_H - 1 ? load(carry + t * MAX_PIXELS + pixel) : vec{};
+                    for (int d = std::max(0, t - POOL_H + 1); d <= std::min(t, KERNEL_H - 1); ++d) sum += along[d][q];
+                    if (t >= POOL_H)
+                        store(carry + (t - POOL_H) * MAX_PIXELS + pixel, sum);
+                    else if (write && row * POOL_H + t < shape.height) {
+                        if (count == LANES) store(grad_x + t * shape.width + pixel, sum);
+                        else store_first(grad_x + t * shape.width + pixel, sum, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// A band of rows of a stretch of a sample. Windows that begin above the band reach into it, so their rows come first.
+void input_gradient_unit(const InputGradient& job, int64_t unit, const InputGradientWorkspace& workspace) {
+    const Shape& shape = job.shape;
+    const int64_t index = unit % job.stretches(), band = unit / job.stretches() % job.bands();
+    const int64_t sample = unit / job.stretches() / job.bands();
+    Stretch stretch;
+    stretch.left = index * job.stretch(), stretch.right = std::min(stretch.left + job.stretch(), shape.columns());
+    stretch.first = std::max<int64_t>(0, stretch.left - HALO_W);
+    stretch.left_pixel = stretch.left * POOL_W;
+    stretch.right_pixel = index + 1 == job.stretches() ? shape.width : stretch.right * POOL_W;
+
+    std::fill_n(workspace.carry, shape.channels * (KERNEL_H - 1) * MAX_PIXELS, 0.0f);
+    std::fill_n(workspace.boxes, shape.padded_inner() * GRADIENT_PITCH, 0.0f);
+    const int64_t begin = band * INPUT_BAND, end = std::min(begin + INPUT_BAND, job.block_rows());
+    for (int64_t row = std::max<int64_t>(0, begin - HALO_H); row < end; ++row) {
+        if (row < shape.rows()) box_gradients(job, sample, row, stretch, workspace);
+        else std::fill_n(workspace.boxes, shape.padded_inner() * GRADIENT_PITCH, 0.0f);
+        spread_boxes(job, sample, row, stretch, row >= begin, workspace);
+    }
 }
 """
 
@@ -228,9 +624,9 @@ BINDING = r"""
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <vector>
-
 #include <string>
+#include <tuple>
+#include <vector>
 
 // Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
 static std::string text(const char* value) { return value; }
@@ -246,61 +642,224 @@ static std::string text(at::IntArrayRef values) {
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
 
-at::Tensor box_sum_model(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in) {
-    for (const at::Tensor* t : {&x_in, &weight_in, &bias_in})
-        TORCH_CHECK(t->is_cpu() && t->scalar_type() == at::kFloat,
-                    message("box_sum_model: expected float32 CPU tensors, got ", t->scalar_type(), " on ", t->device()));
-    TORCH_CHECK(x_in.dim() == 4, message("box_sum_model: expected x of 4 dimensions, got ", x_in.dim()));
-    TORCH_CHECK(weight_in.dim() == 4 && weight_in.size(1) == x_in.size(1) && weight_in.size(2) == KERNEL_H &&
-                    weight_in.size(3) == KERNEL_W && bias_in.dim() == 1 && bias_in.size(0) == weight_in.size(0),
-                message("box_sum_model: expected a weight of (outputs, ", x_in.size(1), ", ", KERNEL_H, ", ", KERNEL_W,
-                        ") and a bias of (outputs,), got ", weight_in.sizes(), " and ", bias_in.sizes()));
-    const Shape shape{x_in.size(0), x_in.size(1), x_in.size(2), x_in.size(3), weight_in.size(0)};
-    TORCH_CHECK(shape.height >= KERNEL_H + POOL_H - 1 && shape.width >= KERNEL_W + POOL_W - 1,
-                message("box_sum_model: a window of ", POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_H, " x ",
-                        KERNEL_W, " does not fit into an image of ", shape.height, " x ", shape.width));
+static void check(const char* name, const at::Tensor& tensor, int64_t dimensions) {
+    TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == at::kFloat,
+                message("conv_pool_sigmoid_sum: expected float32 CPU tensors, got ", name, " of ", tensor.scalar_type(), " on ",
+                        tensor.device()));
+    TORCH_CHECK(tensor.dim() == dimensions, message("conv_pool_sigmoid_sum: expected ", name, " of ", dimensions,
+                                                    " dimensions, got ", tensor.dim()));
+}
+
+static void check_sizes(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes) {
+    check(name, tensor, sizes.size());
+    TORCH_CHECK(tensor.sizes() == sizes,
+                message("conv_pool_sigmoid_sum: expected ", name, " of ", sizes, ", got ", tensor.sizes()));
+}
+
+static Shape checked_shape(at::IntArrayRef x, const at::Tensor& weight, at::IntArrayRef pool) {
+    check("weight", weight, 4);
+    TORCH_CHECK(x.size() == 4, message("conv_pool_sigmoid_sum: expected x of 4 dimensions, got ", x.size()));
+    TORCH_CHECK(weight.size(1) == x[1] && weight.size(2) == KERNEL_H && weight.size(3) == KERNEL_W,
+                message("conv_pool_sigmoid_sum: expected a weight of (outputs, ", x[1], ", ", KERNEL_H, ", ", KERNEL_W,
+                        "), got ", weight.sizes()));
+    TORCH_CHECK(pool[0] == POOL_H && pool[1] == POOL_W, message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H,
+                                                                " x ", POOL_W, ", called with ", pool));
+    TORCH_CHECK(x[2] >= KERNEL_H + POOL_H - 1 && x[3] >= KERNEL_W + POOL_W - 1,
+                message("conv_pool_sigmoid_sum: a window of ", POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_H, " x ",
+                        KERNEL_W, " does not fit into an image of ", x[2], " x ", x[3]));
+    return {x[0], x[1], x[2], x[3], weight.size(0)};
+}
+
+// Zeros that begin at a cache line.
+class Floats {
+    struct alignas(4 * LINE) Line { float floats[LINE]; };
+    std::vector<Line> lines_;
+public:
+    explicit Floats(int64_t count) : lines_(ceil_div(count, LINE)) {}
+    operator float*() { return reinterpret_cast<float*>(lines_.data()); }
+};
+
+// Rows from begin to end; with terms, a whole number of bands.
+static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
+    Floats boxes(boxes_floats(job.shape)), delta(job.terms && !job.delta ? delta_floats(job.shape) : 0);
+    for (int64_t row = begin; row < end; ++row) forward_row(job, row, {boxes, delta});
+}
+
+// Rows are worked on in groups of samples whose terms take no more than a sample's, or 64 MB.
+static void forward_with_terms(Forward job, float* grads) {
+    const Shape& shape = job.shape;
+    const int64_t sample_floats = shape.bands() * shape.band_floats();
+    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, shape.batch);
+    for (int64_t first = 0; first < shape.batch; first += group) {
+        const int64_t samples = std::min(group, shape.batch - first);
+        Floats terms(samples * sample_floats);
+        job.terms = terms, job.first_band = first * shape.bands();
+        at::parallel_for(job.first_band, job.first_band + samples * shape.bands(), 1, [&](int64_t begin, int64_t end) {
+            const auto first_row = [&](int64_t band) {
+                return band / shape.bands() * shape.rows() + band % shape.bands() * BAND;
+            };
+            forward_rows(job, first_row(begin), first_row(end));
+        });
+        at::parallel_for(0, samples, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t b = begin; b < end; ++b)
+                add_bands(job.terms + b * sample_floats, grads + (first + b) * shape.parameters(), shape);
+        });
+    }
+}
+
+// What forward and forward_with_grads have in common; grads and delta may be null.
+static at::Tensor run_forward(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in,
+                              at::IntArrayRef pool, at::Tensor* grads, at::Tensor* delta) {
+    check("x", x_in, 4);
+    const Shape shape = checked_shape(x_in.sizes(), weight_in, pool);
+    check_sizes("bias", bias_in, {shape.outputs});
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
     at::Tensor out = at::empty({shape.batch}, x.options());
+    if (grads) *grads = at::empty({shape.batch, shape.parameters()}, x.options());
+    if (delta) *delta = at::empty({shape.batch, shape.rows(), shape.columns(), shape.padded_outputs()}, x.options());
 
-    std::vector<float> packed(shape.inner() * shape.padded_outputs()), packed_bias(shape.padded_outputs()), sums(shape.units());
-    pack(weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), packed.data(), packed_bias.data(), shape);
-    const float* data = x.const_data_ptr<float>();
-    at::parallel_for(0, shape.units(), 1, [&](int64_t begin, int64_t end) {
-        std::vector<float> workspace(shape.workspace());
-        for (int64_t unit = begin; unit < end; ++unit)
-            sums[unit] = chunk_sum(data, packed.data(), packed_bias.data(), workspace.data(), unit, shape);
-    });
-    // In this order whatever the number of threads.
+    Floats packed(shape.inner() * shape.padded_outputs()), packed_bias(shape.padded_outputs());
+    pack(weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), packed, packed_bias, shape);
+    std::vector<double> sums(shape.batch * shape.rows());
+    Forward job{shape, x.const_data_ptr<float>(), packed, packed_bias, sums.data(),
+                delta ? delta->mutable_data_ptr<float>() : nullptr, nullptr, 0};
+    if (grads)
+        forward_with_terms(job, grads->mutable_data_ptr<float>());
+    else
+        at::parallel_for(0, shape.batch * shape.rows(), 1, [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); });
+
     float* result = out.mutable_data_ptr<float>();
-    const int64_t per_sample = shape.rows() * shape.chunks();
     for (int64_t b = 0; b < shape.batch; ++b) {
         double sum = 0;
-        for (int64_t i = 0; i < per_sample; ++i) sum += sums[b * per_sample + i];
+        for (int64_t row = 0; row < shape.rows(); ++row) sum += sums[b * shape.rows() + row];
         result[b] = sum;
     }
     return out;
 }
 
+at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
+    return run_forward(x, weight, bias, pool, nullptr, nullptr);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tensor& x, const at::Tensor& weight,
+                                                                  const at::Tensor& bias, at::IntArrayRef pool, bool parameters,
+                                                                  bool input) {
+    at::Tensor grads = at::empty({0}, weight.options()), delta = at::empty({0}, weight.options());
+    const at::Tensor out = run_forward(x, weight, bias, pool, parameters ? &grads : nullptr, input ? &delta : nullptr);
+    return {out, grads, delta};
+}
+
+at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& delta_in, const at::Tensor& weight_in,
+                      at::IntArrayRef sizes, at::IntArrayRef pool) {
+    const Shape shape = checked_shape(sizes, weight_in, pool);
+    check_sizes("grad_out", grad_out_in, {shape.batch});
+    check_sizes("delta", delta_in, {shape.batch, shape.rows(), shape.columns(), shape.padded_outputs()});
+    const at::Tensor grad_out = grad_out_in.contiguous(), delta = delta_in.contiguous(), weight = weight_in.contiguous();
+    at::Tensor grad_x = at::empty(sizes, delta.options());
+
+    Floats packed(shape.outputs * shape.padded_inner());
+    for (int64_t o = 0; o < shape.outputs; ++o)
+        for (int64_t k = 0; k < shape.inner(); ++k)
+            packed[o * shape.padded_inner() + k] = weight.const_data_ptr<float>()[o * shape.inner() + k] / (POOL_H * POOL_W);
+    const InputGradient job{shape, grad_out.const_data_ptr<float>(), delta.const_data_ptr<float>(), packed,
+                            grad_x.mutable_data_ptr<float>()};
+    at::parallel_for(0, job.units(), 1, [&](int64_t begin, int64_t end) {
+        Floats deltas(shape.padded_outputs() * PITCH), boxes(shape.padded_inner() * GRADIENT_PITCH),
+            carry(shape.channels * (KERNEL_H - 1) * MAX_PIXELS);
+        for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(job, unit, {deltas, boxes, carry});
+    });
+    return grad_x;
+}
+
+// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out.
+std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
+                                                   const at::Tensor& weight) {
+    check("weight", weight, 4);
+    check("grads", grads_in, 2);
+    check_sizes("grad_out", grad_out_in, {grads_in.size(0)});
+    check_sizes("grads", grads_in, {grads_in.size(0), weight.numel() + weight.size(0)});
+    const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous();
+    const at::Tensor grad_weight = at::empty(weight.sizes(), grads.options());
+    const at::Tensor grad_bias = at::empty({weight.size(0)}, grads.options());
+    const int64_t batch = grads.size(0), size = grads.size(1), weights = weight.numel();
+    const float *factors = grad_out.const_data_ptr<float>(), *in = grads.const_data_ptr<float>();
+    at::parallel_for(0, weights, 1024, [&](int64_t begin, int64_t end) {
+        weighted_sum(factors, in, grad_weight.mutable_data_ptr<float>(), batch, size, begin, end);
+    });
+    weighted_sum(factors, in + weights, grad_bias.mutable_data_ptr<float>(), batch, size, 0, size - weights);
+    return {grad_weight, grad_bias};
+}
+
 TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("box_sum_model(Tensor x, Tensor weight, Tensor bias) -> Tensor", {at::Tag::pt2_compliant_tag});
+    m.def("forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", {at::Tag::pt2_compliant_tag});
+    m.def("forward_with_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool, bool parameters, bool input) -> "
+          "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
+    m.def("input_grad(Tensor grad_out, Tensor delta, Tensor weight, SymInt[] sizes, int[2] pool) -> Tensor",
+          {at::Tag::pt2_compliant_tag});
+    m.def("parameter_grads(Tensor grad_out, Tensor grads, Tensor weight) -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
 }
 
 // Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) { m.impl("box_sum_model", &box_sum_model); }
+TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
+    m.impl("forward", &forward);
+    m.impl("forward_with_grads", &forward_with_grads);
+    m.impl("input_grad", &input_grad);
+    m.impl("parameter_grads", &parameter_grads);
+}
 """
 
 
 def register(namespace):
-    """Shapes for torch.compile, and a clear word where a gradient is asked for."""
+    """Shapes for torch.compile, and autograd."""
+    operators = getattr(torch.ops, namespace)
 
-    @torch.library.register_fake(f"{namespace}::box_sum_model")
-    def box_sum_model(x, weight, bias):
+    @torch.library.register_fake(f"{namespace}::forward")
+    def forward(x, weight, bias, pool):
         return x.new_empty(x.shape[0])
 
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: this variant has no backward; use it under torch.no_grad()")
+    @torch.library.register_fake(f"{namespace}::forward_with_grads")
+    def forward_with_grads(x, weight, bias, pool, parameters, input):
+        batch, outputs = x.shape[0], weight.shape[0]
+        rows, columns = ((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
+        grads = x.new_empty((batch, weight.numel() + outputs) if parameters else 0)
+        delta = x.new_empty((batch, rows, columns, -(-outputs // 16) * 16) if input else 0)
+        return x.new_empty(batch), grads, delta
 
-    torch.library.register_autograd(f"{namespace}::box_sum_model", refuse)
+    @torch.library.register_fake(f"{namespace}::input_grad")
+    def input_grad(grad_out, delta, weight, sizes, pool):
+        return delta.new_empty(sizes)
+
+    @torch.library.register_fake(f"{namespace}::parameter_grads")
+    def parameter_grads(grad_out, grads, weight):
+        return weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
+
+    def save(ctx, inputs, output):
+        x, weight, _, ctx.pool, ctx.parameters, ctx.input = inputs
+        ctx.sizes = x.shape
+        ctx.save_for_backward(weight, output[1], output[2])
+        ctx.mark_non_differentiable(output[1], output[2])
+
+    def backward(ctx, grad_out, *_):
+        weight, grads, delta = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        if (needs_x and not ctx.input) or ((needs_weight or needs_bias) and not ctx.parameters):
+            raise RuntimeError(f"{namespace}: forward_with_grads was not asked for the gradients that are needed now")
+        grad_x = operators.input_grad(grad_out, delta, weight, ctx.sizes, ctx.pool) if needs_x else None
+        grad_weight = grad_bias = None
+        if needs_weight or needs_bias:
+            grad_weight, grad_bias = operators.parameter_grads(grad_out, grads, weight)
+        return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None, None
+
+    def refuse(ctx, *gradients):
+        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
+
+    def refuse_forward(ctx, *gradients):
+        raise NotImplementedError(f"{namespace}: forward has no gradients; call forward_with_grads")
+
+    torch.library.register_autograd(f"{namespace}::forward", refuse_forward)
+    torch.library.register_autograd(f"{namespace}::forward_with_grads", backward, setup_context=save)
+    for name in ("input_grad", "parameter_grads"):
+        torch.library.register_autograd(f"{namespace}::{name}", refuse)
 
 
 @functools.lru_cache(maxsize=None)
@@ -364,7 +923,11 @@ class ModelNew(nn.Module):
 
     def forward(self, x):
         operators = getattr(torch.ops, self.namespace())
-        return operators.box_sum_model(x, self.conv.weight, self.conv.bias)
+        weight, bias, pool = self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+        parameters, input = weight.requires_grad or bias.requires_grad, x.requires_grad
+        if torch.is_grad_enabled() and (parameters or input):
+            return operators.forward_with_grads(x, weight, bias, pool, parameters, input)[0]
+        return operators.forward(x, weight, bias, pool)
 
 
 def main():
