@@ -193,9 +193,6 @@ def test_nan_beside_odd_windows(model, variant):
 
 @ALL
 def test_infinity(model, variant):
-    """Where the arithmetic is the original's. Winograd's subtracts infinities from each other; its docstring says so."""
-    if "winograd" in variant.name:
-        pytest.skip("gives NaN for an infinite input, as its docstring says")
     original, new, x = make(model, variant, batch_size=4)
     for sample, place in places(x):
         x[sample][place] = torch.inf * (-1) ** sample
@@ -267,17 +264,6 @@ def test_weights_are_read_anew_in_each_call(model, variant):
 
 
 @ALL
-def test_a_gradient_raises(model, variant):
-    _, new, x = make(model, variant)
-    with pytest.raises(NotImplementedError, match=r"no backward|forward only"):
-        new(x).sum().backward()
-    new.requires_grad_(False)
-    assert not new(x).requires_grad
-    with pytest.raises(NotImplementedError, match=r"no backward|forward only"):
-        new(x.requires_grad_()).sum().backward()
-
-
-@ALL
 def test_wrong_tensors_are_refused(model, variant):
     """The message says what came."""
     _, new, x = make(model, variant)
@@ -338,6 +324,8 @@ def test_opcheck(model, variant):
         with torch.no_grad(), Recorder(new.namespace()) as recorder:
             new(x)
             new(x.transpose(-1, -2).contiguous().transpose(-1, -2))
+            with torch.enable_grad():
+                torch.autograd.grad(new(x.requires_grad_()).sum(), [x, *new.parameters()])
         for operator, (args, kwargs) in recorder.calls.items():
             args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
             torch.library.opcheck(operator, args, kwargs)

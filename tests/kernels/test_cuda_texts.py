@@ -5,8 +5,9 @@ import pytest
 import shelf_files
 
 from playground import catalog, tensors
+from playground.machine import ptxas
 
-NVCC = nvcc.find()
+NVCC = ptxas.find_nvcc()
 # (model/variant, kernel, architecture) -> why its spills are accepted.
 ACCEPTED_SPILLS = {}
 
@@ -20,8 +21,8 @@ def test_text(model, variant, tmp_path, capsys):
     assert recipe.text, f"{variant.name} has no CUDA text"
 
     whole_name, complaints = f"{model.name}/{variant.name}", []
-    for architecture in recipe.architectures:
-        kernels, warnings = nvcc.compile_cubin(NVCC, recipe, architecture, tmp_path)
+    for architecture in recipe.architectures or ptxas.ARCHITECTURES:
+        kernels, warnings = ptxas.compile_cubin(NVCC, recipe, architecture, tmp_path)
         assert kernels, f"no kernel in the text of {whole_name}"
         with capsys.disabled():
             print(f"\n{whole_name}, {architecture}")
@@ -60,16 +61,11 @@ def test_spills_and_warnings_are_seen(tmp_path):
     __global__ void modest(float* p) {{ __shared__ float s[32]; s[threadIdx.x] = p[threadIdx.x]; p[0] = s[31 - threadIdx.x]; }}
     void launch(float* p) {{ hungry<{values * 2}><<<1, 1024>>>(p); modest<<<1, 32>>>(p); }}
     """
-    kernels, warnings = nvcc.compile_cubin(NVCC, nvcc.Recipe(text, ()), "sm_80", tmp_path)
+    kernels, warnings = ptxas.compile_cubin(NVCC, ptxas.DeviceCode(text), "sm_80", tmp_path)
     by_name = {kernel.name: kernel for kernel in kernels}
     assert any("unused" in warning for warning in warnings)
     assert by_name["hungry<128>"].spills or by_name["hungry<(int)128>"].spills
     assert not by_name["modest"].spills and by_name["modest"].shared == 128
-    with pytest.raises(AssertionError, match="undeclared_thing"):
-        nvcc.compile_cubin(NVCC, nvcc.Recipe("int undeclared() { return undeclared_thing; }", ()), "sm_80", tmp_path)
-
-
-def test_a_flag_that_names_an_architecture_is_the_only_one():
-    flags = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
-    assert nvcc.Recipe("", flags).architectures == ("sm_90a",)
-    assert nvcc.Recipe("", ("-O3",)).architectures == nvcc.ARCHITECTURES
+    refused = ptxas.DeviceCode("int undeclared() { return undeclared_thing; }")
+    with pytest.raises(ptxas.Refused, match="undeclared_thing"):
+        ptxas.compile_cubin(NVCC, refused, "sm_80", tmp_path)

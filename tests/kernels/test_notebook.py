@@ -6,6 +6,7 @@ In a notebook every file is `__main__`, and every paste replaces the names of th
 import json
 import sys
 import textwrap
+import time
 
 import pytest
 import shelf_files
@@ -23,8 +24,8 @@ CUDA_VARIANT = "conv_pool_sigmoid_sum/v1_fused_tail"
 # biases are zero the edited variant must give exactly twice what it gave before.
 EDITS = {
     "conv_pool_sigmoid_sum/cpu_box_sums": ("i < LANES; ++i) sum += total[i];", "i < LANES; ++i) sum += 2 * total[i];"),
-    "conv3d_div_max_gap_bias_sum/cpu_winograd": ("sums[o + k] += total[k];", "sums[o + k] += 2 * total[k];"),
-    "alexnet_conv1/cpu_register_tile": ("= tile[p * CHANNELS + channel];", "= 2 * tile[p * CHANNELS + channel];"),
+    "conv3d_div_max_gap_bias_sum/cpu_winograd": ("sums[unit * s.outputs + o] = sum;", "sums[unit * s.outputs + o] = 2 * sum;"),
+    "alexnet_conv1/cpu_polyphase_winograd": ("s * LANES, out[s] + bias);", "s * LANES, 2 * out[s] + bias);"),
     CUDA_VARIANT: ("out[blockIdx.x] = sum;", "out[blockIdx.x] = 2 * sum;"),
 }
 
@@ -217,3 +218,52 @@ def test_a_build_that_failed_or_was_interrupted_is_tried_again(run_notebook, tmp
         raises={1: "RuntimeError", 2: "RuntimeError", 4: "KeyboardInterrupt"},
     )
     assert "differs from" in printed[6]
+
+
+# The line of playground/emulator/README.md, in a cell before; `debug` because it builds without optimisation, far sooner.
+EMULATE = "from playground import emulator; emulator.install(debug=True)"
+EDITED = "alexnet_conv1/v1_direct"
+EDITED_LINE = "out[index] = bias ? sum + bias[o] : sum;"
+
+
+def run_cell(model, name="output"):
+    init_inputs, shape = problem_of(model)
+    return f"torch.manual_seed(1); {name} = make(ModelNew, {init_inputs!r}, 'cpu')(torch.randn({shape!r}))"
+
+
+def pasted_twice(model, variant):
+    """Cells that paste a variant, run it on small CPU tensors, and do both once more."""
+    text = shelf_files.text_of(variant)
+    first = "assert expected.isfinite().all() and expected.std() > 0; before = len(builds); assert before > 0"
+    again = "assert torch.equal(output, expected); assert len(builds) == before, 'built again'; builds.clear()"
+    return [text, f"{run_cell(model, 'expected')}; {first}", text, f"{run_cell(model)}; {again}"]
+
+
+def edited_and_interrupted(model, variant):
+    """Cells with an edit that counts, and a build that is stopped while the compiler runs and done when the cell is run again.
+
+    The last but three must raise KeyboardInterrupt.
+    """
+    text = shelf_files.text_of(variant)
+    assert text.count(EDITED_LINE) == 1
+    doubled = text.replace(EDITED_LINE, "out[index] = 2 * (bias ? sum + bias[o] : sum);")
+    # A text that no cache has, so that there is something to interrupt.
+    fresh = doubled.replace("2 * (bias", f"0 * {time.time_ns()}u + 2 * (bias")
+    interrupt = "import os, signal, threading; threading.Timer(0.5, os.killpg, (os.getpgrp(), signal.SIGINT)).start()"
+    twice = "assert torch.equal(output, 2 * expected)"
+    return [doubled, run_cell(model), twice, fresh, f"{interrupt}; {run_cell(model)}", "del output", run_cell(model), twice]
+
+
+def test_every_cuda_variant_under_the_emulator(run_notebook, monkeypatch):
+    """All in one kernel, one below the other; the one of EDITED last."""
+    monkeypatch.setenv("PYTHONPATH", str(catalog.ROOT))
+    params = sorted(shelf_files.variants("cuda"), key=lambda param: param.id == EDITED)
+    cells = [EMULATE, COUNT_BUILDS, *(cell for param in params for cell in pasted_twice(*param.values))]
+    assert params[-1].id == EDITED
+    cells += edited_and_interrupted(*params[-1].values)
+    printed = run_notebook(cells, raises={len(cells) - 4: "KeyboardInterrupt"})
+    for position, param in enumerate(params):
+        for text in (printed[2 + 4 * position], printed[4 + 4 * position]):
+            name = param.id.replace("/", "_")
+            assert text.startswith(f"{name}: ") and text.count("\n") == 1, "the file's main prints one line in the cell"
+            assert "differs from" in text or "needs an NVIDIA GPU" in text

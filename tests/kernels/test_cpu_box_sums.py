@@ -1,0 +1,208 @@
+"""conv_pool_sigmoid_sum/cpu_box_sums: its gradients at any size, its autograd, and builds for other CPUs than this one."""
+
+import copy
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from playground import catalog
+from playground.judge.tolerance import Reference
+
+VARIANT = catalog.KERNELS / "conv_pool_sigmoid_sum" / "cpu_box_sums.py"
+
+# (in_channels, out_channels, kernel, pool), which each cost a build where kernel and pool are new, and (batch, height, width).
+MODEL = (8, 64, 3, 4)
+SHAPES = {
+    "the model's own, fewer rows": (MODEL, (2, 100, 384)),
+    "odd": ((5, 7, 3, 4), (3, 41, 29)),
+    "one window": ((1, 1, 3, 4), (1, 6, 6)),
+    "many channels": ((35, 200, 3, 4), (2, 30, 37)),
+    "more samples": ((2, 3, 3, 4), (150, 11, 15)),
+    "wide: several stretches": ((3, 18, 3, 4), (2, 14, 1603)),
+    "so many channels that stretches are short": ((700, 16, 3, 4), (1, 10, 301)),
+    "kernel and window not square": ((3, 20, (5, 2), (2, 7)), (2, 40, 500)),
+    "kernel much larger than the window": ((2, 5, (4, 7), (1, 2)), (2, 20, 900)),
+    "1 x 1": ((3, 17, 1, 1), (2, 30, 500)),
+}
+
+TARGETS = {"x86-64": "sse2", "haswell": "avx2"}  # -march, and the flag of /proc/cpuinfo that such a build needs to run
+CPUINFO = Path("/proc/cpuinfo")
+CPU_FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
+
+
+@functools.cache
+def load(march=None):
+    """The variant's module; one that builds for `march` in place of this machine."""
+    module = catalog.load_variant(VARIANT)
+    if march:
+        native = module.build
+        flags = ("-march=" + march, "-fopenmp")
+        module.build = lambda *sources, cflags, **constants: native(*sources, cflags=flags, **constants)
+    return module
+
+
+def make(shape, march=None):
+    """(original in float64, original, variant) with the same weights, and an input of which every sample has its own size."""
+    sizes, (batch, height, width) = shape
+    problem = catalog.load_problem(catalog.MODELS / "conv_pool_sigmoid_sum.py")
+    torch.manual_seed(0)
+    original = problem.Model(*sizes)
+    new = load(march).ModelNew(*sizes)
+    new.load_state_dict(original.state_dict())
+    x = torch.randn(batch, sizes[0], height, width) * torch.linspace(0.5, 2.0, batch).view(-1, 1, 1, 1)
+    return copy.deepcopy(original).double(), original, new, x
+
+
+def gradients(model, x, grad_out):
+    """[of x, of each parameter]."""
+    x = x.to(next(model.parameters()).dtype).requires_grad_()
+    wanted = [x, *model.parameters()]
+    return torch.autograd.grad(model(x), wanted, grad_out.to(x.dtype))
+
+
+def assert_right(exact, original, new, x):
+    """Outputs and gradients are as near to float64 as eager PyTorch's."""
+    grad_out = torch.linspace(-1.0, 2.0, len(x))
+    outputs = [model(x.to(next(model.parameters()).dtype)).detach() for model in (exact, original, new)]
+    torch.testing.assert_close(outputs[2].double(), outputs[0], rtol=1e-6, atol=0)
+    found = [gradients(model, x, grad_out) for model in (exact, original, new)]
+    for name, true, eager, actual in zip(("x", "weight", "bias"), *found, strict=True):
+        complaint = Reference(true, eager).compare(f"the gradient of {name}", actual).complaint
+        assert complaint is None, complaint
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_gradients(shape):
+    assert_right(*make(shape))
+
+
+@pytest.mark.parametrize("march", TARGETS)
+def test_other_cpus(march):
+    if TARGETS[march] not in CPU_FLAGS:
+        pytest.skip(f"this CPU has no {TARGETS[march]}")
+    for name in ("the model's own, fewer rows", "odd", "many channels", "wide: several stretches"):
+        assert_right(*make(SHAPES[name], march))
+    _, original, new, x = make(SHAPES["odd"], march)
+    x[0, 0, 0, 0], x[1, 0, 3, 3] = torch.nan, torch.inf
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), original(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("march", [None, "x86-64"])
+def test_the_sigmoids_error(march):
+    """What the docstring states; the input is such that the product is exact."""
+    module = load(march)
+    new = module.ModelNew(1, 1, 1, 1)
+    with torch.no_grad():
+        new.conv.weight.fill_(1.0)
+        new.conv.bias.zero_()
+        for limit, allowed in ((8.0, 7e-7), (80.0, 5e-6)):
+            x = torch.linspace(-limit, limit, 200_001)
+            exact = torch.sigmoid(x.double())
+            assert ((new(x.view(-1, 1, 1, 1)) - exact).abs() / exact).max() < allowed
+        extremes = torch.tensor([-1e30, -200.0, 200.0, 1e30, -torch.inf, torch.inf, torch.nan])
+        found = new(extremes.view(-1, 1, 1, 1))
+    torch.testing.assert_close(found, torch.sigmoid(extremes), atol=3e-38, rtol=0, equal_nan=True)
+
+
+def test_only_what_is_asked_for():
+    _, _, new, x = make(SHAPES["odd"])
+    x.requires_grad_()
+    whole = torch.autograd.grad(new(x).sum(), [x, new.conv.weight, new.conv.bias])
+    for wanted in ({0}, {1}, {2}, {0, 2}):
+        tensors = [x, new.conv.weight, new.conv.bias]
+        for i, tensor in enumerate(tensors):
+            tensor.requires_grad_(i in wanted)
+            tensor.grad = None
+        new(x).sum().backward()
+        for i, tensor in enumerate(tensors):
+            assert (tensor.grad is not None) == (i in wanted)
+            assert tensor.grad is None or torch.equal(tensor.grad, whole[i])
+
+
+def test_gradients_accumulate_and_the_graph_can_be_retained():
+    _, _, new, x = make(SHAPES["odd"])
+    out = new(x)
+    out.sum().backward(retain_graph=True)
+    once = new.conv.weight.grad.clone()
+    out.sum().backward()
+    assert torch.equal(new.conv.weight.grad, 2 * once)
+
+
+def test_a_changed_weight_is_noticed():
+    _, _, new, x = make(SHAPES["odd"])
+    out = new(x.requires_grad_())
+    with torch.no_grad():
+        new.conv.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("of", ["x", "parameters"])
+def test_second_derivatives_raise(of):
+    _, _, new, x = make(SHAPES["odd"])
+    x.requires_grad_(of == "x")
+    new.requires_grad_(of == "parameters")
+    wanted = [x] if of == "x" else list(new.parameters())
+    grad_out = torch.ones(len(x), requires_grad=True)
+    (first, *_) = torch.autograd.grad(new(x), wanted, grad_out, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        first.sum().backward()
+
+
+def test_gradients_have_the_same_bits_whatever_the_number_of_threads():
+    _, _, new, x = make(((3, 20, 3, 4), (3, 100, 500)))
+    grad_out, before, found = torch.linspace(-1.0, 2.0, len(x)), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            found.append(gradients(new, x, grad_out))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_compiled_training():
+    torch._dynamo.reset()
+    _, _, new, x = make(SHAPES["odd"])
+    grad_out = torch.linspace(-1.0, 2.0, len(x))
+    compiled = torch.compile(new, fullgraph=True)
+    x.requires_grad_()
+    wanted = [x, *new.parameters()]
+    expected = torch.autograd.grad(new(x), wanted, grad_out)
+    assert all(map(torch.equal, torch.autograd.grad(compiled(x), wanted, grad_out), expected))
+
+
+def test_operators():
+    """Each against its fake kernel and its autograd, with the arguments that the model gives it."""
+    _, _, new, x = make(SHAPES["odd"])
+    operators = getattr(torch.ops, new.namespace())
+    weight, bias, pool = new.conv.weight.detach(), new.conv.bias.detach(), [4, 4]
+    grad_out = torch.linspace(-1.0, 2.0, len(x))
+    for parameters in (False, True):
+        arguments = (x, weight, bias, pool, parameters, True)
+        torch.library.opcheck(operators.forward_with_grads.default, arguments)
+        _, grads, delta = operators.forward_with_grads(*arguments)
+    torch.library.opcheck(operators.input_grad.default, (grad_out, delta, weight, x.shape, pool))
+    torch.library.opcheck(operators.parameter_grads.default, (grad_out, grads, weight))
+
+
+def test_wrong_arguments_are_refused():
+    _, _, new, x = make(SHAPES["odd"])
+    operators = getattr(torch.ops, new.namespace())
+    weight, bias = new.conv.weight.detach(), new.conv.bias.detach()
+    _, grads, delta = operators.forward_with_grads(x, weight, bias, 4, True, True)
+    grad_out = torch.ones(len(x))
+    for message, call in {
+        "pooling window of 4 x 4, called with": lambda: operators.forward(x, weight, bias, 2),
+        "expected bias of": lambda: operators.forward(x, weight, bias[1:], 4),
+        "expected grad_out of": lambda: operators.parameter_grads(grad_out[1:], grads, weight),
+        "expected grads of": lambda: operators.parameter_grads(grad_out, grads[:, 1:], weight),
+        "expected delta of": lambda: operators.input_grad(grad_out, delta[:, 1:], weight, x.shape, 4),
+        "Double": lambda: operators.input_grad(grad_out.double(), delta, weight, x.shape, 4),
+    }.items():
+        with pytest.raises(RuntimeError, match=message):
+            call()

@@ -1,0 +1,250 @@
+"""conv3d_div_max_gap_bias_sum/cpu_winograd: its gradients at any size, its autograd, and builds for other CPUs than this."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from playground import catalog, tensors
+from playground.judge.oracle import Oracle
+from playground.judge.probes import Probe, with_upstream
+from playground.judge.tolerance import Reference
+
+VARIANT = catalog.KERNELS / "conv3d_div_max_gap_bias_sum" / "cpu_winograd.py"
+ORIGINAL = catalog.MODELS / "conv3d_div_max_gap_bias_sum.py"
+
+# What differs from batch 3 of 8 x 7 x 11 x 13; each new kernel or pool costs a build.
+SETTINGS = {
+    "small": {},
+    "several blocks and chunks": {"batch_size": 2, "depth": 8, "height": 41, "width": 150},
+    "odd": {"in_channels": 5, "out_channels": 7, "depth": 9, "height": 15, "width": 19},
+    "one window": {"in_channels": 1, "out_channels": 1, "depth": 4, "height": 4, "width": 4},
+    "many channels": {"in_channels": 19, "out_channels": 70, "batch_size": 2},
+    "negative divisor": {"divisor": -3.0},
+    "sum over the batch": {"sum_dim": 0},
+    "sum over all, a wide bias": {"sum_dim": None, "bias_shape": (16, 1, 2, 3)},
+    "one bias": {"bias_shape": (1,)},
+    "odd windows": {"pool_size": (1, 3, 3), "height": 40, "width": 121},
+    "kernel not cubic": {"kernel_size": (2, 5, 3), "pool_size": (1, 3, 2), "height": 20, "divisor": -1.5},
+    "1 x 1 x 1": {"kernel_size": 1, "pool_size": 1, "in_channels": 3},
+    "a window of more than 256": {"kernel_size": 2, "pool_size": 7, "depth": 15, "height": 16, "width": 10},
+}
+DIRECT = {"pool_size": (1, 3, 3)}
+TARGETS = {"x86-64": "sse2", "haswell": "avx2"}  # -march, and the flag of /proc/cpuinfo that such a build needs to run
+
+
+@functools.cache
+def load(march=None):
+    """The variant's module; one that builds for `march` in place of this machine."""
+    module = catalog.load_variant(VARIANT)
+    if march:
+        module.ModelNew.cflags = f"-march={march}", "-fopenmp"
+    return module
+
+
+def make(march=None, **settings):
+    """(original, variant) with the same weights, and a normal input of which every sample has its own size."""
+    small = {"batch_size": 3, "depth": 7, "height": 11, "width": 13}
+    problem = catalog.load_problem(ORIGINAL, small | settings)
+    torch.manual_seed(0)
+    original = problem.Model(*problem.get_init_inputs())
+    new = load(march).ModelNew(*problem.get_init_inputs())
+    new.load_state_dict(original.state_dict())
+    x = torch.randn(problem.batch_size, problem.in_channels, problem.depth, problem.height, problem.width)
+    return original, new, x * torch.linspace(0.5, 2.0, len(x)).view(-1, 1, 1, 1, 1)
+
+
+def gradients(model, x, grad_out=None):
+    """[of x, of each parameter]; of the sum of the outputs, unless told otherwise."""
+    x = x.detach().requires_grad_()
+    out = model(x)
+    return torch.autograd.grad(out, [x, *model.parameters()], torch.ones_like(out) if grad_out is None else grad_out)
+
+
+def assert_right(original, new, x):
+    """Output and gradients, under upstream gradients that differ, are as near to float64 as the judge wants them."""
+    with torch.no_grad():
+        probe = with_upstream(Probe("normal", [x]), [original(x)], seed=5)
+    oracle = Oracle(original, torch.device("cpu"))
+    truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, "fp32")
+    (out,), found = tensors.gradients(new, probe.inputs, probe.upstream, probe.wanted_inputs)
+    assert found.keys() == truth.gradients.keys()
+    compared = {"the output": (truth.outputs[0], eager.outputs[0], [p.outputs[0] for p in permitted], out.detach())}
+    for name, value in truth.gradients.items():
+        compared[name] = value, eager.gradients[name], [p.gradients[name] for p in permitted], found[name]
+    for name, (true, in_eager, others, actual) in compared.items():
+        reference = Reference(true, in_eager, *others)
+        if reference.is_blunt:  # it varies by less than it is rounded
+            torch.testing.assert_close(actual.double(), true, rtol=1e-5, atol=0)
+        else:
+            complaint = reference.compare(name, actual).complaint
+            assert complaint is None, complaint
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_gradients(settings):
+    assert_right(*make(**settings))
+
+
+@pytest.mark.parametrize("march", TARGETS)
+def test_other_cpus(march):
+    if TARGETS[march] not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this CPU has no {TARGETS[march]}")
+    for name in ("several blocks and chunks", "odd", "negative divisor"):
+        assert_right(*make(march, **SETTINGS[name]))
+    original, new, x = make(march)
+    x[0, 0, 0, 0, 0], x[1, 0, 3, 3, 3] = torch.nan, torch.inf
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), original(x), equal_nan=True)
+    assert torch.equal(gradients(new, torch.ones_like(x))[0] != 0, gradients(original, torch.ones_like(x))[0] != 0)
+
+
+@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+def test_of_equal_values_the_first_gets_the_gradient(settings):
+    """Equal patches (one colour, stripes), and whole numbers, whose convolutions are exact: all places as in PyTorch.
+
+    Different patches whose values are equal in mathematics only are no such case: eager and float64 differ there, too.
+    """
+    original, new, x = make(**settings, height=23, width=37)
+    torch.manual_seed(1)
+    colours = torch.tensor([0.1, 0.7, 0.3])[torch.randint(3, (len(x), 1, 1, 1, 1))].expand(x.shape)
+    striped = torch.tensor([0.1, 0.7])[torch.arange(x.shape[3]) // 5 % 2].view(-1, 1).expand(x.shape)
+
+    def assert_same(content):
+        torch.testing.assert_close(gradients(new, content)[0], gradients(original, content)[0], rtol=1e-4, atol=1e-6)
+
+    for content in (colours, striped, torch.zeros_like(x)):
+        assert_same(content)
+    whole = torch.randint(-1, 2, original.conv.weight.shape).float()
+    with torch.no_grad():
+        for model in (original, new):
+            model.conv.weight.copy_(whole)
+    assert_same(torch.randint(-1, 2, x.shape).float())
+
+
+@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
+def test_special_values(settings, value):
+    """Outputs as PyTorch's, and gradients of x at the same places: of a window's NaNs, the last."""
+    original, new, x = make(**settings)
+    x[1, 2, 3, 4, 5] = x[2, 0, 0, 0, 0] = value
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), original(x), equal_nan=True)
+    expected, actual = gradients(original, x)[0], gradients(new, x)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_value_far_larger_than_all_others():
+    """It leaves Winograd's rounding in its tiles, and there the direct way decides where gradients go."""
+    original, new, x = make(height=23, width=37)
+    x[1, 2, 3, 8, 20] = 1e5
+    expected, actual = gradients(original, x)[0], gradients(new, x)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sum_dim": 0}, DIRECT], ids=["sums", "averages", "directly"])
+def test_only_what_is_asked_for(settings):
+    _, new, x = make(**settings)
+    leaves = [x.requires_grad_(), *new.parameters()]
+    whole = torch.autograd.grad(new(x).sum(), leaves)
+    for wanted in ({0}, {1}, {2}, {3}, {0, 2}, {1, 3}):
+        for i, leaf in enumerate(leaves):
+            leaf.requires_grad_(i in wanted)
+            leaf.grad = None
+        new(x).sum().backward()
+        for i, leaf in enumerate(leaves):
+            assert (leaf.grad is not None) == (i in wanted)
+            assert leaf.grad is None or torch.equal(leaf.grad, whole[i])
+
+
+def test_no_gradient_is_kept_where_none_is_asked_for():
+    _, new, x = make()
+    new.requires_grad_(False)
+    assert not new(x).requires_grad
+    with torch.no_grad():
+        assert not new(x.requires_grad_()).requires_grad
+
+
+def test_gradients_accumulate_and_the_graph_can_be_retained():
+    _, new, x = make()
+    out = new(x)
+    out.sum().backward(retain_graph=True)
+    once = new.conv.weight.grad.clone()
+    out.sum().backward()
+    assert torch.equal(new.conv.weight.grad, 2 * once)
+
+
+def test_training_gives_the_bits_of_inference():
+    for settings in ({}, {"sum_dim": 0}, DIRECT):
+        _, new, x = make(**settings)
+        with torch.no_grad():
+            expected = new(x)
+        assert torch.equal(new(x).detach(), expected)
+
+
+def test_a_changed_weight_is_noticed():
+    _, new, x = make()
+    out = new(x)
+    with torch.no_grad():
+        new.conv.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("of", ["x", "weight"])
+@pytest.mark.parametrize("variable_upstream", [False, True])
+def test_second_derivatives_raise(of, variable_upstream):
+    _, new, x = make()
+    wanted = x.requires_grad_() if of == "x" else new.conv.weight
+    grad_out = torch.ones(len(x), 1, 1, 1, requires_grad=variable_upstream)
+    (first,) = torch.autograd.grad(new(x), wanted, grad_out, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        first.sum().backward()
+
+
+def test_the_bits_do_not_depend_on_the_threads():
+    _, new, x = make(batch_size=5, height=41, width=150)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(gradients(new, x))
+    finally:
+        torch.set_num_threads(before)
+    for several in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], several, strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"sum_dim": 0}], ids=["sums", "averages"])
+def test_compiled_training(settings):
+    torch._dynamo.reset()
+    _, new, x = make(**settings)
+    compiled = torch.compile(new, fullgraph=True)
+    for content in (x, x[:2]):
+        for expected, actual in zip(gradients(new, content), gradients(compiled, content), strict=True):
+            assert torch.equal(actual, expected)
+
+
+def test_strides():
+    """Gradients have the bits of those of a contiguous input and upstream gradient."""
+    _, new, x = make()
+    upstream = torch.linspace(-1, 1, len(x)).view(-1, 1, 1, 1)
+    expected = gradients(new, x, upstream)
+    last = x.to(memory_format=torch.channels_last_3d)
+    strided = torch.stack([upstream, upstream], 1)[:, 0]
+    for actual, wanted in zip(gradients(new, last, strided), expected, strict=True):
+        assert torch.equal(actual, wanted)
+
+
+def test_an_empty_batch():
+    _, new, x = make(batch_size=0)
+    for gradient, of in zip(gradients(new, x), [x, *new.parameters()], strict=True):
+        assert gradient.shape == of.shape and not gradient.any()
+
+
+def test_a_divisor_that_does_not_commute_is_refused():
+    for divisor in (0, float("nan"), float("inf"), 1e-40):
+        with pytest.raises(ValueError, match="divisor"):
+            load().ModelNew(8, 16, 3, divisor, 2, (16, 1, 1, 1), 1)

@@ -1,0 +1,205 @@
+"""compare.py --new: what it writes is right at once, reads like the project's variants, and never overwrites anything."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import test_anatomy
+import torch
+
+from playground import catalog, commands, new_variant, tensors
+
+PROBLEMS = catalog.ROOT / "tests" / "judge" / "problems"
+MODELS = [model.name for model in catalog.models()]
+KINDS = {"v9_start": "cuda", "cpu_start": "cpu"}
+STRANGER = "max_with_index"  # it gives two tensors of different types
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the project's kernels and a stranger's problem would stand."""
+    folder = tmp_path_factory.mktemp("new")
+    shutil.copy(PROBLEMS / STRANGER / "problem.py", folder / f"7_{STRANGER}.py")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def kernels_elsewhere(folder, monkeypatch):
+    monkeypatch.setattr(catalog, "KERNELS", folder)
+
+
+@pytest.fixture
+def compare(capsys):
+    def run(*arguments):
+        status = commands.compare(list(map(str, arguments)))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def path_of(folder, model, name):
+    """The file of a new variant, written when it is first asked for; `model` is a name, or STRANGER."""
+    found = catalog.find_model(str(folder / f"7_{STRANGER}.py") if model == STRANGER else model)
+    path = (folder / model if model in MODELS else folder) / f"{name}.py"
+    return found, (path if path.exists() else new_variant.create(found, name))
+
+
+ALL = pytest.mark.parametrize("name", KINDS)
+OF_ALL = pytest.mark.parametrize("model", [*MODELS, STRANGER])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@ALL
+def test_it_reads_like_the_others(folder, model, name):
+    _, path = path_of(folder, model, name)
+    text = path.read_text()
+    docstring = ast.get_docstring(ast.parse(text))
+    title = rf"{model} on the CPU: .+\." if KINDS[name] == "cpu" else rf"{model}, v9: .+\."
+    assert re.fullmatch(title, docstring.splitlines()[0])
+    headings = re.findall(r"^(\S.*)\n {4}\S", docstring, re.MULTILINE)
+    assert len(headings) == len(test_anatomy.SECTIONS)
+    for heading, pattern in zip(headings, test_anatomy.SECTIONS.values(), strict=True):
+        assert re.fullmatch(pattern, heading)
+    assert f'\nNAME = "{model}_{name}"\n' in text and "$" not in text
+
+
+@OF_ALL
+@ALL
+def test_its_build_is_that_of_all_variants(folder, model, name):
+    exemplar = catalog.ROOT / "kernels" / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"
+    _, path = path_of(folder, model, name)
+    assert test_anatomy.build_text(path) == test_anatomy.build_text(exemplar)
+    assert catalog._variant(path).backend == KINDS[name]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@ALL
+def test_it_is_well_formed(folder, model, name):
+    ruff = shutil.which("ruff", path=f"{sys.prefix}/bin") or shutil.which("ruff")
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    _, path = path_of(folder, model, name)
+    config = ["--config", str(catalog.ROOT / "pyproject.toml"), "--no-cache"]
+    # What the build function may do, and a file elsewhere may not.
+    allowed = ["--ignore", "UP033,PTH"]
+    for command in (["check", *allowed], ["format", "--check"]):
+        done = subprocess.run([ruff, *command, *config, str(path)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+@OF_ALL
+def test_a_kernel_passes_the_judge_at_once(folder, model):
+    """In check mode, through the command line."""
+    problem, path = path_of(folder, model, "v9_start")
+    command = [sys.executable, "compare.py", "--model", str(problem.path), "--variant", str(path), "--device", "emulator"]
+    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^v9_start pass$", done.stdout, re.MULTILINE)
+    calls = 2 if model == STRANGER else 1  # a copy of each of its two results
+    word = f"{calls} call{'s' * (calls > 1)} of its own code in a forward pass, and the result depends on it"
+    assert word in " ".join(done.stdout.split())
+
+
+@OF_ALL
+def test_cpp_is_right_at_once(folder, model):
+    problem_file, path = path_of(folder, model, "cpu_start")
+    problem = catalog.load_problem(problem_file.path, catalog.SETTINGS["emulator"].get(model))
+    original = tensors.make_model(problem, problem.Model, 1)
+    new = tensors.make_model(problem, catalog.load_variant(path).ModelNew, 1)
+    assert list(new.state_dict()) == list(original.state_dict())
+    inputs = [torch.randn_like(value) if value.is_floating_point() else value for value in tensors.make_inputs(problem, 2)]
+    with torch.no_grad():
+        ours, theirs = tensors.flatten(new(*inputs)), tensors.flatten(original(*inputs))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * max(1.0, other.double().std().item()))
+
+
+@pytest.mark.parametrize("model", [MODELS[-1], STRANGER])
+def test_its_main_runs_without_a_gpu(folder, model):
+    """Under the emulator it says that the kernel is right; without, what is missing."""
+    _, path = path_of(folder, model, "v9_start")
+    alone = subprocess.run([sys.executable, path], capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""})
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert re.fullmatch(r"\S+: needs an NVIDIA GPU and .+\n", alone.stdout)
+    code = (
+        f"import runpy; from playground import emulator; emulator.install(); runpy.run_path({str(path)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    error = re.fullmatch(r"\S+: differs from \S+( original)? by (\S+) .+\n", done.stdout)
+    assert error and float(error[2]) < 1e-3, done.stdout
+
+
+def test_the_next_two_commands_are_printed(folder, compare, capsys):
+    status, out, err = compare("--new", "alexnet_conv1", "v8_tiles")
+    assert (status, err) == (0, "")
+    path = folder / "alexnet_conv1" / "v8_tiles.py"
+    assert path.is_file() and str(path) in out
+    first, second = (line.strip() for line in out.splitlines() if line.startswith("    "))
+    named = "python compare.py --model alexnet_conv1 --variant v8_tiles"
+    assert (first, second) == (f"{named} --json start.json", f"{named} --against start.json")
+
+
+def test_a_strangers_goes_beside_the_problem(folder, compare):
+    problem = folder / f"7_{STRANGER}.py"
+    status, out, _ = compare("--new", problem, "v1_mine")
+    assert status == 0
+    text = (folder / "v1_mine.py").read_text()
+    assert f'NAME = "problem_7_{STRANGER}_v1_mine"' in text
+    assert "class Model(" in text and "class ModelNew(Model):" in text and "# WORK" in text
+    assert f"--model {problem} --variant {folder / 'v1_mine.py'}" in out
+
+
+@pytest.mark.parametrize(
+    "model, name, message",
+    [
+        ("alexnet_conv1", "tiles", "a variant is called v<N>_<idea> or cpu_<idea>"),
+        ("alexnet_conv1", "v2_Tiles", "a variant is called v<N>_<idea>"),
+        ("alexnet_conv1", "v2_../../x", "a variant is called v<N>_<idea>"),
+        ("alexnet_conv1", "v2_fast_tiles", "says what its idea is, not how good it is: fast"),
+        ("alexnet_conv1", "v9_other", "v9 is taken by v9_start; the next number is v10"),
+        ("alexnet_conv1", "v9_start", "is there already; nothing was written"),
+        ("nonsense", "v2_tiles", "no model is called 'nonsense'"),
+    ],
+)
+def test_what_is_refused(folder, compare, model, name, message):
+    _, path = path_of(folder, "alexnet_conv1", "v9_start")
+    (folder / "alexnet_conv1" / "v8_tiles.py").unlink(missing_ok=True)
+    before = path.read_text()
+    status, out, err = compare("--new", model, name)
+    assert (status, out) == (2, "")
+    assert message in err and len(err.splitlines()) == 1
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("def get_inputs():\n    return []\n", "does not define Model, get_init_inputs"),
+        ("class (:\n", "is not Python"),
+        (
+            "class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\ndef build(): ...\n",
+            "defines build, as the new",
+        ),
+    ],
+)
+def test_problems_that_cannot_be_wrapped(tmp_path, compare, text, message):
+    (tmp_path / "problem.py").write_text(text)
+    status, out, err = compare("--new", tmp_path / "problem.py", "v1_mine")
+    assert (status, out) == (2, "")
+    assert message in err and not (tmp_path / "v1_mine.py").exists()
+
+
+def test_future_imports_stay_first(tmp_path):
+    problem = tmp_path / "problem.py"
+    text = (PROBLEMS / STRANGER / "problem.py").read_text()
+    main = 'if __name__ == "__main__":\n    raise SystemExit(1)\n'
+    problem.write_text(f'"""Odd."""\nfrom __future__ import annotations\n{text}\n{main}')
+    path = new_variant.create(catalog.find_model(str(problem)), "v1_mine")
+    compile(path.read_text(), str(path), "exec")
+    assert "SystemExit" not in path.read_text() and '"""Odd."""' not in path.read_text()
