@@ -15,18 +15,24 @@ VERDICTS = ("pass", "fail", "error", "skipped")
 BOUNDS = ("memory", "compute")
 
 # The order of keys in the file. Those not named here follow in alphabetical order.
-DOCUMENT_KEYS = ("schema", "environment", "results")
+DOCUMENT_KEYS = ("schema", "environment", "against", "results")
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
 RESULT_KEYS = (
-    *("model", "variant", "backend", "ran_on", "precision", "shape", "verdict", "reason", "details"),
+    *("model", "variant", "backend", "ran_on", "precision", "variant_precision", "shape", "verdict", "reason", "details"),
     *("findings", "source_sha256"),
-    *("check", "build_seconds", "built", "time_ms", "peak_mib", "floor_ms", "floor_bound"),
-    *("speedup", "baselines_ms", "baselines_unavailable", "training"),
+    *("check", "build_seconds", "built", "ptxas", "time_ms", "peak_mib", "floor_ms", "floor_bound", "work", "ceilings"),
+    *("speedup", "outcome", "baselines_ms", "baselines_unavailable", "rounds", "calls", "rechecked", "back_to_back_ms"),
+    *("clocks", "notes", "graphed", "training"),
 )
+CEILING_KEYS = ("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops", "tf32_flops")
+WORK_KEYS = ("bytes", "flops")  # of work["least"] and work["as_written"]
+PTXAS_KEYS = ("registers", "stack", "spill_stores", "spill_loads", "shared")
 SHAPE_KEYS = ("inputs", "settings", "defaults")
-CHECK_KEYS = ("max_error", "allowed", "eager_error", "gradients", "mutants_rejected")
+CHECK_KEYS = ("max_error", "allowed", "eager_error", "permitted_error", "gradients", "mutants_rejected", "mutants_survived")
 TIME_KEYS = ("median", "p20", "p80")
 RATIO_KEYS = ("ratio", "low", "high")
+OUTCOME_KEYS = ("verdict", "against", *RATIO_KEYS, "precise", "any_precision")
+OUTCOMES = ("win", "tie", "loss")
 
 
 class DocumentError(ValueError):
@@ -145,8 +151,12 @@ def _result(result, where):
 
     for name, reason in _mapping(result.get("baselines_unavailable"), f"{where}.baselines_unavailable"):
         _text(reason, f"{where}.baselines_unavailable.{name}")
-    if result.get("precision") is not None:
-        _text(result["precision"], f"{where}.precision")
+    for key in ("precision", "variant_precision"):
+        _text(result.get(key), f"{where}.{key}", null=True)
+    _ptxas(result.get("ptxas"), f"{where}.ptxas")
+    if ceilings := dict(_mapping(result.get("ceilings"), f"{where}.ceilings")):
+        for key in CEILING_KEYS:
+            _number(_field(ceilings, key, f"{where}.ceilings"), f"{where}.ceilings.{key}", null=key == "tf32_flops")
     details = result.get("details")
     _require(details is None or isinstance(details, str), f"{where}.details", "a text", details)
     findings = result.get("findings") or []
@@ -158,6 +168,21 @@ def _result(result, where):
             _require(isinstance(value, expected[0]), f"{where}.shape.{key}", expected[1], value)
 
 
+def _ptxas(found, where):
+    """{"unknown": why} or {architecture: [kernel, ...]}."""
+    for architecture, kernels in _mapping(found, where):
+        at = f"{where}.{architecture}"
+        if architecture == "unknown":
+            _text(kernels, at)
+            continue
+        _require(isinstance(kernels, list), at, "a list", kernels)
+        for kernel in kernels:
+            _require(isinstance(kernel, dict), at, "a list of objects", kernel)
+            _text(_field(kernel, "name", at), f"{at}.name")
+            for key in PTXAS_KEYS:
+                _number(_field(kernel, key, at), f"{at}.{key}", null=False)
+
+
 def _check(check, where, passed, null):
     if check is None and null:
         return
@@ -165,6 +190,9 @@ def _check(check, where, passed, null):
     for key in ("max_error", "allowed", "eager_error"):
         _number(_field(check, key, where), f"{where}.{key}", null=not passed)
     _text(check.get("mutants_rejected"), f"{where}.mutants_rejected", null=True)
+    survived = check.get("mutants_survived") or []
+    are_texts = isinstance(survived, list) and all(isinstance(each, str) for each in survived)
+    _require(are_texts, f"{where}.mutants_survived", "a list of texts", survived)
     for name, each in _mapping(_field(check, "gradients", where), f"{where}.gradients"):
         if name == "unsupported" and isinstance(each, str):
             continue
@@ -181,10 +209,38 @@ def _timings(holder, where):
         _spread(spread, f"{where}.baselines_ms.{name}")
     for name, ratio in _mapping(_field(holder, "speedup", where), f"{where}.speedup"):
         at = f"{where}.speedup.{name}"
-        _require(isinstance(ratio, dict), at, "an object", ratio)
-        for key in RATIO_KEYS:
-            _number(_field(ratio, key, at), f"{at}.{key}", null=False)
-        _require(ratio["low"] <= ratio["high"], at, "low <= high", ratio)
+        _ratio(ratio, at)
+    if holder.get("outcome") is not None:
+        at = f"{where}.outcome"
+        _ratio(holder["outcome"], at)
+        _one_of(_field(holder["outcome"], "verdict", at), OUTCOMES, f"{at}.verdict")
+        _text(_field(holder["outcome"], "against", at), f"{at}.against")
+        _text(holder["outcome"].get("any_precision"), f"{at}.any_precision", null=True)
+    for kind, work in _mapping(holder.get("work"), f"{where}.work"):
+        _require(isinstance(work, dict), f"{where}.work.{kind}", "an object", work)
+        for key in WORK_KEYS:
+            _number(_field(work, key, f"{where}.work.{kind}"), f"{where}.work.{kind}.{key}", null=False)
+    notes = holder.get("notes") or []
+    are_texts = isinstance(notes, list) and all(isinstance(each, str) for each in notes)
+    _require(are_texts, f"{where}.notes", "a list of texts", notes)
+    for key in ("rounds", "calls", "rechecked", "back_to_back_ms"):
+        _number(holder.get(key), f"{where}.{key}")
+    not_graphed = holder.get("not_graphed") or []
+    are_texts = isinstance(not_graphed, list) and all(isinstance(each, str) for each in not_graphed)
+    _require(are_texts, f"{where}.not_graphed", "a list of texts", not_graphed)
+    graphed = holder.get("graphed")
+    _require(graphed is None or isinstance(graphed, dict), f"{where}.graphed", "an object or null", graphed)
+    if graphed and "unavailable" in graphed:
+        _text(graphed["unavailable"], f"{where}.graphed.unavailable")
+    elif graphed is not None:
+        _timings(graphed, f"{where}.graphed")
+
+
+def _ratio(ratio, where):
+    _require(isinstance(ratio, dict), where, "an object", ratio)
+    for key in RATIO_KEYS:
+        _number(_field(ratio, key, where), f"{where}.{key}", null=False)
+    _require(ratio["low"] <= ratio["high"], where, "low <= high", ratio)
 
 
 def _spread(spread, where):
@@ -258,13 +314,15 @@ def _in_order(document):
 def _result_in_order(result):
     """A result, or the timings of one training mode: the keys that both have are ordered in the same way."""
     result = _sorted_keys(result, RESULT_KEYS)
-    for key, inner in (("shape", SHAPE_KEYS), ("check", CHECK_KEYS), ("time_ms", TIME_KEYS)):
+    for key, inner in (("shape", SHAPE_KEYS), ("check", CHECK_KEYS), ("time_ms", TIME_KEYS), ("outcome", OUTCOME_KEYS)):
         if result.get(key):
             result[key] = _sorted_keys(result[key], inner)
     for key, inner in (("speedup", RATIO_KEYS), ("baselines_ms", TIME_KEYS)):
         if result.get(key):
             names = ordered_baselines(sorted(result[key]))
             result[key] = {name: result[key][name] and _sorted_keys(result[key][name], inner) for name in names}
+    if result.get("graphed"):
+        result["graphed"] = _result_in_order(result["graphed"])
     if result.get("training"):
         modes = _sorted_keys(result["training"], ("weights", "weights_and_input"))
         result["training"] = {mode: timings and _result_in_order(timings) for mode, timings in modes.items()}

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -11,11 +12,17 @@ BASELINES = {
     "eager": "eager",
     "channels_last": "channels_last",
     "compile": "torch.compile",
+    "compile_max": "max-autotune",
     "eager_fp32": "eager fp32",
+    "channels_last_fp32": "channels_last fp32",
     "compile_fp32": "compile fp32",
+    "compile_max_fp32": "max-autotune fp32",
 }
 
 TRAINING = {"weights": "training, weights", "weights_and_input": "training, weights and input"}
+
+FORWARD = "forward"
+GRAPH = "CUDA graph"
 
 NOTHING = "-"
 
@@ -77,6 +84,97 @@ def best_baseline(speedup):
     return min(speedup, key=lambda name: speedup[name]["ratio"]) if speedup else None
 
 
+def baseline_medians(timings):
+    """{baseline: ms}: the median of the medians that were taken beside each variant."""
+    samples = {}
+    for each in timings:
+        for name, spread in (each.get("baselines_ms") or {}).items():
+            if spread is not None:
+                samples.setdefault(name, []).append(spread["median"])
+    return {name: statistics.median(medians) for name, medians in samples.items()}
+
+
+def headline(timings):
+    """(baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where no baseline was measured.
+
+    The fastest baseline that is at least as precise; in documents without an "outcome" the one that is hardest to beat.
+    """
+    outcome, speedup = timings.get("outcome"), timings.get("speedup")
+    if outcome:
+        return outcome["against"], outcome
+    best = best_baseline(speedup)
+    return best, best and speedup[best]
+
+
+def outcome_verdict(timings):
+    """'win', 'tie' or 'loss'; 'win in fp16' for a variant that says it computes in that; '-' where it is not known."""
+    verdict = (timings.get("outcome") or {}).get("verdict", NOTHING)
+    own = timings.get("variant_precision")
+    return f"{verdict} in {own}" if own and verdict != NOTHING else verdict
+
+
+def against_any_precision(timings):
+    """'0.900x over torch.compile, the fastest of any precision'; None where the headline is against that one already."""
+    name = (timings.get("outcome") or {}).get("any_precision")
+    ratio = (timings.get("speedup") or {}).get(name)
+    return f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision" if ratio else None
+
+
+def timing_notes(result, brief=False):
+    """What is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
+
+    `brief` leaves out which baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
+    """
+    for title, timings in timed_modes(result).items():
+        if "unavailable" in timings:
+            step = title.removesuffix(f", {GRAPH}")
+            yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
+        title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
+        slow = ", ".join(timings.get("not_graphed") or [])
+        skipped = brief and slow
+        yield from (f"{title}{note}" for note in timings.get("notes") or [] if not (skipped and note.endswith(f": {slow}")))
+        if any_precision := against_any_precision(timings):
+            yield f"{title}{any_precision}"
+        if (share_of_floor(timings) or 0) > 1:
+            yield f"{title}faster than the floor, which counts more arithmetic than this variant does"
+
+
+def timed_modes(result):
+    """{title: timings} of forward and of training, each with that under a CUDA graph behind it; none that is null."""
+    steps = {FORWARD: result, **{TRAINING.get(mode, mode): each for mode, each in (result.get("training") or {}).items()}}
+    modes = {}
+    for title, timings in steps.items():
+        modes |= {title: timings, f"{title}, {GRAPH}": (timings or {}).get("graphed")}
+    return {title: timings for title, timings in modes.items() if timings}
+
+
+def under_graphs(result):
+    """'CUDA graph: forward 0.140 ms, 2.00x over eager; training, weights 0.180 ms, ...'; None where nothing was timed so."""
+    parts = []
+    for title, timings in timed_modes(result).items():
+        if title.endswith(f", {GRAPH}") and timings.get("time_ms"):
+            best, ratio = headline(timings)
+            without = " without a graph" if best in (timings.get("not_graphed") or []) else ""
+            over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}{without}" if ratio else ""
+            label = f" in {result['variant_precision']}" if result.get("variant_precision") else ""
+            parts.append(f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}{label}")
+    return f"{GRAPH}: {'; '.join(parts)}" if parts else None
+
+
+def geometric_means(results):
+    """{place: (geometric mean, number of models)} of the best variant of each model against the best baseline.
+
+    Variants that compute in a lower precision than the original are left out.
+    """
+    best = {}
+    for result in results:
+        _, ratio = headline(result)
+        if ratio and not result.get("variant_precision"):
+            of_place = best.setdefault(result["ran_on"], {})
+            of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
+    return {place: (statistics.geometric_mean(of_place.values()), len(of_place)) for place, of_place in best.items()}
+
+
 def share_of_floor(result):
     """How much of the least possible time the measured time is: 1.0 is at the hardware's limit; None when not measured."""
     if not result.get("floor_ms") or not result.get("time_ms"):
@@ -105,6 +203,22 @@ def gradient_verdict(check):
     return "ok" if all(is_within(each) for each in gradients.values()) else "fail"
 
 
+def precisions(result):
+    """'tf32', the precision of the original; 'fp16 against tf32' for a variant that says it computes in a lower one."""
+    own, original = result.get("variant_precision"), result.get("precision")
+    return f"{own} against {original}" if own and original else own or original
+
+
+def mutants(result):
+    """'mutants 14/14 rejected', with the names of those that the check cannot tell from the original; None where none ran."""
+    check = result.get("check") or {}
+    if not check.get("mutants_rejected"):
+        return None
+    survived = "; ".join(check.get("mutants_survived") or [])
+    remark = f"; cannot be told from the original: {survived}" if survived else ""
+    return f"mutants {check['mutants_rejected']} rejected{remark}"
+
+
 def model_constants(path):
     """The literal module-level constants of a model's file, read without running it."""
     try:
@@ -127,9 +241,9 @@ def model_constants(path):
     return constants
 
 
-def _listed(value):
+def listed(value):
     """`value` as it comes back from JSON, which has no tuples."""
-    return [_listed(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def changed_sizes(result, root=ROOT):
@@ -144,7 +258,7 @@ def changed_sizes(result, root=ROOT):
     catalogued = Path(root) / "models" / f"{result['model']}.py"
     defaults = shape.get("defaults") or model_constants(catalogued if catalogued.is_file() else result["model"])
     return {
-        name: (value, defaults.get(name)) for name, value in settings.items() if _listed(defaults.get(name)) != _listed(value)
+        name: (value, defaults.get(name)) for name, value in settings.items() if listed(defaults.get(name)) != listed(value)
     }
 
 
@@ -152,8 +266,8 @@ def size_note(result, root=ROOT):
     """'batch 4 instead of 128'; '' when the sizes are the original's."""
     parts = []
     for name, (value, original) in changed_sizes(result, root).items():
-        what = f"{'batch' if name == 'batch_size' else name} {_listed(value)}"
-        parts.append(what if original is None else f"{what} instead of {_listed(original)}")
+        what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"
+        parts.append(what if original is None else f"{what} instead of {listed(original)}")
     return ", ".join(parts)
 
 

@@ -1,7 +1,7 @@
-"""README's table of results, made from the runs recorded in results/.
+"""The tables of results in README.md and on the models' pages in docs/, made from the runs recorded in results/.
 
-    python -m playground.report.readme_table            rewrites README.md
-    python -m playground.report.readme_table --check    exits 1 when README.md is not what this makes
+    python -m playground.report.readme_table            rewrites them
+    python -m playground.report.readme_table --check    exits 1 when one is not what this makes
 
 Of each GPU the newest run counts that measured something at the original's sizes. A figure whose source has changed
 since is not shown: the variant's file (source_sha256) or, where the run recorded its hash (model_sha256), the model's.
@@ -10,17 +10,20 @@ since is not shown: the variant's file (source_sha256) or, where the run recorde
 import argparse
 import hashlib
 import re
-import statistics
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 from playground.catalog import reading_order
 from playground.report.document import DocumentError, date_of, read, write_whole
 from playground.report.figures import (
+    GRAPH,
     ROOT,
     TRAINING,
+    baseline_medians,
     baseline_name,
-    best_baseline,
     changed_sizes,
+    headline,
     machine,
     one_line,
     ordered_baselines,
@@ -39,42 +42,64 @@ HEAD = (
 
 
 class ReadmeError(ValueError):
-    """README.md cannot hold the table."""
+    """A page cannot hold the table."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A file with a table; `models` are the names of those in it."""
+
+    path: Path
+    models: tuple
+
+    @property
+    def to_root(self):
+        """What stands before a path from the project's folder to make it one from the page's."""
+        return "../" * (len(self.path.parts) - 1)
+
+
+def pages(root):
+    """README.md with all models, and docs/ladder_<model>.md, where there is one, with its own."""
+    models = [file.stem for file in sorted(sources(root / "models"), key=lambda file: reading_order(file.stem))]
+    ladders = [Page(Path("docs") / f"ladder_{model}.md", (model,)) for model in models]
+    return [Page(Path("README.md"), tuple(models)), *(page for page in ladders if (root / page.path).exists())]
 
 
 def main(arguments=None, root=ROOT):
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Makes README.md's table of results from results/*.json.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when README.md is out of date")
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Makes the pages' tables of results from results/*.json.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a page is out of date")
     check = parser.parse_args(arguments).check
-    readme = root / "README.md"
+    outdated = []
     try:
-        old = readme.read_text(encoding="utf-8")
-        new = with_table(old, table(root))
+        for page in pages(root):
+            file = root / page.path
+            old = file.read_text(encoding="utf-8")
+            new = with_table(old, table(root, page), page.path)
+            if old != new:
+                outdated.append(page.path)
+                if not check:
+                    write_whole(file, new)
     except (OSError, DocumentError, ReadmeError) as error:
         print(f"readme_table: {error}", file=sys.stderr)
         return 2
-    if check:
-        if old != new:
-            print(f"README.md's table of results is out of date; run: {COMMAND}", file=sys.stderr)
-        return int(old != new)
-    if old != new:
-        write_whole(readme, new)
-    return 0
+    for path in outdated if check else ():
+        print(f"{path}'s table of results is out of date; run: {COMMAND}", file=sys.stderr)
+    return int(check and bool(outdated))
 
 
-def with_table(readme, block):
-    """`readme` with `block` between its markers."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise ReadmeError(f"README.md must contain {BEGIN} and, below it, {END}, once each")
-    return readme[: readme.index(BEGIN) + len(BEGIN)] + f"\n{block}\n" + readme[readme.index(END) :]
+def with_table(text, block, path="README.md"):
+    """The text of a page with `block` between its markers."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ReadmeError(f"{path} must contain {BEGIN} and, below it, {END}, once each")
+    return text[: text.index(BEGIN) + len(BEGIN)] + f"\n{block}\n" + text[text.index(END) :]
 
 
-def table(root=ROOT):
-    """The text between the markers."""
+def table(root, page):
+    """The text between the markers of a page."""
     runs = newest_runs(root)
     if not runs:
         return "Nothing has been measured on a GPU yet."
-    return "\n\n".join(_run(root, path, document) for path, document in runs)
+    return "\n\n".join(_run(root, page, path, document) for path, document in runs)
 
 
 def newest_runs(root):
@@ -83,7 +108,7 @@ def newest_runs(root):
     for path in sorted((root / "results").glob("*.json")):
         document = read(path)
         environment = document["environment"]
-        if not environment.get("gpu") or not any(_is_full_size(result, root) for result in document["results"]):
+        if not environment.get("gpu") or not any(is_full_size(result, root) for result in document["results"]):
             continue
         newest = runs.get(environment["gpu"])
         if newest is None or date_of(environment) >= date_of(newest[1]["environment"]):
@@ -91,16 +116,16 @@ def newest_runs(root):
     return [runs[gpu] for gpu in sorted(runs)]
 
 
-def _is_full_size(result, root):
+def is_full_size(result, root):
     return result["ran_on"] == "cuda" and not changed_sizes(result, root)
 
 
-def _run(root, path, document):
+def _run(root, page, path, document):
     parts = []
-    for model_file in sorted(_sources(root / "models"), key=lambda file: reading_order(file.stem)):
-        of_model = [result for result in document["results"] if result["model"] == model_file.stem]
-        full_size = {result["variant"]: result for result in of_model if _is_full_size(result, root)}
-        parts.append(_model(root, model_file, full_size))
+    for model in page.models:
+        of_model = [result for result in document["results"] if result["model"] == model]
+        full_size = {result["variant"]: result for result in of_model if is_full_size(result, root)}
+        parts.append(_model(root, page, root / "models" / f"{model}.py", full_size))
     day = date_of(document["environment"]).date().isoformat()
     parts.append(
         f"Measured on {_cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
@@ -109,22 +134,22 @@ def _run(root, path, document):
     return "\n\n".join(parts)
 
 
-def _model(root, model_file, results):
+def _model(root, page, model_file, results):
     model = model_file.stem
     inputs = next(filter(None, ((result.get("shape") or {}).get("inputs") for result in results.values())), [])
     sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
     of_this_model = [result for result in results.values() if result.get("model_sha256") in (None, _sha256(model_file))]
     rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(of_this_model)]
-    for source in _sources(root / "kernels" / model):
+    for source in sources(root / "kernels" / model):
         if not source.stem.startswith("cpu_"):
             result = results.get(source.stem)
             changed = result is not None and (result not in of_this_model or result["source_sha256"] != _sha256(source))
-            rows.append(_variant_row(source, result, changed))
+            rows.append(_variant_row(page, source, result, changed))
     title = f"**{model}**" + (f", input {_cell(sizes)}" if sizes else "")
     return title + "\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _sources(folder):
+def sources(folder):
     """The Python files of a folder in the order of their names, v10 behind v9."""
     files = (file for file in folder.glob("*.py") if not file.stem.startswith("_"))
     return sorted(files, key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.stem)])
@@ -136,9 +161,9 @@ def _sha256(file):
 
 def _baseline_rows(results):
     """One row a baseline: the median of the medians that were taken beside each variant."""
-    modes = {"forward": _baseline_medians(results)}
+    modes = {"forward": baseline_medians(results)}
     for mode in TRAINING:
-        modes[mode] = _baseline_medians([(result["training"] or {}).get(mode) or {} for result in results])
+        modes[mode] = baseline_medians([(result["training"] or {}).get(mode) or {} for result in results])
     forward = modes["forward"]
     for name in ordered_baselines(forward):
         over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
@@ -146,17 +171,8 @@ def _baseline_rows(results):
         yield (_cell(baseline_name(name)), "", significant(forward[name]), over_eager, "", "", "", *training)
 
 
-def _baseline_medians(timings):
-    samples = {}
-    for each in timings:
-        for name, spread in (each.get("baselines_ms") or {}).items():
-            if spread is not None:
-                samples.setdefault(name, []).append(spread["median"])
-    return {name: statistics.median(medians) for name, medians in samples.items()}
-
-
-def _variant_row(source, result, changed):
-    name = f"[`{source.stem}`](kernels/{source.parent.name}/{source.name})"
+def _variant_row(page, source, result, changed):
+    name = f"[`{source.stem}`]({page.to_root}kernels/{source.parent.name}/{source.name})"
     blank = ("",) * (len(HEAD) - 3)
     if result is None:
         return (name, "", "not measured yet", *blank)
@@ -173,24 +189,25 @@ def _variant_row(source, result, changed):
         _cell(result.get("precision") or ""),
         significant(result["time_ms"]["median"]),
         with_unit(speedup["eager"]["ratio"], "x") if "eager" in speedup else "",
-        _over_best(speedup),
+        _over_best(result),
         with_unit(100 * share, "%") if share else "",
         f"{scientific(check['max_error'])} ({scientific(check['eager_error'])})",
         *training,
     )
 
 
-def _over_best(speedup):
-    best = best_baseline(speedup)
-    return f"{with_unit(speedup[best]['ratio'], 'x')} ({_cell(baseline_name(best))})" if best else ""
+def _over_best(result):
+    best, ratio = headline(result)
+    return f"{with_unit(ratio['ratio'], 'x')} ({_cell(baseline_name(best))})" if best else ""
 
 
 def _training_cell(timings):
     if not timings or not timings["time_ms"]:
         return ""
-    best = best_baseline(timings["speedup"])
-    over = f" ({with_unit(timings['speedup'][best]['ratio'], 'x')})" if best else ""
-    return significant(timings["time_ms"]["median"]) + over
+    _, ratio = headline(timings)
+    over = f" ({with_unit(ratio['ratio'], 'x')})" if ratio else ""
+    graphed = _training_cell({"time_ms": None} | (timings.get("graphed") or {}))
+    return significant(timings["time_ms"]["median"]) + over + (f"; {GRAPH} {graphed}" if graphed else "")
 
 
 def _cell(text):

@@ -1,97 +1,116 @@
-"""Tables for people, on a terminal or in a pipe.
+"""What the two commands print when they are done: run_all's table, and compare.py's view of each variant."""
 
-Nothing is ever cut off: what does not fit is folded. All drawing is ASCII, and styles vanish where there is no terminal.
-"""
-
-import sys
-
-from rich.box import Box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from playground.report import against, checks
 from playground.report.figures import (
+    FORWARD,
     NOTHING,
-    TRAINING,
     baseline_name,
-    best_baseline,
+    geometric_means,
     gradient_verdict,
     gradients_unsupported,
+    headline,
     is_within,
     machine,
+    mutants,
     one_line,
     ordered_baselines,
+    outcome_verdict,
+    precisions,
     printable,
     scientific,
     share_of_floor,
     significant,
     size_note,
     span,
+    timed_modes,
+    timing_notes,
+    under_graphs,
     with_unit,
 )
+from playground.report.layout import GAP, INDENT, Layout, print_folded, print_indented, print_prose, print_rows, verdict
 
-MIN_WIDTH = 80
-GAP = 2  # between columns
-INDENT = 2
-MIN_NAME_WIDTH = 16
-
-STYLES = {"pass": "green", "ok": "green", "fail": "bold red", "error": "bold red", "skipped": "yellow", "none": "yellow"}
-
-# Columns of the summary. Where they do not fit side by side, those of a group stand below one another.
-COLUMNS = (
-    ("variant", "ran on"),
-    ("verdict", "gradients"),
-    ("error", "eager's"),
-    ("build s",),
-    ("median ms",),
-    ("speed-up", "over"),
-    ("of floor",),
+# The summary's columns: side by side, in two lines a variant, or in three where the terminal is narrow.
+SUMMARY = ("variant", "ran on", "verdict", "gradients", "error", "eager's", "build s", "median ms", "speed-up", "over")
+SUMMARY = (*SUMMARY, "of floor", "outcome")
+SUMMARY_PLANS = (
+    tuple((name,) for name in SUMMARY),
+    (
+        ("variant", "ran on"),
+        ("verdict", "gradients"),
+        ("error", "eager's"),
+        ("build s",),
+        ("median ms",),
+        ("speed-up", "over"),
+        ("of floor", "outcome"),
+    ),
+    (
+        ("variant", "ran on", "outcome"),
+        ("verdict", "gradients", "build s"),
+        ("error", "eager's", "of floor"),
+        ("median ms", "speed-up", "over"),
+    ),
 )
+SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
 
-RULE_BELOW_HEAD = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-
-
-def make_console(file=None):
-    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least 80 columns wide."""
-    file = file or sys.stdout
-    if hasattr(file, "reconfigure"):
-        file.reconfigure(errors="backslashreplace")  # a name that the encoding lacks must not end the run
-    console = Console(file=file)
-    console.width = max(MIN_WIDTH, console.width)
-    return console
+TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
+TIMES_PLANS = (
+    tuple((name,) for name in TIMES),
+    (("",), ("median\nms", "p20-p80\nms"), ("speed-up", "interval"), ("peak\nMiB",)),
+)
+GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
 def summary(document, console):
     """run_all's table: one row a variant, grouped by model."""
-    _print(console, machine(document["environment"]), style="dim")
+    print_folded(console, machine(document["environment"]), style="dim")
     models = _by_model(document["results"])
     rows = {model: [_summary_row(result) for result in results] for model, results in models.items()}
-    layout = _Layout([row for group in rows.values() for row in group], console.width)
+    layout = Layout(SUMMARY_PLANS, [row for group in rows.values() for row in group], console.width, SUMMARY_WORDS)
     for model, results in models.items():
         console.print()
-        _print(console, _with_sizes(model, results), style="bold")
+        print_folded(console, _with_sizes(model, results), style="bold")
         table = layout.table()
         for row in rows[model]:
             table.add_row(*layout.cells(row))
         console.print(table)
         _print_remarks(console, results)
+    against.show(document, console)
     console.print()
     if any(result["ran_on"] == "emulator" for result in document["results"]):
-        _print(console, "On the emulator variants are checked on small shapes and not timed.")
-    _print(console, _tally(document["results"]))
+        print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
+    for place, (mean, models) in geometric_means(document["results"]).items():
+        what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
+        print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
+    print_folded(console, _tally(document["results"]))
 
 
 def details(document, console):
     """compare.py's view: everything known about each variant."""
-    _print(console, machine(document["environment"]), style="dim")
+    _each_in_depth(document, console, _print_details)
+
+
+def explained(document, console):
+    """compare.py --explain's view: that, and what every check found."""
+
+    def show(console, result):
+        _print_details(console, result)
+        _print_checks(console, result["check"])
+
+    _each_in_depth(document, console, show)
+
+
+def _each_in_depth(document, console, show):
+    print_folded(console, machine(document["environment"]), style="dim")
     for model, results in _by_model(document["results"]).items():
         console.print()
-        _print(console, model, style="bold")
+        print_folded(console, model, style="bold")
         for result in results:
             console.print()
-            _print_details(console, result)
+            show(console, result)
+    against.show(document, console)
 
 
 def _by_model(results):
@@ -101,25 +120,10 @@ def _by_model(results):
     return models
 
 
-def _print(console, text, indent=0, style=""):
-    """Text that may come from a stranger's file: never markup, never highlighted, folded where it must be."""
-    line = text if isinstance(text, Text) else Text(one_line(text), style=style)
-    line.overflow = "fold"
-    console.print(Padding(line, (0, 0, 0, indent), expand=False) if indent else line, highlight=False)
-
-
-def _print_indented(console, table):
-    console.print(Padding(table, (0, 0, 0, INDENT), expand=False))
-
-
-def _verdict(word):
-    return Text(word, style=STYLES.get(word, ""))
-
-
 def _ran_on(result):
     if result["ran_on"] is None:
         return NOTHING
-    return one_line(", ".join(filter(None, (result["ran_on"], result.get("precision")))))
+    return one_line(", ".join(filter(None, (result["ran_on"], precisions(result)))))
 
 
 def _with_sizes(model, results):
@@ -132,95 +136,53 @@ def _with_sizes(model, results):
 def _summary_row(result):
     check = result["check"] or {}
     time = result["time_ms"] or {}
-    best = best_baseline(result["speedup"])
-    ratio = result["speedup"][best] if best else None
+    best, ratio = headline(result)
     share = share_of_floor(result)
-    return (
-        (Text(one_line(result["variant"])), Text(_ran_on(result))),
-        (_verdict(result["verdict"]), _verdict(gradient_verdict(check))),
-        (Text(scientific(check.get("max_error"))), Text(scientific(check.get("eager_error")))),
-        (Text(significant(result["build_seconds"])),),
-        (Text(significant(time.get("median"))),),
-        (_ratio(ratio), Text(one_line(baseline_name(best)) if best else NOTHING)),
-        (Text(with_unit(share and 100 * share, "%")),),
-    )
+    return {
+        "variant": Text(one_line(result["variant"])),
+        "ran on": Text(_ran_on(result)),
+        "verdict": verdict(result["verdict"]),
+        "gradients": verdict(gradient_verdict(check)),
+        "error": Text(scientific(check.get("max_error"))),
+        "eager's": Text(scientific(check.get("eager_error"))),
+        "build s": Text(significant(result["build_seconds"])),
+        "median ms": Text(significant(time.get("median"))),
+        "speed-up": _ratio(ratio, result.get("variant_precision")),
+        "over": Text(one_line(baseline_name(best)) if best else NOTHING),
+        "of floor": Text(with_unit(share and 100 * share, "%")),
+        "outcome": verdict(outcome_verdict(result)),
+    }
 
 
-def _ratio(ratio):
-    """A speed-up: green or red where its whole interval is on one side of 1."""
+def _ratio(ratio, own_precision=None):
+    """A speed-up: green or red where its interval is on one side of 1; one in a lower precision is no win, but labelled."""
     if ratio is None:
         return Text(NOTHING)
+    if own_precision:
+        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(own_precision)}")
     style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
     return Text(with_unit(ratio["ratio"], "x"), style=style)
-
-
-class _Layout:
-    """The summary's columns, equally wide for all models: side by side if that fits `width`, else two lines a variant."""
-
-    def __init__(self, rows, width):
-        self.stacked = False
-        self.heads = self.cells([[Text(name) for name in group] for group in COLUMNS])
-        widths = _natural_widths([self.heads, *map(self.cells, rows)])
-        if _total(widths) > width:
-            self.stacked = True
-            names = [[name.replace(" ", "\n")] if len(rest) == 0 else [name, *rest] for name, *rest in COLUMNS]
-            self.heads = self.cells([[Text(name) for name in group] for group in names])
-            widths = _natural_widths([self.heads, *map(self.cells, rows)])
-        self.widths = _fit(widths, width)
-
-    def cells(self, row):
-        return [Text("\n").join(group) for group in row] if self.stacked else [cell for group in row for cell in group]
-
-    def table(self):
-        return _table(self.heads, self.widths, words=2 if self.stacked else 4)
-
-
-def _natural_widths(lines):
-    """How wide each column must be so that nothing is folded."""
-    columns = zip(*lines, strict=True)
-    return [max(cell_len(line) for cell in column for line in str(cell).split("\n")) for column in columns]
-
-
-def _total(widths):
-    return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _fit(widths, width):
-    """Narrows the first column, that of names, so that the numbers keep their room."""
-    excess = max(0, _total(widths) - width)
-    return [max(widths[0] - excess, min(widths[0], MIN_NAME_WIDTH)), *widths[1:]]
-
-
-def _table(heads, widths, words):
-    """An empty table; the first `words` columns hold words, the others numbers."""
-    table = Table(box=RULE_BELOW_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="dim")
-    for index, (head, width) in enumerate(zip(heads, widths, strict=True)):
-        table.add_column(head, width=width, justify="left" if index < words else "right", overflow="fold")
-    return table
-
-
-def _print_table(console, heads, rows, words):
-    table = _table(heads, _fit(_natural_widths([heads, *rows]), console.width - INDENT), words)
-    for row in rows:
-        table.add_row(*row)
-    console.print()
-    _print_indented(console, table)
 
 
 def _print_remarks(console, results):
     """Below a model's table: why a variant is no pass, sizes where they differ between variants, baselines that are missing."""
     reasons = _grouped((result["variant"], (result["verdict"], result["reason"])) for result in results)
-    for (verdict, reason), variants in reasons.items():
-        if verdict != "pass":
-            line = Text(one_line(", ".join(variants)) + " ").append_text(_verdict(verdict)).append(f": {one_line(reason)}")
-            _print(console, line, indent=INDENT)
+    for (word, reason), variants in reasons.items():
+        if word != "pass":
+            line = Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}")
+            print_folded(console, line, INDENT, hanging=INDENT)
+    remarks = [_grouped((result["variant"], mutants(result)) for result in results)]
+    remarks.append(_grouped((result["variant"], under_graphs(result)) for result in results))
+    remarks.append(_grouped((result["variant"], note) for result in results for note in timing_notes(result, brief=True)))
     notes = _grouped((result["variant"], size_note(result)) for result in results if result.get("shape"))
     if len(notes) > 1:
-        for note, variants in notes.items():
-            _print(console, f"{', '.join(variants)}: {note or 'sizes of the original'}", indent=INDENT)
+        remarks.append({note or "sizes of the original": variants for note, variants in notes.items()})
+    for note, variants in [item for group in remarks for item in group.items() if item[0]]:
+        who = f"all {len(results)} variants" if len(variants) == len(results) > 1 else ", ".join(variants)
+        print_folded(console, f"{who}: {note}", INDENT, hanging=INDENT)
     missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
     for name, reason in sorted(missing):
-        _print(console, _not_measured(name, reason), indent=INDENT)
+        print_folded(console, _not_measured(name, reason), INDENT, hanging=INDENT)
 
 
 def _grouped(pairs):
@@ -243,21 +205,32 @@ def _tally(results):
 
 def _print_details(console, result):
     name = Text(one_line(result["variant"]), style="bold").append(" ")
-    _print(console, name.append_text(_verdict(result["verdict"])))
+    print_folded(console, name.append_text(verdict(result["verdict"])))
     facts = Table.grid(padding=(0, GAP, 0, 0))
     facts.add_column(overflow="fold", style="dim")
     facts.add_column(overflow="fold")
     for label, text in _facts(result):
         facts.add_row(label, Text(one_line(text)))
-    _print_indented(console, facts)
+    print_indented(console, facts)
     for line in (result.get("details") or "").splitlines():
-        _print(console, Text(printable(line)), indent=2 * INDENT)
+        print_folded(console, Text(printable(line)), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
     if gradients and gradients_unsupported(gradients) is None:
-        _print_table(console, ("gradient of", "", "error", "eager's", "allowed"), _gradient_rows(gradients), words=2)
+        print_rows(console, [[(name,) for name in GRADIENTS]], _gradient_rows(gradients), GRADIENTS[:2])
     if result["time_ms"]:
-        heads = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
-        _print_table(console, heads, _time_rows(result), words=1)
+        print_rows(console, TIMES_PLANS, _time_rows(result), TIMES[:1])
+
+
+def _print_checks(console, check):
+    """Every probe, every check of the behaviour, every kernel."""
+    kernels = [(launches, microseconds, name) for name, launches, microseconds in checks.explained_kernels(check)]
+    tables = (
+        (("probe", "", "error", "eager's", "allowed", ""), checks.explained_probes(check)),
+        (("behaviour", "", ""), checks.explained_behaviour(check)),
+        (("launches", "us", "kernel on the GPU"), kernels),
+    )
+    for heads, rows in tables:
+        print_prose(console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
 
 def _facts(result):
@@ -278,58 +251,88 @@ def _facts(result):
         yield "inputs", f"{sizes}: {note}" if note else sizes
     if check:
         errors = [scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed")]
-        yield "error", "{}; eager's {}; allowed {}".format(*errors)
+        yield "error", "{}; eager's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
         unsupported = gradients_unsupported(gradients)
         if unsupported is not None:
             yield "gradients", f"none: {unsupported}"
         else:
             yield "gradients", "not checked" if gradients is None else gradient_verdict(check)
         if check.get("mutants_rejected"):
-            yield "mutants", f"{check['mutants_rejected']} rejected"
+            yield "mutants", mutants(result).removeprefix("mutants ")
+    yield from checks.lines(result["check"])
+    yield from checks.sanitizer(result.get("sanitizer"))
     if result["build_seconds"] is not None:
         yield "build", with_unit(result["build_seconds"], " s") + ("" if result["built"] else ", from the cache")
     if result["floor_ms"] is not None:
         reached = f"; {with_unit(100 * share, '%')} of it reached" if share else ""
         yield "floor", f"{with_unit(result['floor_ms'], ' ms')}, bound by {result['floor_bound']}{reached}"
-    for name, reason in (result.get("baselines_unavailable") or {}).items():
-        yield "note", _not_measured(name, reason)
-    for mode, timings in (result["training"] or {}).items():
-        for name, reason in ((timings or {}).get("baselines_unavailable") or {}).items():
-            yield "note", f"{TRAINING.get(mode, mode)}: {_not_measured(name, reason)}"
+    for title, timings in _modes(result).items():
+        if timings.get("outcome"):
+            label = f", in {result['variant_precision']}" if result.get("variant_precision") else ""
+            yield "timing", f"{title}{label}: {_outcome(timings)}"
+    if result.get("clocks"):
+        before, after = result["clocks"]["before"], result["clocks"]["after"]
+        yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"
+    for note in timing_notes(result):
+        yield "note", note
+    for title, timings in timed_modes(result).items():
+        for name, reason in (timings.get("baselines_unavailable") or {}).items():
+            yield "note", ("" if title == FORWARD else f"{title}: ") + _not_measured(name, reason)
+
+
+def _permitted(result):
+    """'tf32 permits 1.16e-3; ', the error that the stated precision allows to any algorithm."""
+    permitted = result["check"].get("permitted_error")
+    precision = result.get("variant_precision") or result.get("precision")
+    return f"{one_line(precision)} permits {scientific(permitted)}; " if permitted is not None and precision else ""
 
 
 def _gradient_rows(gradients):
     rows = []
     for name, check in gradients.items():
         errors = [scientific(check[key]) for key in ("max_error", "eager_error", "allowed")]
-        rows.append((Text(one_line(name)), _verdict("ok" if is_within(check) else "fail"), *errors))
+        cells = [Text(one_line(name)), verdict("ok" if is_within(check) else "fail"), *map(Text, errors)]
+        rows.append(dict(zip(GRADIENTS, cells, strict=True)))
     return rows
+
+
+def _modes(result):
+    """{title: timings} of all that was timed."""
+    return {title: timings for title, timings in timed_modes(result).items() if timings.get("time_ms")}
+
+
+def _outcome(timings):
+    """'win over torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
+    outcome, share = timings["outcome"], share_of_floor(timings)
+    parts = [f"{outcome['verdict']} over" if outcome["verdict"] == "win" else f"{outcome['verdict']} against"]
+    parts[0] += f" {baseline_name(outcome['against'])}"
+    parts.append(f"{with_unit(outcome['ratio'], 'x')} ({span(outcome['low'], outcome['high'], 'x')})")
+    parts.append(f"{timings['rounds']} rounds, {timings['calls']} calls")
+    parts += [f"{with_unit(100 * share, '%')} of the floor"] if share else []
+    return ", ".join(parts)
 
 
 def _time_rows(result):
     """Forward and the training modes: the variant's own time, then each baseline's and the speed-up over it."""
     rows = []
-    modes = {"forward": result}
-    modes.update((TRAINING.get(mode, mode), timings) for mode, timings in (result["training"] or {}).items())
-    for title, timings in modes.items():
-        if timings is None or timings["time_ms"] is None:
-            continue
+    for title, timings in _modes(result).items():
         if rows:
-            rows.append([""] * len(rows[0]))
+            rows.append([Text()] * len(TIMES))
         own = timings["time_ms"]
         title = Text(one_line(title), style="bold")
-        rows.append((title, significant(own["median"]), span(own["p20"], own["p80"]), "", "", significant(timings["peak_mib"])))
+        rows.append([title, *_spread(own), Text(), Text(), Text(significant(timings["peak_mib"]))])
         speedup, baselines = timings["speedup"] or {}, timings.get("baselines_ms") or {}
+        without_graph = timings.get("not_graphed") or []
         for name in ordered_baselines({**baselines, **speedup}):
-            spread, ratio = baselines.get(name), speedup.get(name)
-            rows.append(
-                (
-                    Text("  " + one_line(baseline_name(name))),
-                    significant(spread and spread["median"]),
-                    span(spread["p20"], spread["p80"]) if spread else NOTHING,
-                    _ratio(ratio),
-                    span(ratio["low"], ratio["high"], "x") if ratio else NOTHING,
-                    "",
-                )
-            )
-    return rows
+            ratio = speedup.get(name)
+            label = Text("  " + one_line(baseline_name(name)) + (" (no graph)" if name in without_graph else ""))
+            interval = Text(span(ratio["low"], ratio["high"], "x") if ratio else NOTHING)
+            rows.append([label, *_spread(baselines.get(name)), _ratio(ratio), interval, Text()])
+    return [dict(zip(TIMES, row, strict=True)) for row in rows]
+
+
+def _spread(spread):
+    """The cells of a median, and of what lies between the 20th and the 80th percentile."""
+    if not spread:
+        return Text(NOTHING), Text(NOTHING)
+    return Text(significant(spread["median"])), Text(span(spread["p20"], spread["p80"]))

@@ -11,8 +11,19 @@ def spread(median):
 
 
 def timings(median, peak_mib, scale=1.0):
-    """time_ms, speedup, baselines_ms, peak_mib: of forward, or of a training mode."""
+    """What is known of forward, or of a training mode. The best baseline is torch.compile."""
+    best = scale * RATIOS["compile"]
     return {
+        "outcome": {
+            "verdict": "win" if best > 1 else "loss",
+            "against": "compile",
+            **{"ratio": best, "low": 0.99 * best, "high": 1.01 * best},
+            "precise": True,
+            "any_precision": None,
+        },
+        **{"rounds": 9, "calls": 41, "rechecked": 2, "back_to_back_ms": 0.9 * median},
+        "clocks": None,
+        "notes": [],
         "time_ms": spread(median),
         "peak_mib": peak_mib,
         "speedup": {
@@ -34,6 +45,7 @@ def passed(model, variant, median=0.142, inputs=(128, 8, 384, 384), settings=Non
         "backend": "cpu" if variant.startswith("cpu_") else "cuda",
         "ran_on": ran_on,
         "precision": "tf32",
+        "variant_precision": None,
         "shape": {"inputs": [list(inputs)], "settings": settings or {}},
         "verdict": "pass",
         "reason": None,
@@ -51,6 +63,8 @@ def passed(model, variant, median=0.142, inputs=(128, 8, 384, 384), settings=Non
         "baselines_unavailable": {},
         "floor_ms": 0.139,
         "floor_bound": "memory",
+        "graphed": None,
+        **{"ptxas": None, "work": None, "ceilings": None},
         "training": {
             "weights": timings(4.567, 1230.0, scale=0.11),
             "weights_and_input": timings(5.1, 2400.0, scale=0.1),
@@ -61,6 +75,7 @@ def passed(model, variant, median=0.142, inputs=(128, 8, 384, 384), settings=Non
 def not_passed(verdict, reason, **changes):
     result = passed(**changes)
     result.update(verdict=verdict, reason=reason, time_ms=None, speedup=None, baselines_ms={}, training=None, peak_mib=None)
+    result.update(outcome=None, rounds=None, calls=None, rechecked=None, back_to_back_ms=None)
     if verdict == "fail":
         result["check"].update(max_error=0.123456, gradients={"conv.weight": error(0.5), "conv.bias": error(None)})
     else:
@@ -91,6 +106,8 @@ def gpu_document():
     unsupported["baselines_unavailable"] = {"compile": "torch.compile: no working C++ compiler was found"}
     for ratio in unsupported["speedup"].values():
         ratio.update({key: value / 400 for key, value in ratio.items()})
+    eager = unsupported["speedup"]["channels_last"]
+    unsupported["outcome"].update(eager, verdict="loss", against="channels_last")
     video = "conv3d_div_max_gap_bias_sum"
     return {
         "schema": 1,
@@ -133,6 +150,7 @@ def cpu_document():
     emulated = passed(
         "conv_pool_sigmoid_sum", "v3_tiled", 1.0, (2, 8, 26, 27), {"batch_size": 2, "height": 26, "width": 27}, "emulator"
     )
+    emulated.update(outcome=None, rounds=None, calls=None, rechecked=None, back_to_back_ms=None)
     emulated.update(time_ms=None, speedup=None, baselines_ms={}, training=None, floor_ms=None, floor_bound=None, peak_mib=None)
     return {
         "schema": 1,

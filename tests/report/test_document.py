@@ -153,6 +153,19 @@ BROKEN = [
     ("results.0.baselines_unavailable.compile", None, "baselines_unavailable.compile"),
     ("results.0.training.weights", 1.0, "training.weights: expected an object or null"),
     ("results.0.training.weights.time_ms.p20", MISSING, "training.weights.time_ms: 'p20' is missing"),
+    ("results.0.outcome", "win", "outcome: expected an object, got 'win'"),
+    ("results.0.outcome.verdict", "draw", "outcome.verdict: expected win or tie or loss, got 'draw'"),
+    ("results.0.outcome.low", 1e9, "outcome: expected low <= high"),
+    ("results.0.outcome.against", MISSING, "outcome: 'against' is missing"),
+    ("results.0.notes", "slow", "notes: expected a list of texts, got 'slow'"),
+    ("results.0.rounds", "9", "rounds: expected a number"),
+    ("results.0.graphed", 1.0, "graphed: expected an object or null, got 1.0"),
+    ("results.0.graphed", {}, "graphed: 'time_ms' is missing"),
+    ("results.0.graphed", {"unavailable": None}, "graphed.unavailable: expected a text, got None"),
+    ("results.0.not_graphed", "eager", "not_graphed: expected a list of texts, got 'eager'"),
+    ("results.0.training.weights.graphed", 1.0, r"training.weights.graphed: expected an object or null, got 1.0"),
+    ("results.0.training.weights.graphed", {"time_ms": 1.0}, "training.weights.graphed.time_ms: expected an object"),
+    ("results.0.training.weights.outcome.ratio", None, "training.weights.outcome.ratio: expected a number"),
     ("results.0.findings", [1], "findings: expected a list of texts"),
     ("results.0.shape", "big", "shape: expected an object or null"),
     ("results.0.shape.inputs", 3, "shape.inputs: expected a list, got 3"),
@@ -189,7 +202,9 @@ def test_what_is_not_right_is_never_timed(gpu_document):
 
 @pytest.mark.parametrize("key", documents.RESULT_KEYS)
 def test_keys_of_the_contract_are_required_and_later_ones_are_not(key, gpu_document):
-    later = {"precision", "shape", "details", "findings", "baselines_ms", "baselines_unavailable"}
+    later = {"precision", "variant_precision", "shape", "details", "findings", "baselines_ms", "baselines_unavailable"}
+    later |= {"outcome", "rounds", "calls", "rechecked", "back_to_back_ms", "clocks", "notes", "graphed"}
+    later |= {"ptxas", "work", "ceilings"}
     for result in gpu_document["results"]:
         del result[key]
     if key in later:

@@ -178,3 +178,57 @@ def test_without_stderr():
         output = process.stdout.read()
     assert process.wait(60) == 0
     assert output == b"table begins\ntable goes on\ntable ends\n"
+
+
+def test_variants_are_counted_and_what_failed_is_closed():
+    def calls(progress):
+        progress.expect(2)
+        progress.started("check", "pool", "v1")
+        progress.finished("check", "pool", "v1", "pass")
+        progress.done("pool", "v1", "pass")
+        progress.started("check", "pool", "v2")
+        progress.done("pool", "v2", "error")  # its process died
+
+    text = re.sub(r", \S+ s$", ", T s", plain(calls), flags=re.MULTILINE)
+    assert text.splitlines() == [
+        "check pool/v1 ...",
+        "check pool/v1: pass, T s",
+        "1 of 2 variants done",
+        "check pool/v2 ...",
+        "check pool/v2: error, T s",
+        "2 of 2 variants done",
+    ]
+
+
+def test_one_variant_is_not_counted():
+    def calls(progress):
+        progress.expect(1)
+        progress.done("pool", "v1", "pass")
+
+    assert plain(calls) == ""
+
+
+def test_the_same_stage_of_the_same_variant_twice_at_once():
+    """As in a sweep, whose points are built side by side."""
+
+    def calls(progress):
+        for _ in range(2):
+            progress.started("build", "pool", "v1")
+        for _ in range(2):
+            progress.finished("build", "pool", "v1", "built")
+
+    lines = plain(calls).splitlines()
+    assert len(lines) == 4 and all(re.fullmatch(r"build pool/v1: built, \S+ s", line) for line in lines[2:])
+
+
+def test_on_a_terminal_variants_are_counted():
+    _, errors, status = on_terminal("progress.expect(3); progress.done('pool', 'v2', 'pass'); time.sleep(0.3)")
+    assert status == 0
+    assert b"1 of 3 variants done" in errors
+
+
+def test_a_long_name_gives_way_to_the_clock():
+    _, errors, _ = on_terminal("progress.started('check', 'pool', 'name' * 50); time.sleep(1.5)")
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", errors.decode())
+    assert re.search(r"\S 0:00:01 check pool/name\S+…", text)
+    assert "name" * 20 not in text

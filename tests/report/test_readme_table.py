@@ -50,21 +50,21 @@ def record(root, make_passed, make_environment):
 
 def rows(root):
     """{first cell: other cells} of the tables."""
-    lines = [line for line in readme_table.table(root).splitlines() if line.startswith("|")]
+    lines = [line for line in readme_table.table(root, readme_table.pages(root)[0]).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     assert len({len(row) for row in cells}) <= 1
     return {re.sub(r"\[`(.*)`\]\(.*\)", r"\1", first): others for first, *others in cells}
 
 
 def test_nothing_measured(root):
-    assert readme_table.table(root) == "Nothing has been measured on a GPU yet."
+    assert readme_table.table(root, readme_table.pages(root)[0]) == "Nothing has been measured on a GPU yet."
     (root / "results").rmdir()
-    assert readme_table.table(root) == "Nothing has been measured on a GPU yet."
+    assert readme_table.table(root, readme_table.pages(root)[0]) == "Nothing has been measured on a GPU yet."
 
 
 def test_rows(root, record):
     record()
-    text = readme_table.table(root)
+    text = readme_table.table(root, readme_table.pages(root)[0])
     assert "**pool**, input 128x8x384x384\n\n| " in text
     assert "[`v2_single_kernel`](kernels/pool/v2_single_kernel.py)" in text
     versions = "torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05"
@@ -108,7 +108,7 @@ def test_of_each_gpu_the_newest_run_counts(root, record):
     record("cpu.json", environment={"gpu": None, "date": "2026-12-01"}, medians=(7.0, 8.0))
     record("small.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), shape={"settings": {"batch_size": 4}})
     record("emulated.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), ran_on="emulator")
-    text = readme_table.table(root)
+    text = readme_table.table(root, readme_table.pages(root)[0])
     assert re.findall(r"recorded in `results/(.*)`", text) == ["z.json", "l40s.json"]
     assert re.findall(r"v1_fused_tail.py\) \| tf32 \| (\S+)", text) == ["1.00", "5.00"]
 
@@ -127,10 +127,20 @@ def test_results_that_are_no_pass(root, record):
 
 def test_results_without_training_floor_or_compile(root, record):
     eager = {"ratio": 2.0, "low": 1.9, "high": 2.1}
-    record(training=None, floor_ms=None, floor_bound=None, speedup={"eager": eager}, baselines_ms=None, precision=None)
+    without = {"floor_ms": None, "floor_bound": None, "baselines_ms": None, "precision": None, "outcome": None}
+    record(training=None, speedup={"eager": eager}, **without)
     assert rows(root)["v2_single_kernel"] == ["", "0.142", "2.00x", "2.00x (eager)", "", "1.10e-5 (1.20e-5)", "", ""]
-    record(speedup=None)
+    record(speedup=None, outcome=None)
     assert rows(root)["v2_single_kernel"][2:4] == ["", ""]
+
+
+def test_training_in_a_graph_stands_beside_training_without(root, record, make_passed):
+    training = make_passed("pool", "v2_single_kernel")["training"]
+    training["weights"]["graphed"] = copy.deepcopy(training["weights"])
+    training["weights"]["graphed"]["time_ms"] = {"median": 0.18, "p20": 0.17, "p80": 0.19}
+    training["weights_and_input"]["graphed"] = {"unavailable": "RuntimeError: cannot be captured"}
+    record(training=training)
+    assert rows(root)["v2_single_kernel"][-2:] == ["4.57 (5.43x); CUDA graph 0.180 (5.43x)", "5.10 (4.94x)"]
 
 
 def test_a_variant_that_is_gone_is_not_shown(root, record):
@@ -175,6 +185,20 @@ def test_a_broken_record_is_named(root, capsys):
     assert "broken.json: not JSON" in error
     assert error.count("\n") == 1
     assert (root / "README.md").read_text() == README
+
+
+def test_a_ladder_has_the_table_of_its_model(root, record):
+    (root / "docs").mkdir()
+    ladder = root / "docs" / "ladder_pool.md"
+    ladder.write_text(README)
+    record()
+    (root / "models" / "other.py").write_text(MODEL)
+    assert readme_table.main(["--check"], root) == 1
+    assert readme_table.main([], root) == 0
+    assert readme_table.main(["--check"], root) == 0
+    assert "**other**" in (root / "README.md").read_text() and "**other**" not in ladder.read_text()
+    assert "(../kernels/pool/v1_fused_tail.py)" in ladder.read_text()
+    assert "(kernels/pool/v1_fused_tail.py)" in (root / "README.md").read_text()
 
 
 def test_as_a_module():

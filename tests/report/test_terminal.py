@@ -1,3 +1,4 @@
+import copy
 import io
 import os
 import re
@@ -10,7 +11,8 @@ from rich.console import Console
 from playground.report import terminal
 from playground.report.document import write
 
-VIEWS = {"summary": terminal.summary, "details": terminal.details}
+VIEWS = {"summary": terminal.summary, "details": terminal.details, "explained": terminal.explained}
+WIDTHS = [60, 80, 100, 160]
 
 
 def draw(view, document, width=80, **console):
@@ -24,7 +26,7 @@ def unfolded(text):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_in_a_pipe_it_is_plain_ascii_within_the_width_and_nothing_is_cut_off(view, width, document):
     text = draw(view, document, width)
     assert text.isascii()
@@ -39,7 +41,7 @@ def test_in_a_pipe_it_is_plain_ascii_within_the_width_and_nothing_is_cut_off(vie
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("width", [60, 80, 160])
 def test_a_terminal_shows_the_same_text_in_colour(view, width, document):
     coloured = draw(view, document, width, force_terminal=True, color_system="standard", legacy_windows=False)
     assert re.search(r"\x1b\[[\d;]*m", coloured)
@@ -51,7 +53,7 @@ def test_summary_has_one_line_a_variant_where_there_is_room(gpu_document):
     row = next(line for line in text.splitlines() if line.startswith("v2_single_kernel"))
     assert row.split() == [
         *("v2_single_kernel", "cuda,", "tf32", "pass", "ok", "1.10e-5", "1.20e-5", "6.70", "0.142", "49.4x", "torch.compile"),
-        "97.9%",
+        *("97.9%", "win"),
     ]
 
 
@@ -59,10 +61,26 @@ def test_summary_has_two_lines_a_variant_at_80_columns(gpu_document):
     lines = draw("summary", gpu_document).splitlines()
     index = next(i for i, line in enumerate(lines) if line.startswith("v2_single_kernel"))
     assert lines[index].split() == ["v2_single_kernel", "pass", "1.10e-5", "6.70", "0.142", "49.4x", "97.9%"]
-    assert lines[index + 1].split() == ["cuda,", "tf32", "ok", "1.20e-5", "torch.compile"]
+    assert lines[index + 1].split() == ["cuda,", "tf32", "ok", "1.20e-5", "torch.compile", "win"]
 
 
-@pytest.mark.parametrize("width", [80, 160])
+def test_summary_has_three_lines_a_variant_at_60_columns(gpu_document):
+    lines = draw("summary", gpu_document, 60).splitlines()
+    index = next(i for i, line in enumerate(lines) if line.startswith("v2_single_kernel"))
+    assert lines[index].split() == ["v2_single_kernel", "pass", "1.10e-5", "0.142"]
+    assert lines[index + 1].split() == ["cuda,", "tf32", "ok", "1.20e-5", "49.4x"]
+    assert lines[index + 2].split() == ["win", "6.70", "97.9%", "torch.compile"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_numbers_are_never_folded(view, gpu_document):
+    numbers = re.compile(r"\d\.\d{2}e-\d|\d+\.\d+x-\d+\.\d+x|\d+\.\d+%")
+    wide, narrow = (sorted(numbers.findall(draw(view, gpu_document, width))) for width in (160, 60))
+    assert wide
+    assert narrow == wide
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
 def test_columns_stand_in_the_same_places_for_all_models(width, gpu_document):
     heads = [line for line in draw("summary", gpu_document, width).splitlines() if line.startswith("variant")]
     assert len(heads) == 3
@@ -75,6 +93,100 @@ def test_summary_counts_and_names_what_is_missing(gpu_document):
     assert "NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05" in text
     assert "baseline torch.compile not measured: torch.compile: no working C++ compiler was found" in text
     assert "instead of" not in text  # settings that are the original's are no change
+
+
+def test_summary_gives_the_geometric_mean_over_the_models(gpu_document, cpu_document):
+    text = unfolded(draw("summary", gpu_document))
+    mean = (49.37 * 64.3 / 400) ** 0.5  # the failed model has no ratio
+    assert f"Geometric mean over 2 models on cuda, the best variant of each against its best baseline: {mean:.2f}x" in text
+    assert "Geometric mean over 1 model on cpu, " in unfolded(draw("summary", cpu_document))
+    for result in gpu_document["results"]:
+        result["speedup"] = result["outcome"] = None
+    assert "Geometric mean" not in unfolded(draw("summary", gpu_document))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_disturbed_a_timing_is_said(view, gpu_document):
+    result = gpu_document["results"][1]
+    result["notes"] = ["the SM clock went from 1980 to 1500 MHz while it was timed"]
+    result["training"]["weights"]["notes"] = ["the GPU was slowed down while it was timed: power cap"]
+    result["floor_ms"] = 0.2
+    result["outcome"]["any_precision"] = "channels_last"
+    result["graphed"] = {"unavailable": "RuntimeError: cannot be captured"}
+    result["training"]["weights"]["graphed"] = {"unavailable": "not tried"}
+    text = unfolded(draw(view, gpu_document))
+    for note in [
+        "the SM clock went from 1980 to 1500 MHz while it was timed",
+        "training, weights: the GPU was slowed down while it was timed: power cap",
+        "faster than the floor, which counts more arithmetic than this variant does",
+        "64.3x over channels_last, the fastest of any precision",
+        "v2_single_kernel: not timed in a CUDA graph: RuntimeError" if view == "summary" else "note not timed in a CUDA graph",
+        "not timed in a CUDA graph: RuntimeError: cannot be captured",
+        "training, weights: not timed in a CUDA graph: not tried",
+    ]:
+        assert note in text
+
+
+def test_details_show_how_it_was_timed(gpu_document):
+    result = gpu_document["results"][1]
+    clock = {"max_sm_mhz": 1980, "celsius": 50, "slowdowns": []}
+    result["clocks"] = {"before": {"sm_mhz": 1975, **clock}, "after": {"sm_mhz": 1960, **clock}}
+    result["graphed"] = {**{key: result[key] for key in ("time_ms", "speedup", "baselines_ms", "peak_mib", "outcome")}}
+    result["graphed"] |= {"rounds": 12, "calls": 50}
+    text = unfolded(draw("details", gpu_document))
+    for part in [
+        "timing forward: win over torch.compile, 49.4x (48.9x-49.9x), 9 rounds, 41 calls, 97.9% of the floor",
+        "timing forward, CUDA graph: win over torch.compile, 49.4x (48.9x-49.9x), 12 rounds, 50 calls",
+        "timing training, weights: win over torch.compile, 5.43x",
+        "SM clock 1975 MHz before, 1960 after, of 1980",
+    ]:
+        assert part in text
+
+
+def with_graphed_training(document):
+    """Of the second result: forward was timed without a graph only, the weights also in one, 40 times as fast."""
+    graphed = copy.deepcopy(document["results"][1]["training"]["weights"])
+    graphed["time_ms"] = {key: value / 40 for key, value in graphed["time_ms"].items()}
+    graphed["outcome"].update(ratio=2.5, low=2.4, high=2.6)
+    graphed |= {"not_graphed": ["eager"], "notes": ["more than 5 ms a step, so timed without a graph: eager"]}
+    graphed["baselines_unavailable"] = {"compile_fp32": "RuntimeError: no capture"}
+    document["results"][1]["training"]["weights"]["graphed"] = graphed
+    return document
+
+
+def test_summary_shows_training_in_a_graph(gpu_document):
+    assert "CUDA graph" not in unfolded(draw("summary", gpu_document))
+    text = unfolded(draw("summary", with_graphed_training(gpu_document)))
+    assert "v2_single_kernel: CUDA graph: training, weights 0.114 ms, 2.50x over torch.compile" in text
+    assert "without a graph" not in text  # eager ran without one, which is no matter where torch.compile is what counts
+    document = with_graphed_training(gpu_document)
+    document["results"][1]["training"]["weights"]["graphed"]["outcome"]["against"] = "eager"
+    assert "2.50x over eager without a graph" in unfolded(draw("summary", document))
+
+
+def test_a_remark_on_all_variants_is_made_once(gpu_document):
+    for result in gpu_document["results"][:2]:
+        result["check"]["mutants_rejected"] = "24/24"
+    assert "all 2 variants: mutants 24/24 rejected" in unfolded(draw("summary", gpu_document))
+
+
+def test_details_show_training_in_a_graph(gpu_document):
+    text = unfolded(draw("details", with_graphed_training(gpu_document), 120))
+    assert "training, weights, CUDA graph: more than 5 ms a step, so timed without a graph: eager" in text
+    assert "timing training, weights, CUDA graph: win over torch.compile, 2.50x (2.40x-2.60x)" in text
+    assert "training, weights, CUDA graph: baseline compile fp32 not measured: RuntimeError: no capture" in text
+    assert "training, weights, CUDA graph 0.114 " in text and " eager (no graph) " in text
+
+
+def test_a_document_from_before_outcomes(gpu_document):
+    for result in gpu_document["results"]:
+        for key in ("outcome", "rounds", "calls", "rechecked", "back_to_back_ms", "clocks", "notes", "graphed"):
+            del result[key]
+        for timings in (result["training"] or {}).values():
+            del timings["outcome"]
+    row = next(line for line in draw("summary", gpu_document, 160).splitlines() if line.startswith("v2_single_kernel"))
+    assert row.split()[-4:] == ["49.4x", "torch.compile", "97.9%", "-"]
+    assert "49.4x" in draw("details", gpu_document)
 
 
 def test_summary_without_a_gpu(cpu_document):
@@ -158,6 +270,7 @@ def test_long_numbers_are_not_cut(view, gpu_document):
         timings["time_ms"] = {"median": 123456.0, "p20": 123111.0, "p80": 124999.0}
         timings["baselines_ms"]["eager"] = {"median": 9876543.0, "p20": 9876111.0, "p80": 9886111.0}
         timings["speedup"]["compile"] = {"ratio": 0.00012345, "low": 0.00012222, "high": 0.00012499}
+        timings["outcome"].update(timings["speedup"]["compile"], verdict="loss")
     result["check"].update(max_error=1.234e-12, eager_error=9.876e-11)
     result["build_seconds"] = 123.4
     text = unfolded(draw(view, gpu_document))
@@ -179,7 +292,7 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
     gpu_document["results"][2]["reason"] = "naïve 核 kernel"
     write(gpu_document, tmp_path / "run.json")
     code = (
-        "import sys; from playground.report import document, terminal; console = terminal.make_console();"
+        "import sys; from playground.report import document, layout, terminal; console = layout.make_console();"
         "terminal.summary(document.read(sys.argv[1]), console); print(console.width, file=sys.stderr)"
     )
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
@@ -191,7 +304,8 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
         env=environment,
         check=True,
     )
-    assert int(done.stderr) == (160 if columns == "160" else 80)
+    assert int(done.stderr) == {"160": 160, "20": 60}.get(columns, 80)
     assert b"\x1b" not in done.stdout
+    assert not re.search(rb"[ \t]$", done.stdout, re.MULTILINE), "a line ends with blanks"
     reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"
     assert reason in done.stdout.decode(encoding)

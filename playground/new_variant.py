@@ -1,0 +1,120 @@
+"""compare.py --new: a new variant's file that is right at once, to start from.
+
+For the project's models it is a naive kernel, for any other problem the original itself with a copy of its result behind it.
+The files in templates/ hold all but `build`, which is taken from a variant, since it is the same in all of them.
+"""
+
+import ast
+import re
+from pathlib import Path
+from string import Template
+
+from playground import catalog
+from playground.catalog import CatalogError
+
+TEMPLATES = Path(__file__).parent / "templates"
+EXEMPLAR = catalog.KERNELS / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"  # has the `build` that all files share
+NAME = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
+CLAIMS = {"optimized", "optimised", "final", "fast", "best", "new"}
+OWN_NAMES = {"NAME", "CUDA", "CPP", "BINDING", "ModelNew", "build", "register", "main"}  # of what a variant's file defines
+NEEDED = {"Model", "get_inputs", "get_init_inputs"}
+
+
+def create(model, name):
+    """Write the file of a new variant called `name` and return its path.
+
+    A variant of one of the project's models goes to kernels/<model>/, that of any other problem beside the problem's file.
+    Raises CatalogError for a name that does not fit, one that is taken, a file that is there, and a problem that cannot be
+    wrapped.
+    """
+    _check_name(model, name)
+    is_own = model in catalog.models()
+    path = (catalog.KERNELS / model.name if is_own else model.path.parent) / f"{name}.py"
+    text = _own_text(model, name) if is_own else _wrapping_text(model, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CatalogError(f"{path} is there already; nothing was written") from None
+    except OSError as error:
+        raise CatalogError(f"{path}: {error.strerror}") from None
+    return path
+
+
+def _check_name(model, name):
+    if not NAME.fullmatch(name):
+        raise CatalogError(
+            f"a variant is called v<N>_<idea> or cpu_<idea>, in lower case, such as v{_next_number(model)}_tiles; got {name!r}"
+        )
+    if claims := CLAIMS & set(name.split("_")):
+        raise CatalogError(f"a variant's name says what its idea is, not how good it is: {', '.join(sorted(claims))}")
+    number = name.split("_")[0]
+    taken = [variant.name for variant in catalog.variants(model) if variant.name.split("_")[0] == number]
+    if taken and number != "cpu" and name not in taken:
+        raise CatalogError(f"{number} is taken by {taken[0]}; the next number is v{_next_number(model)}")
+
+
+def _next_number(model):
+    numbers = [int(number[1]) for variant in catalog.variants(model) if (number := re.match(r"v(\d+)_", variant.name))]
+    return max(numbers, default=0) + 1
+
+
+def _template(kind, name):
+    return Template((TEMPLATES / f"{kind}.{'cpu' if name.startswith('cpu_') else 'cuda'}.txt").read_text(encoding="utf-8"))
+
+
+def _build_text():
+    text = EXEMPLAR.read_text(encoding="utf-8")
+    (node,) = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "build"]
+    return "".join(text.splitlines(keepends=True)[node.decorator_list[0].lineno - 1 : node.end_lineno])
+
+
+def _own_text(model, name):
+    return _template(model.name, name).substitute(name=name, number=name.split("_")[0], build=_build_text())
+
+
+def _wrapping_text(model, name):
+    original, future = _original_text(model.path)
+    identifier = re.sub(r"\W", "_", f"{model.name}_{name}")
+    identifier = identifier if identifier.isidentifier() else f"problem_{identifier}"
+    values = {"model": model.name, "file": model.path.name, "identifier": identifier, "original": original, "future": future}
+    return _template("any_problem", name).substitute(name=name, number=name.split("_")[0], build=_build_text(), **values)
+
+
+def _original_text(path):
+    """(a problem's text without its docstring and its __main__ block, its __future__ imports), which both go into the new file.
+
+    Raises CatalogError for a file that lacks what a problem has, or that defines what a variant's file defines.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        body = ast.parse(text).body
+    except SyntaxError as error:
+        raise CatalogError(f"{path.name} is not Python: {error}") from None
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)} | set(catalog.constants(path))
+    if missing := NEEDED - defined:
+        raise CatalogError(f"{path.name} does not define {', '.join(sorted(missing))}, so it is no problem to start from")
+    if clash := defined & OWN_NAMES:
+        raise CatalogError(f"{path.name} defines {', '.join(sorted(clash))}, as the new file itself must: rename it there")
+    lines = text.splitlines()
+    future = []
+    for index, node in reversed(list(enumerate(body))):
+        is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        is_docstring = index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_future:
+            future = lines[node.lineno - 1 : node.end_lineno] + future
+        if is_future or is_docstring or _is_main(node):
+            del lines[node.lineno - 1 : node.end_lineno]
+    return "\n".join(lines).strip(), "".join(f"{line}\n" for line in [*future, ""] if future)
+
+
+def _is_main(node):
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+def next_commands(model, path):
+    """The two commands that come next, one a line: look at the start, and later hold an edit against it."""
+    is_own = path.parent == catalog.KERNELS / model.name
+    named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
+    return [f"python compare.py {named} --json start.json", f"python compare.py {named} --against start.json"]

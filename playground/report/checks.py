@@ -1,0 +1,100 @@
+"""What the checks of a variant found: a few lines for every reader, and all of it for whoever asks for an explanation."""
+
+import inspect
+
+from playground.judge.probes import AT_OWN_SIZE, PROBES
+from playground.report.figures import NOTHING, scientific, with_unit
+
+NOT_RUN = "not run: "
+
+
+def lines(check):
+    """(label, text) of the probes, the behaviour and the work of a result's check, as short as they can be."""
+    check = check or {}
+    for label, key in (("probes", "probes"), ("behaviour", "behaviour")):
+        if check.get(key):
+            yield label, _tally(check[key])
+            for name, entry in check[key].items():
+                if entry["note"] and not entry["note"].startswith(NOT_RUN):
+                    yield "note", f"{name}: {entry['note']}"
+    if check.get("work"):
+        yield "work", work(check["work"])
+
+
+def work(found):
+    """One line on the variant's own kernels."""
+    if found["note"]:
+        return found["note"]
+    share = found.get("own_share")
+    calls = "1 call" if found["own_calls"] == 1 else f"{found['own_calls']} calls"
+    text = f"{calls} of its own code in a forward pass, and the result depends on it"
+    return text if share is None else f"{text}; its kernels take {with_unit(100 * share, '%')} of the GPU's time"
+
+
+def sanitizer(examination):
+    """(label, text) of what compute-sanitizer saw; nothing where it was not asked."""
+    if not examination:
+        return
+    tools, passes = ", ".join(examination["tools"]), " and ".join(examination["passes"]) or "nothing"
+    if examination["problem"]:
+        yield "sanitizer", examination["problem"]
+    elif tools:
+        kernels = ", ".join(examination["kernels"])
+        found = f"{len(examination['findings']) or 'no'} mistake{'' if len(examination['findings']) == 1 else 's'}"
+        yield "sanitizer", f"{tools}: {found} in {kernels} ({passes})"
+        others = {tool: counts["of_other_kernels"] for tool, counts in examination["tools"].items()}
+        if reports := ", ".join(f"{tool} {count}" for tool, count in others.items() if count):
+            yield "note", f"reports on kernels that are not the variant's, which do not count: {reports}"
+    for note in examination["notes"]:
+        yield "note", f"sanitizer: {note}"
+
+
+def _tally(entries):
+    wrong = [name for name, entry in entries.items() if entry["complaint"]]
+    idle = [name for name, entry in entries.items() if (entry["note"] or "").startswith(NOT_RUN)]
+    refused = [
+        name for name, entry in entries.items() if entry["note"] and name not in idle and entry.get("max_error", 0) is None
+    ]
+    right = len(entries) - len({*wrong, *idle, *refused})
+    parts = [f"{right} right"]
+    parts += [f"wrong: {', '.join(wrong)}"] if wrong else []
+    parts += [f"not run: {', '.join(idle)}"] if idle else []
+    return "; ".join(parts)
+
+
+def explained_probes(check):
+    """Rows (probe, "ok", "fail" or "-", error, eager's, allowed, what it is, and what is worth knowing)."""
+    for name, entry in ((check or {}).get("probes") or {}).items():
+        figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
+        yield name, _word(entry, entry["max_error"] is not None), *figures, _remark(entry) or _what(name)
+
+
+def explained_behaviour(check):
+    """Rows (check, "ok", "fail" or "-", what is worth knowing)."""
+    for name, entry in ((check or {}).get("behaviour") or {}).items():
+        yield name, _word(entry, not entry["note"]), _remark(entry)
+
+
+def explained_kernels(check):
+    """Rows (kernel, launches, microseconds) of one forward pass on the GPU, the longest first."""
+    for kernel in ((check or {}).get("work") or {}).get("kernels") or []:
+        yield kernel["name"], str(kernel["calls"]), f"{kernel['microseconds']:.1f}"
+
+
+def _word(entry, is_right):
+    if entry["complaint"]:
+        return "fail"
+    return "ok" if is_right else NOTHING
+
+
+def _remark(entry):
+    return entry["complaint"] or entry["note"] or ""
+
+
+def _what(name):
+    """The first sentence on a probe."""
+    if name.removesuffix(AT_OWN_SIZE) not in PROBES:
+        return ""
+    function, size = PROBES[name.removesuffix(AT_OWN_SIZE)]
+    sentence = inspect.getdoc(function).splitlines()[0]
+    return f"{sentence} (reduced size)" if size == "reduced" and not name.endswith(AT_OWN_SIZE) else sentence

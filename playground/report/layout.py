@@ -1,0 +1,175 @@
+"""How text and tables are laid out for people, on a terminal or in a pipe.
+
+Nothing is ever cut off: what does not fit is folded, and columns that do not fit side by side stand below one another. All
+drawing is ASCII, styles vanish where there is no terminal, and no line ends with blanks.
+"""
+
+import re
+import sys
+
+from rich.box import Box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from playground.report.figures import one_line
+
+MIN_WIDTH = 60
+GAP = 2  # between columns
+INDENT = 2
+MIN_NAME_WIDTH = 16
+MIN_PROSE_WIDTH = 30  # of a table's last column; where there is less, it becomes a table of its own
+
+RULE_BELOW_HEAD = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+
+STYLES = {"pass": "green", "ok": "green", "fail": "bold red", "error": "bold red", "skipped": "yellow", "none": "yellow"}
+STYLES |= {"refused": "yellow", "win": "green", "loss": "red", "faster": "green", "slower": "red", "not comparable": "yellow"}
+
+
+class _WithoutTrailingBlanks:
+    """A text file that drops the blanks before each end of line. rich pads lines, and whole lines is what it writes."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def write(self, text):
+        return self._file.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def make_console(file=None):
+    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide."""
+    file = file or sys.stdout
+    if hasattr(file, "reconfigure"):
+        file.reconfigure(errors="backslashreplace")  # a name that the encoding lacks must not end the run
+    console = Console(file=_WithoutTrailingBlanks(file))
+    console.width = max(MIN_WIDTH, console.width)
+    return console
+
+
+def print_folded(console, text, indent=0, style="", width=None, hanging=0):
+    """Print text that may come from a stranger's file: never markup, never highlighted, folded where it must be.
+
+    At most `width` columns wide, `indent` included; the lines after the first stand `hanging` columns further in.
+    """
+    line = text if isinstance(text, Text) else Text(one_line(text), style=style)
+    room = min(width or console.width, console.width) - indent
+    hanging = min(hanging, room // 2)
+    room -= hanging
+    pieces = line.wrap(console, room, overflow="fold") or [Text()]
+    for index, piece in enumerate(pieces):
+        piece.rstrip()
+        margin = Text(" " * (indent + (hanging if index else 0)))
+        console.print(margin.append_text(piece), highlight=False, no_wrap=True, overflow="ignore", crop=False)
+
+
+def print_whole(console, text):
+    """Print a line as it is, however long: for what is copied, or piped into another program."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def print_indented(console, table, indent=INDENT):
+    console.print(Padding(table, (0, 0, 0, indent), expand=False))
+
+
+def verdict(word):
+    """A verdict in its colour: green, red, or yellow for what is neither."""
+    return Text(word, style=STYLES.get(word, ""))
+
+
+class Layout:
+    """A table's columns, by the first of several plans that fits a width.
+
+    A plan is a tuple of groups, a group a tuple of columns' names that stand below one another in the same place. `rows` are
+    {name: Text}; `words` are the names whose columns hold words and not numbers. Where no plan fits, the last is taken, and
+    its first column, that of names, is narrowed.
+    """
+
+    def __init__(self, plans, rows, width, words):
+        for self.plan in plans:
+            self.stacked = any(len(group) > 1 for group in self.plan)
+            self.heads = [self._head(group) for group in self.plan]
+            widths = natural_widths([self.heads, *map(self.cells, rows)])
+            if total_width(widths) <= width:
+                break
+        self._widths = fit(widths, width)
+        self._words = words
+
+    def _head(self, group):
+        """A name that has its place for itself is broken into lines where others stand below one another."""
+        if len(group) == 1:
+            return Text(group[0].replace(" ", "\n") if self.stacked else group[0])
+        return Text("\n".join(name.replace("\n", " ") for name in group))
+
+    def cells(self, row):
+        """The cells of a row; of those that stand below one another all but the first are dim, unless they have a colour."""
+        return [Text("\n").join(_dimmed(row[name]) if index else row[name] for index, name in enumerate(g)) for g in self.plan]
+
+    def table(self):
+        justify = ["left" if group[0] in self._words else "right" for group in self.plan]
+        return table(self.heads, self._widths, justify)
+
+
+def _dimmed(cell):
+    return cell if cell.style else Text(cell.plain, style="dim")
+
+
+def natural_widths(lines):
+    """How wide each column must be so that nothing is folded."""
+    columns = zip(*lines, strict=True)
+    return [max(cell_len(line) for cell in column for line in str(cell).split("\n")) for column in columns]
+
+
+def total_width(widths):
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def fit(widths, width):
+    """Narrows the first column, that of names, so that the numbers keep their room."""
+    excess = max(0, total_width(widths) - width)
+    return [max(widths[0] - excess, min(widths[0], MIN_NAME_WIDTH)), *widths[1:]]
+
+
+def table(heads, widths=None, justify=None):
+    """An empty table; without `widths` its columns are as wide as they need to be, or folded."""
+    made = Table(box=RULE_BELOW_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="dim")
+    for index, head in enumerate(heads):
+        width = widths[index] if widths else None
+        made.add_column(head, width=width, justify=justify[index] if justify else "left", overflow="fold")
+    return made
+
+
+def print_rows(console, plans, rows, words):
+    """A table of {name: Text} rows below what was printed last, indented."""
+    layout = Layout(plans, rows, console.width - INDENT, words)
+    made = layout.table()
+    for row in rows:
+        made.add_row(*layout.cells(row))
+    console.print()
+    print_indented(console, made)
+
+
+def print_prose(console, heads, rows):
+    """A table of lists of Text whose last column holds sentences; where they have no room, they get a table of their own."""
+    if not rows:
+        return
+    room = console.width - INDENT - total_width(natural_widths([[*heads[:-1], ""], *([*row[:-1], ""] for row in rows)]))
+    apart = len(heads) > 2 and room < min(MIN_PROSE_WIDTH, max(natural_widths([[row[-1]] for row in rows])))
+    if apart:
+        _print_all(console, heads[:-1], [row[:-1] for row in rows])
+        heads, rows = (heads[0], heads[-1]), [(row[0], row[-1]) for row in rows if row[-1].plain]
+    _print_all(console, heads, rows)
+
+
+def _print_all(console, heads, rows):
+    made = table(heads)
+    for index, column in enumerate(made.columns):
+        column.no_wrap = 0 < index < len(heads) - 1
+    for row in rows:
+        made.add_row(*row)
+    console.print()
+    print_indented(console, made)

@@ -1,0 +1,202 @@
+"""The roofline plot: each variant and baseline under the ceilings that were measured in the same run.
+
+All that computes the same model stands in one column, that of the least work (stopwatch.floors): how high it stands is how fast
+it does that work, and how far below the roof, how far from the floor. Eager PyTorch stands there a second time, by what its
+operators really move and do.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from playground.report.figures import significant
+from playground.report.page import svg
+
+VARIANT, BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
+LABEL = 11  # units between the baselines of two labels, at least
+RATES = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"))
+BANDWIDTHS = ((1e12, "TB/s"), (1e9, "GB/s"))
+MARKS = {
+    VARIANT: {"marker": "o", "color": svg.VARIANT, "markersize": 7, "zorder": 6},
+    BASELINE: {"marker": "s", "color": svg.PAPER, "mec": svg.BASELINE, "mew": 1.3, "markersize": 6, "zorder": 5},
+    AS_WRITTEN: {"marker": "D", "color": svg.PAPER, "mec": svg.FLOOR, "mew": 1.3, "markersize": 6, "zorder": 5},
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """`work` is {"bytes", "flops"} of one step, which takes `milliseconds`. Names stand in the plot where `labelled`."""
+
+    model: str
+    name: str
+    kind: str
+    work: dict
+    milliseconds: float
+    labelled: bool = False
+
+    @property
+    def intensity(self):
+        return self.work["flops"] / self.work["bytes"]
+
+    @property
+    def rate(self):
+        """FLOPs a second."""
+        return self.work["flops"] / self.milliseconds * 1e3
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """Bytes a second, and {"TF32": FLOPs a second, ...}."""
+
+    bandwidth: float
+    rates: dict
+
+    @classmethod
+    def of(cls, ceilings):
+        rates = {"fp32": ceilings["fp32_flops"], "TF32": ceilings.get("tf32_flops")}
+        bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"])
+        return cls(bandwidth, {name: rate for name, rate in rates.items() if rate})
+
+    @property
+    def highest(self):
+        return max(self.rates.values())
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int
+    height: int
+    short_names: bool
+
+
+WIDE, NARROW = Size(1000, 470, False), Size(360, 400, True)
+
+
+def chart(points, ceilings, size, name, title):
+    """An <svg> of the points under the roofs; '' where there is nothing to place or to measure it by."""
+    points = [point for point in points if min(point.work["flops"], point.work["bytes"], point.milliseconds) > 0]
+    if not points or not ceilings:
+        return ""
+    roofs = Roofs.of(ceilings)
+    with svg.style():
+        figure = svg.figure(size.width, size.height)
+        left, right, top, bottom = 44, size.width - 8, size.height - 14, 42
+        box = [left / size.width, bottom / size.height, (right - left) / size.width, (top - bottom) / size.height]
+        axes = figure.add_axes(box, xscale="log", yscale="log")
+        axes.patch.set_visible(False)
+        unit, unit_name = next((each for each in RATES if roofs.highest >= each[0]), RATES[-1])
+        _limit(axes, points, roofs)
+        _draw_axes(axes, unit, unit_name)
+        place = _Placer(axes, size, box)
+        _draw_roofs(axes, roofs, place)
+        _draw_columns(axes, points, roofs)
+        _draw_points(axes, points, place)
+        return svg.element(figure, name, title, _in_words(points, roofs, unit, unit_name))
+
+
+def _limit(axes, points, roofs):
+    intensities = [point.intensity for point in points]
+    ridge = roofs.highest / roofs.bandwidth
+    axes.set_xlim(min(intensities) / 3, max(max(intensities) * 4, ridge * 2.5))
+    axes.set_ylim(min(point.rate for point in points) / 3, max(roofs.highest, *(point.rate for point in points)) * 2)
+
+
+def _draw_axes(axes, unit, unit_name):
+    for edge in ("top", "right"):
+        axes.spines[edge].set_visible(False)
+    for axis, per, label in ((axes.xaxis, 1, "FLOP per byte"), (axes.yaxis, unit, "")):
+        low, high = axis.get_view_interval()
+        decades = [10.0**k * per for k in range(-9, 10)]
+        ticks = [tick for tick in decades if low <= tick <= high]
+        if len(ticks) < 2:
+            ticks = [step * tick for tick in decades for step in (1, 2, 5) if low <= step * tick <= high]
+        axis.set_ticks(ticks, labels=[f"{tick / per:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
+        axis.set_label_text(label)
+    axes.tick_params(length=3, width=0.6, colors=svg.SOFT, labelsize=10)
+    axes.xaxis.label.set(color=svg.SOFT, size=10.5)
+    look = {"va": "bottom", "fontsize": 10.5, "color": svg.SOFT}
+    axes.text(0.0, 1.0, f"{unit_name} of useful work", transform=axes.transAxes, **look)
+    axes.grid(True, color=svg.FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+class _Placer:
+    """Data to units of the drawing, to keep labels apart and to turn them along a slope."""
+
+    def __init__(self, axes, size, box):
+        self.short = size.short_names
+        (self._x0, x1), (self._y0, y1) = axes.get_xlim(), axes.get_ylim()
+        self._a_decade_x = box[2] * size.width / math.log10(x1 / self._x0)
+        self._a_decade_y = box[3] * size.height / math.log10(y1 / self._y0)
+        self.slope = math.degrees(math.atan2(self._a_decade_y, self._a_decade_x))
+
+    def units(self, rate):
+        return self._a_decade_y * math.log10(rate / self._y0)
+
+    def name(self, name):
+        short = re.match(r"(v\d+|cpu)_", name)
+        return short[1] if self.short and short else name if len(name) <= 22 else name[:21] + "…"
+
+
+def _draw_roofs(axes, roofs, place):
+    low, high = axes.get_xlim()
+    ridge = roofs.highest / roofs.bandwidth
+    axes.plot([low, ridge], [low * roofs.bandwidth, roofs.highest], color=svg.FLOOR, linewidth=1.8)
+    start = max(low, axes.get_ylim()[0] / roofs.bandwidth) * 1.25
+    per, unit = next((each for each in BANDWIDTHS if roofs.bandwidth >= each[0]), BANDWIDTHS[-1])
+    text = f"memory, {significant(roofs.bandwidth / per)} {unit}"
+    turned = {"rotation": place.slope, "rotation_mode": "anchor"}
+    axes.annotate(
+        text, (start, start * roofs.bandwidth), (-4, 6), textcoords="offset points", color=svg.FLOOR, fontsize=10.5, **turned
+    )
+    for name, rate in roofs.rates.items():
+        axes.plot([rate / roofs.bandwidth, high], [rate, rate], color=svg.FLOOR, linewidth=1.8)
+        per, unit = next((each for each in RATES if rate >= each[0]), RATES[-1])
+        text = f"{name}, {significant(rate / per)} {unit}"
+        above = {"textcoords": "offset points", "ha": "right", "color": svg.FLOOR, "fontsize": 10.5}
+        axes.annotate(text, (high, rate), (-2, 5), **above)
+
+
+def _draw_columns(axes, points, roofs):
+    """Each model's least work as a line up to the roof, with its name at the foot."""
+    bottom = axes.get_ylim()[0]
+    columns = {point.model: point.intensity for point in points if point.kind != AS_WRITTEN}
+    for model, intensity in columns.items():
+        top = min(roofs.highest, intensity * roofs.bandwidth)
+        axes.plot([intensity] * 2, [bottom, top], color=svg.BASELINE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=2)
+        foot = {"textcoords": "offset points", "rotation": 90, "va": "bottom", "ha": "right", "fontsize": 10, "color": svg.SOFT}
+        axes.annotate(model if len(model) <= 30 else model[:29] + "…", (intensity, bottom), (-4, 5), **foot)
+
+
+def _draw_points(axes, points, place):
+    eager = {point.model: point for point in points if point.kind == BASELINE and point.name == "eager"}
+    labels = {}  # heights that are taken, of each model's column
+    for point in sorted(points, key=lambda each: (each.kind != VARIANT, -each.rate)):
+        axes.plot([point.intensity], [point.rate], linestyle="none", **MARKS[point.kind])
+        if point.kind == AS_WRITTEN and point.model in eager:
+            other = eager[point.model]
+            ends = [point.intensity, other.intensity], [point.rate, other.rate]
+            axes.plot(*ends, color=svg.SOFT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=3)
+        if point.labelled:
+            _draw_label(axes, point, place, labels.setdefault(point.model, []))
+
+
+def _draw_label(axes, point, place, taken):
+    """Right of the point, moved up or down as far as other labels of the column make it."""
+    at = place.units(point.rate)
+    steps = sorted((step * LABEL / 4 for step in range(-400, 401)), key=abs)
+    free = next((at + step for step in steps if all(abs(at + step - other) >= LABEL for other in taken)), at)
+    taken.append(free)
+    strong = {"weight": "bold", "color": svg.INK} if point.kind == VARIANT else {"color": svg.SOFT}
+    offset = {"xytext": (7, free - at - 3.5), "textcoords": "offset points", "fontsize": 10.5, "zorder": 7}
+    axes.annotate(place.name(point.name), (point.intensity, point.rate), **offset, **strong)
+
+
+def _in_words(points, roofs, unit, unit_name):
+    per, bandwidth = next((each for each in BANDWIDTHS if roofs.bandwidth >= each[0]), BANDWIDTHS[-1])
+    ceilings = [f"memory {significant(roofs.bandwidth / per)} {bandwidth}"]
+    ceilings += [f"{name} {significant(rate / unit)} {unit_name}" for name, rate in roofs.rates.items()]
+    placed = [(point, significant(point.intensity), significant(point.rate / unit)) for point in points]
+    words = [f"{each.model}, {each.name}: {x} FLOP per byte, {y} {unit_name}" for each, x, y in placed]
+    return f"Ceilings: {', '.join(ceilings)}. " + "; ".join(words) + "."

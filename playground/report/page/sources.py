@@ -1,0 +1,165 @@
+"""A variant's file as highlighted HTML: Python as Python, the CUDA and C++ texts inside as such, findings at their lines.
+
+Whatever the file holds is escaped; characters that would not show, or would turn text around, are written out.
+"""
+
+import io
+import re
+import tokenize
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from pygments.lexers import CppLexer, CudaLexer, PythonLexer
+from pygments.token import Comment, Keyword, Literal, Name, Number, Operator, String
+
+from playground.report.page.text import visible
+
+LONGEST_LINE = 1000  # characters; more is left out, with a remark
+MOST_LINES = 10_000
+IS_CPP = re.compile(r"^\s*#\s*(include|define|pragma)\b|__global__|\bTORCH_LIBRARY|;\s*$", re.MULTILINE)
+IS_CUDA = re.compile(r"__global__|__device__|cuda_runtime|<<<")
+LITERAL = re.compile(r"([rRbBuU]*)(\"\"\"|'''|\"|')")
+
+# Token -> class of the style sheet, the most special first; what is not here is plain text.
+CLASSES = (
+    (Comment.Preproc, "p"),
+    (Comment.PreprocFile, "s"),
+    (Comment, "c"),
+    (String.Doc, "c"),
+    (Keyword.Type, "t"),
+    (Keyword, "k"),
+    (Operator.Word, "k"),
+    (String.Affix, "k"),
+    (String, "s"),
+    (Number, "n"),
+    (Name.Function, "f"),
+    (Name.Class, "f"),
+    (Name.Decorator, "p"),
+    (Name.Builtin, "t"),
+    (Literal, "s"),
+)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A CUDA or C++ text inside a Python file: [begin, end) in characters."""
+
+    begin: int
+    end: int
+    is_cuda: bool
+
+
+def highlighted(text, findings=()):
+    """The lines of the file as <span> elements for a <pre>, those of embedded texts in <code> elements.
+
+    `findings` are (line, text, id); they are put below their lines.
+    """
+    lines, cut = _shortened(text)
+    text = "\n".join(lines)
+    embedded = embedded_texts(text)
+    rows = [[]]
+    inside = _lines_inside(text, embedded)
+    for kind, value in _merged(_tokens(text, embedded)):
+        for number, part in enumerate(value.split("\n")):
+            if number:
+                rows.append([])
+            if part:
+                shown = visible(part)
+                rows[-1].append(Markup("<i class={}>{}</i>").format(Markup(kind), shown) if kind else shown)
+    below = {}
+    for line, finding, identity in findings:
+        below.setdefault(line, []).append((finding, identity))
+    html = []
+    for number, row in enumerate(rows, 1):
+        if number in inside and number - 1 not in inside:
+            html.append(Markup("<code>"))
+        here = below.get(number, ())
+        opening = Markup('<span class="hit">') if here else Markup("<span>")
+        html.append(opening + Markup("").join(row) + Markup("\n</span>"))
+        for finding, identity in here:
+            note = Markup('<b class="finding" id="{}" role="note"><span class="sign">▲ line {}</span> {}</b>')
+            html.append(note.format(identity, number, visible(finding)))
+        if number in inside and number + 1 not in inside:
+            html.append(Markup("</code>"))
+    if cut:
+        html.append(Markup('<b class="cut">{}</b>').format(cut))
+    return Markup("").join(html)
+
+
+def embedded_texts(text):
+    """The CUDA and C++ texts among a Python file's string literals; none where the file is no Python."""
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    found, before = [], None
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            is_docstring = before != tokenize.OP  # an assigned or passed literal follows an operator
+            opening = LITERAL.match(token.string) if token.type == tokenize.STRING else None  # no f-string
+            if opening and "\n" in token.string and not is_docstring:
+                begin = starts[token.start[0] - 1] + token.start[1] + opening.end()
+                end = starts[token.end[0] - 1] + token.end[1] - len(opening[2])
+                if IS_CPP.search(text, begin, end):
+                    found.append(Embedded(begin, end, bool(IS_CUDA.search(text, begin, end))))
+            if token.type not in (tokenize.NL, tokenize.COMMENT):
+                before = token.type
+    except (tokenize.TokenError, SyntaxError):
+        return []
+    return found
+
+
+def _shortened(text):
+    """(lines, remark on what was left out). Line endings of any kind become one."""
+    lines = re.split(r"\r\n|\r|\n", text.expandtabs(4) if "\t" in text else text)
+    if lines and not lines[-1]:
+        lines.pop()
+    more = len(lines) - MOST_LINES
+    remark = f"{more} more lines are not shown" if more > 0 else ""
+    cut = [
+        line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} … ({len(line) - LONGEST_LINE} more characters)"
+        for line in lines[:MOST_LINES]
+    ]
+    return cut, remark
+
+
+def _tokens(text, embedded):
+    """(pygments token type, text) of the whole file: Python's around the embedded texts, and theirs inside."""
+    python = PythonLexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text)
+    pieces = [(start, start + len(value), kind) for start, kind, value in python]
+    begin, at = 0, 0
+    for each in [*embedded, Embedded(len(text), len(text), False)]:
+        while at < len(pieces) and pieces[at][0] < each.begin:
+            start, end, kind = pieces[at]
+            yield kind, text[max(start, begin) : min(end, each.begin)]
+            if end > each.begin:
+                break  # the rest of it lies inside the embedded text, or behind
+            at += 1
+        lexer = CudaLexer if each.is_cuda else CppLexer
+        for _, kind, value in lexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text[each.begin : each.end]):
+            yield kind, value
+        begin = each.end
+        while at < len(pieces) and pieces[at][1] <= begin:
+            at += 1
+
+
+def _merged(tokens):
+    """(class of the style sheet or "", text), neighbours of one class together; white space goes with what is before it."""
+    last, held = "", ""
+    for token, text in tokens:
+        kind = last if text.isspace() else next((name for parent, name in CLASSES if token in parent), "")
+        if kind != last and held:
+            yield last, held
+            held = ""
+        last = kind
+        held += text
+    if held:
+        yield last, held
+
+
+def _lines_inside(text, embedded):
+    """The numbers of lines that lie inside embedded texts."""
+    inside = set()
+    for each in embedded:
+        first = text.count("\n", 0, each.begin) + 1
+        inside.update(range(first, first + text.count("\n", each.begin, each.end) + 1))
+    return inside

@@ -1,0 +1,125 @@
+"""What opens below a variant's name: why it is fast, what was found, figures of compiler and emulator, its source."""
+
+from pathlib import Path
+
+from playground import catalog
+from playground.report import checks
+from playground.report.figures import (
+    FORWARD,
+    baseline_name,
+    gradients_unsupported,
+    headline,
+    precisions,
+    timed_modes,
+    timing_notes,
+    with_unit,
+)
+from playground.report.page import counters, explanation, findings, marks, sources
+
+PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
+NOT_ASKED = "this run did not ask nvcc"
+
+
+def shown(identity, result, path, first=None):
+    """The values of variant.html for a result whose file is at `path`, which may be None.
+
+    `first` is the id of the place where the same file was shown already: at another size, for example.
+    """
+    text = _read(path)
+    found = findings.at_lines(result, path) if path else []
+    lines = [(line, _without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
+    title, explained = explanation.of(path) if path else ("", "")
+    digest = catalog.sha256(path) if text is not None else None
+    best, ratio = headline(result)
+    return {
+        "id": identity,
+        "name": result["variant"],
+        "title": title,
+        "verdict": marks.of(result["verdict"]),
+        "time": with_unit(result["time_ms"]["median"], " ms") if result["time_ms"] else "",
+        "speedup": f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}" if ratio else "",
+        "reason": _without_folders(result["reason"] or "", path),
+        "details": _without_folders(result.get("details") or "", path),
+        "findings": lines,
+        "unplaced": [_without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
+        "first": first,
+        "explanation": explained,
+        "ptxas": _ptxas(result),
+        "counters": counters.of(result, path, digest),
+        "counter_heads": counters.HEADS,
+        "notes": list(timing_notes(result)),
+        "facts": list(_facts(result)),
+        "gradients": _gradients(result["check"] or {}),
+        "probes": _with_marks(checks.explained_probes(result["check"])),
+        "behaviour": _with_marks(checks.explained_behaviour(result["check"])),
+        "kernels": list(checks.explained_kernels(result["check"])),
+        "source": sources.highlighted(text, lines) if text is not None and (lines or not first) else None,
+        "source_name": _shown_path(path) if path else "",
+        "source_changed": text is not None and digest != result["source_sha256"],
+    }
+
+
+def _with_marks(rows):
+    """The second cell of each row is 'ok', 'fail' or '-'."""
+    return [(row[0], marks.of(row[1]), *row[2:]) for row in rows]
+
+
+def _facts(result):
+    if result["ran_on"]:
+        yield "ran on", ", ".join(filter(None, (result["ran_on"], precisions(result))))
+    for title, timings in timed_modes(result).items():
+        if timings.get("time_ms") and timings.get("rounds"):
+            outcome = timings.get("outcome")
+            said = f"{outcome['verdict']} against {baseline_name(outcome['against'])}; " if outcome else ""
+            label = "timing" if title == FORWARD else f"timing, {title}"
+            yield label, f"{said}{timings['rounds']} rounds, {timings['calls']} calls"
+    if result["peak_mib"] is not None:
+        yield "peak memory", with_unit(result["peak_mib"], " MiB")
+    if result.get("clocks"):
+        before, after = result["clocks"]["before"], result["clocks"]["after"]
+        yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"
+    if result["source_sha256"]:
+        yield "source's SHA-256", result["source_sha256"]
+
+
+def _gradients(check):
+    gradients = check.get("gradients") or {}
+    if gradients_unsupported(gradients) is not None:
+        return []
+    return [(name, marks.errors(each)) for name, each in gradients.items()]
+
+
+def _ptxas(result):
+    """{"unknown": why} or {"rows": ...}; None for what has no CUDA of its own."""
+    if result["backend"] != "cuda":
+        return None
+    found = result.get("ptxas") or {"unknown": NOT_ASKED}
+    if "unknown" in found:
+        return {"unknown": f"not known: {found['unknown']}", "rows": []}
+    rows = [
+        (architecture, kernel["name"], *(f"{kernel[key]:,}" for key in PTXAS))
+        for architecture, kernels in found.items()
+        for kernel in kernels
+    ]
+    return {"unknown": None, "rows": rows}
+
+
+def _read(path):
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _shown_path(path):
+    """Within the project; of a file elsewhere the name alone, since the page may be shown around."""
+    return str(path.relative_to(catalog.ROOT)) if path.is_relative_to(catalog.ROOT) else path.name
+
+
+def _without_folders(text, path):
+    """A reason or a traceback without the folders of this machine."""
+    for folder in (path and path.parent, catalog.ROOT, Path.home()):
+        text = text.replace(f"{folder}/", "") if folder else text
+    return text

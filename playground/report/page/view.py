@@ -1,0 +1,261 @@
+"""What the page's template shows of a run: its words and rows, section by section."""
+
+from playground import catalog
+from playground.report import checks
+from playground.report.document import date_of
+from playground.report.figures import (
+    NOTHING,
+    baseline_medians,
+    baseline_name,
+    geometric_means,
+    gradient_verdict,
+    gradients_unsupported,
+    headline,
+    machine,
+    mutants,
+    one_line,
+    ordered_baselines,
+    outcome_verdict,
+    share_of_floor,
+    significant,
+    size_note,
+    span,
+    timed_modes,
+    with_unit,
+)
+from playground.report.page import charts, explanation, marks, variant
+from playground.report.page.marks import BAD, GOOD, UNKNOWN, Mark
+
+PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
+
+
+def page(document, known):
+    """Everything the template needs. `known` are Files, in any order."""
+    results, environment = document["results"], document["environment"]
+    pairs = [(result, _files(result, known)) for result in results]
+    models = dict.fromkeys(result["model"] for result in results)
+    sections = [
+        _model(f"model-{number}", name, [pair for pair in pairs if pair[0]["model"] == name])
+        for number, name in enumerate(models, 1)
+    ]
+    return {
+        "machine": machine(environment),
+        "device": one_line(environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"),
+        "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
+        "environment": list(_environment(environment)),
+        "tally": _tally(results),
+        "means": [
+            f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} model{'s' * (count > 1)}, of the "
+            "best variant's speed-up over the best that PyTorch does"
+            for place, (mean, count) in geometric_means(results).items()
+        ],
+        "emulated": any(result["ran_on"] == "emulator" for result in results),
+        "timed": any(result["time_ms"] for result in results),
+        "rooflines": list(_rooflines(results)),
+        "models": sections,
+    }
+
+
+def _files(result, known):
+    """(model's path, variant's path) by their names, or (None, None). Of several, the one whose content is the result's."""
+    named = [each for each in known if (each.model.stem, each.variant.stem) == (result["model"], result["variant"])]
+    same = [each for each in named if each.variant.is_file() and catalog.sha256(each.variant) == result["source_sha256"]]
+    return next(((each.model, each.variant) for each in same + named), (None, None))
+
+
+def _environment(environment, prefix=""):
+    """(name, value) of all that is known of the machine, in words."""
+    for key, value in environment.items():
+        name = f"{prefix}{key.replace('_', ' ')}"
+        if isinstance(value, dict):
+            yield from _environment(value, f"{name}, ")
+        elif isinstance(value, list):
+            for number, each in enumerate(value, 1):
+                if isinstance(each, dict):
+                    yield from _environment(each, f"{name} {number}, ")
+                else:
+                    yield f"{name} {number}", str(each)
+        elif isinstance(value, bool):
+            yield name, "yes" if value else "no"
+        else:
+            yield name, "unknown" if value is None else str(value)
+
+
+def _tally(results):
+    names = {"pass": "passed", "fail": "failed", "error": "ended in an error", "skipped": "skipped"}
+    counts = {word: sum(result["verdict"] == word for result in results) for word in names}
+    return [Mark(marks.of(word).state, f"{count} {names[word]}") for word, count in counts.items() if count]
+
+
+def _rooflines(results):
+    """One a place: the plots and their points as rows."""
+    for place in dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings")):
+        of_place = [result for result in results if result["ran_on"] == place]
+        ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
+        wide, narrow, points = charts.roofline_charts(of_place, ceilings, place)
+        if wide:
+            yield {"place": PLACES[place], "wide": wide, "narrow": narrow, "rows": [_point_row(point) for point in points]}
+
+
+def _point_row(point):
+    work = point.work["bytes"] / 1e6, point.work["flops"] / 1e9
+    return point.model, point.name, *map(significant, (*work, point.intensity, point.milliseconds, point.rate / 1e9))
+
+
+def _model(identity, name, pairs):
+    """The section of a model: a group for each place and size, then the variants."""
+    model_file = next((files[0] for _, files in pairs if files[0]), None)
+    variants, first = [], {}
+    for number, (result, (_, path)) in enumerate(pairs, 1):
+        variants.append(variant.shown(f"{identity}-{number}", result, path, first.get(path)))
+        if path:
+            first.setdefault(path, variants[-1]["id"])
+    groups = {}
+    for (result, _), shown in zip(pairs, variants, strict=True):
+        groups.setdefault((result["ran_on"], size_note(result)), []).append((result, shown))
+    return {
+        "id": identity,
+        "name": name,
+        "about": explanation.about(model_file) if model_file else "",
+        "groups": [_group(f"{identity}-group-{n}", *key, each) for n, (key, each) in enumerate(groups.items(), 1)],
+        "variants": variants,
+    }
+
+
+def _group(identity, place, sizes, members):
+    results = [result for result, _ in members]
+    inputs = next((result["shape"]["inputs"] for result in results if (result.get("shape") or {}).get("inputs")), [])
+    floor = next((result for result in results if result["floor_ms"]), None)
+    return {
+        "place": PLACES.get(place, "nowhere"),
+        "inputs": " and ".join(" × ".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs),
+        "sizes": sizes,
+        "floor": floor and f"{with_unit(floor['floor_ms'], ' ms')}, bound by {floor['floor_bound']}",
+        "verdicts": [_verdict_row(result, shown) for result, shown in members],
+        "charts": charts.bar_charts(results, identity),
+        "speed": _speed(members),
+        "accuracy": [_accuracy_row(result, shown) for result, shown in members if _was_compared(result)],
+        "missing": sorted(
+            {
+                f"{baseline_name(name)} was not measured: {why}"
+                for result in results
+                for name, why in (result.get("baselines_unavailable") or {}).items()
+            }
+        ),
+    }
+
+
+def _verdict_row(result, shown):
+    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
+    time = with_unit((result["time_ms"] or {}).get("median"), " ms")
+    from_cache = result["build_seconds"] is not None and not result["built"]
+    return {
+        "variant": shown,
+        "verdict": marks.of(result["verdict"]),
+        "checks": [_entries(check, "probes"), _gradients(check), _entries(check, "behaviour"), _work(check), _mutants(check)],
+        "build": with_unit(result["build_seconds"], " s") + (", cached" if from_cache else ""),
+        "time": time,
+        "speedup": with_unit(ratio["ratio"], "x") if ratio else NOTHING,
+        "over": baseline_name(best) if ratio else "",
+        "share": with_unit(share and 100 * share, "%"),
+        "outcome": marks.of(outcome_verdict(result)),
+    }
+
+
+def _entries(check, key):
+    """How many probes, or checks of the behaviour, came out right."""
+    entries = check.get(key) or {}
+    wrong = [name for name, entry in entries.items() if entry.get("complaint")]
+    idle = [name for name, entry in entries.items() if (entry.get("note") or "").startswith(checks.NOT_RUN)]
+    if wrong:
+        return Mark(BAD, f"wrong: {', '.join(wrong)}")
+    right = len(entries) - len(idle)
+    return Mark(GOOD, f"{right} right") if right else Mark(UNKNOWN, "not run")
+
+
+def _gradients(check):
+    word = gradient_verdict(check)
+    if word == NOTHING:
+        return Mark(UNKNOWN, "not checked")
+    return Mark(marks.of(word).state, {"ok": f"{len(check['gradients'])} right", "fail": "wrong", "none": "forward only"}[word])
+
+
+def _work(check):
+    work = check.get("work")
+    if not work:
+        return Mark(UNKNOWN, "not looked at")
+    if work.get("note"):
+        return Mark(UNKNOWN, work["note"])
+    share = work.get("own_share")
+    return Mark(GOOD, "called" if share is None else with_unit(100 * share, "%"))
+
+
+def _mutants(check):
+    told = check.get("mutants_rejected")
+    return Mark(UNKNOWN, "not counted") if not told else Mark(UNKNOWN if check.get("mutants_survived") else GOOD, told)
+
+
+def _speed(members):
+    """A table for forward and each training mode: the baselines' own times in a row of their own, then the variants'."""
+    tables = []
+    for title in dict.fromkeys(title for result, _ in members for title in timed_modes(result)):
+        timings = [(shown, timed_modes(result).get(title)) for result, shown in members]
+        timings = [(shown, each) for shown, each in timings if each and each.get("time_ms")]
+        if not timings:
+            continue
+        medians = baseline_medians([each for _, each in timings])
+        names = ordered_baselines(medians)
+        tables.append(
+            {
+                "title": title,
+                "baselines": [(baseline_name(name), significant(medians[name])) for name in names],
+                "rows": [_speed_row(shown, each, names) for shown, each in timings],
+            }
+        )
+    return tables
+
+
+def _speed_row(shown, timings, names):
+    time, share, speedup = timings["time_ms"], share_of_floor(timings), timings.get("speedup") or {}
+    return {
+        "variant": shown,
+        "time": significant(time["median"]),
+        "spread": span(time["p20"], time["p80"]),
+        "share": with_unit(share and 100 * share, "%"),
+        "peak": significant(timings.get("peak_mib")),
+        "ratios": [_ratio(speedup.get(name)) for name in names],
+    }
+
+
+def _ratio(ratio):
+    if not ratio:
+        return {"ratio": NOTHING, "interval": "", "state": UNKNOWN}
+    state = GOOD if ratio["low"] > 1 else BAD if ratio["high"] < 1 else UNKNOWN
+    return {"ratio": with_unit(ratio["ratio"], "x"), "interval": span(ratio["low"], ratio["high"]), "state": state}
+
+
+def _was_compared(result):
+    check = result["check"] or {}
+    return check.get("allowed") is not None or bool(check.get("gradients"))
+
+
+def _accuracy_row(result, shown):
+    check = result["check"]
+    gradients = check.get("gradients") or {}
+    kept = {} if gradients_unsupported(gradients) is not None else gradients
+    worst = max(kept, key=lambda name: _over(kept[name]), default=None)
+    return {
+        "variant": shown,
+        "output": marks.errors(check),
+        "gradient": marks.errors(kept[worst]) if worst else None,
+        "worst": worst or NOTHING,
+        "mutants": check.get("mutants_rejected") or NOTHING,
+        "survived": mutants(result) if check.get("mutants_survived") else "",
+    }
+
+
+def _over(check):
+    """An error as a share of what is allowed; one that is no number is the largest."""
+    if check["max_error"] is None or check["allowed"] is None:
+        return float("inf")
+    return check["max_error"] / check["allowed"] if check["allowed"] else check["max_error"]

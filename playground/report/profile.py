@@ -1,0 +1,79 @@
+"""What Nsight Compute measured of a variant's kernels, beside what the emulator counts of them."""
+
+from rich.text import Text
+
+from playground.profiler import metrics
+from playground.profiler.counted import of_kernel
+from playground.report.figures import NOTHING, one_line, significant, with_unit
+from playground.report.layout import INDENT, print_folded, print_prose, print_rows
+
+FIGURES = ("kernel", "launches", "us", "DRAM", "matrix units", "issue slots", "occupancy", "registers")
+FIGURES_PLANS = (
+    tuple((name,) for name in FIGURES),
+    (("kernel",), ("launches", "us"), ("DRAM", "matrix units"), ("issue slots", "occupancy"), ("registers",)),
+    (("kernel",), ("launches", "us", "registers"), ("DRAM", "matrix units"), ("issue slots", "occupancy")),
+)
+REQUESTS = ("kernel", "a warp's request", "measured", "emulator", "least")
+REQUESTS_PLANS = (tuple((name,) for name in REQUESTS), (("kernel", "a warp's request"), ("measured", "emulator", "least")))
+STALLS_SHOWN = 2
+
+
+def show(variant, kernels, counts, console):
+    """Print the figures of a variant's kernels; `counts` are what playground.profiler.counted gives, or None."""
+    console.print()
+    print_folded(console, variant.name, style="bold")
+    print_rows(console, FIGURES_PLANS, [_figures(kernel) for kernel in kernels], FIGURES[:1])
+    print_prose(console, ("kernel", "of warps' time", "stall"), [row for kernel in kernels for row in _stalls(kernel)])
+    rows = [row for kernel in kernels for row in _requests(kernel, kernels, counts)]
+    if rows:
+        print_rows(console, REQUESTS_PLANS, rows, REQUESTS[:2])
+    if counts:
+        sizes = ", ".join(f"{name} {value}" for name, value in counts["settings"].items()) or "the original's size"
+        print_folded(console, f"The emulator counted at its own size: {sizes}.", INDENT, style="dim")
+
+
+def explain(console):
+    """Print how to read the figures; once, below those of all variants."""
+    console.print()
+    text = (
+        "DRAM and matrix units: of their peak, while the kernel runs. Issue slots: cycles in which a scheduler issues, of "
+        "those with work. Occupancy: resident warps, of the most that the kernel's registers, shared memory and block allow. "
+        "Transactions: 32-byte sectors of device memory, wavefronts of shared memory; what copy engines (TMA) and "
+        "asynchronous copies move is not in them. Caches are flushed before each kernel, and the clocks are as they are: for "
+        "times, run without --profile."
+    )
+    print_folded(console, text, style="dim")
+
+
+def _figures(kernel):
+    share = {key: with_unit(value, "%") for key, value in kernel["shares"].items()}
+    values = (
+        one_line(kernel["kernel"]),
+        str(kernel["launches"]),
+        significant(kernel["microseconds"]),
+        share["dram"],
+        share["matrix"],
+        share["issue"],
+        f"{share['occupancy']} of {share['occupancy_limit']}",
+        NOTHING if kernel["registers"] is None else f"{kernel['registers']:.0f}",
+    )
+    return dict(zip(FIGURES, map(Text, values), strict=True))
+
+
+def _stalls(kernel):
+    """The reasons for which warps wait most."""
+    for reason, share in list(kernel["stalls"].items())[:STALLS_SHOWN]:
+        meaning = f"{reason.replace('_', ' ')}: {metrics.STALLS[reason]}"
+        yield [Text(one_line(kernel["kernel"])), Text(with_unit(100 * share, "%")), Text(meaning)]
+
+
+def _requests(kernel, kernels, counts):
+    """Transactions a request, wherever one of the two knows them."""
+    counted = of_kernel(kernel["kernel"], [each["kernel"] for each in kernels], counts["kernels"]) if counts else {}
+    for where, unit in metrics.TRANSACTIONS.items():
+        measured, emulated = kernel["per_request"].get(where), counted.get(where)
+        if measured is None and emulated is None:
+            continue
+        numbers = (measured, emulated and emulated["per_request"], emulated and emulated["least"])
+        values = (one_line(kernel["kernel"]), f"{where}, {unit}", *map(significant, numbers))
+        yield dict(zip(REQUESTS, map(Text, values), strict=True))

@@ -1,0 +1,87 @@
+"""A sweep on the terminal: for each variant a row a point, and where it starts or stops to win."""
+
+from rich.text import Text
+
+from playground import sweep
+from playground.report.figures import (
+    baseline_name,
+    headline,
+    machine,
+    one_line,
+    outcome_verdict,
+    share_of_floor,
+    significant,
+    with_unit,
+)
+from playground.report.layout import INDENT, print_folded, print_rows, verdict
+
+
+def show(report, axes, console):
+    """Everything about a swept document; `axes` are {name: values}."""
+    print_folded(console, machine(report["environment"]), style="dim")
+    for (model, variant), results in by_variant(report["results"]).items():
+        console.print()
+        print_folded(console, f"{model} {variant}", style="bold")
+        ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
+        rows = [_row(result, axes) for result in ordered]
+        plans = (tuple((name,) for name in rows[0]), (*((name,) for name in axes), ("verdict", "outcome"), *_pairs()))
+        print_rows(console, plans, rows, {*axes, "verdict", "outcome", "over"})
+        console.print()
+        for reason, points in _reasons(ordered, axes).items():
+            print_folded(console, f"{'; '.join(points)}: {reason}", indent=INDENT)
+        for line in crossover_lines(results, axes):
+            print_folded(console, line, indent=INDENT)
+
+
+def by_variant(results):
+    """{(model, variant, where it ran): results}, in their order."""
+    groups = {}
+    for result in results:
+        groups.setdefault((result["model"], result["variant"]), []).append(result)
+    return groups
+
+
+def _pairs():
+    return (("median ms", "floor ms"), ("speed-up", "over"), ("of floor",))
+
+
+def _row(result, axes):
+    best, ratio = headline(result)
+    time, share = result["time_ms"] or {}, share_of_floor(result)
+    row = {axis: Text(one_line(sweep.value(result["shape"]["settings"], axis))) for axis in axes}
+    return row | {
+        "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
+        "median ms": Text(significant(time.get("median"))),
+        "floor ms": Text(significant(result["floor_ms"])),
+        "of floor": Text(with_unit(share and 100 * share, "%")),
+        "speed-up": Text(with_unit(ratio and ratio["ratio"], "x")),
+        "over": Text(one_line(baseline_name(best)) if best else "-"),
+        "outcome": verdict(outcome_verdict(result)),
+    }
+
+
+def _reasons(results, axes):
+    """{reason: points} of what is no pass."""
+    reasons = {}
+    for result in results:
+        if result["verdict"] != "pass":
+            settings = result["shape"]["settings"]
+            point = ", ".join(f"{axis}={sweep.value(settings, axis)}" for axis in axes)
+            reasons.setdefault(one_line(result["reason"]), []).append(point)
+    return reasons
+
+
+def crossover_lines(results, axes):
+    """A sentence on each place where a variant starts or stops to win, along each axis, or on there being none."""
+    for axis in axes:
+        for others, line in sweep.lines_along(results, axes, axis):
+            timed = [result for result in line if result.get("outcome")]
+            where = f" at {', '.join(f'{name}={each}' for name, each in others.items())}" if others else ""
+            found = sweep.crossovers(line, axes, axis)
+            for each in found:
+                about = f", at about {significant(each.at)}" if each.at else ""
+                verb = "starts" if each.starts else "stops"
+                yield f"{verb} to win between {axis}={each.before} and {each.after}{about}{where}"
+            if len(timed) > 1 and not found:
+                wins = timed[0]["outcome"]["verdict"] == "win"
+                yield f"wins {'everywhere' if wins else 'nowhere'} along {axis}{where}"

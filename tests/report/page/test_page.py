@@ -1,0 +1,186 @@
+"""The page as a whole: nothing of a stranger's becomes markup, nothing is lost, and it is small and well formed."""
+
+import copy
+import hashlib
+import re
+import subprocess
+import sys
+
+import hostile
+import pytest
+from reading import Page
+
+from playground import catalog
+from playground.report import document as documents
+from playground.report import page
+
+ELEMENTS = {
+    *("html", "head", "meta", "title", "style", "body", "header", "main", "footer", "nav", "section", "figure", "figcaption"),
+    *(
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "p",
+        "a",
+        "b",
+        "i",
+        "ul",
+        "li",
+        "dl",
+        "div",
+        "dt",
+        "dd",
+        "span",
+        "small",
+        "bdi",
+        "code",
+        "pre",
+    ),
+    *("details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td"),
+    *("svg", "desc", "defs", "g", "path", "rect", "text", "use", "clippath"),
+}
+
+
+def well_formed(made):
+    assert not made.mismatched and not made.open, (made.mismatched[:3], made.open)
+    assert made.names() <= ELEMENTS
+    assert len(made.ids) == len(set(made.ids))
+    assert {target.removeprefix("#") for target in made.targets} <= set(made.ids), "a link that leads nowhere, or out"
+    attributes = {name for _, each in made.tags for name in each}
+    assert not [name for name in attributes if name.startswith("on")]
+
+
+@pytest.fixture
+def hostile_page(tmp_path, make_passed, make_environment):
+    document, names = hostile.document(make_passed, make_environment)
+    canaries = hostile.Canaries()
+    model = tmp_path / "<img src=x onerror=alert(3)>.py"
+    variant = tmp_path / '"><script>alert(4)<' / "v1_$x^$.py"
+    variant.parent.mkdir()
+    model.write_text(f"'''{canaries.text()}'''", encoding="utf-8", errors="replace")
+    text = f'r"""Title {canaries.text()}\n\nWhy\n    {canaries.text()} `{canaries.text()}`\n"""\n'
+    text += f'CUDA = r"""\n#include <x>\n__global__ void k() {{}}  // {canaries.text()}\n"""\nx = "{canaries.text()}"\n'
+    text += f"y = '{'long ' * 4000}'\n"
+    variant.write_text(text, encoding="utf-8", errors="replace")
+    result = copy.deepcopy(document["results"][0])
+    result.update(model=model.stem, variant=variant.stem, source_sha256=hashlib.sha256(variant.read_bytes()).hexdigest())
+    document["results"].append(result)
+    return page.render(document, [page.Files(model, variant)]), [*names, *canaries.names]
+
+
+def test_what_strangers_write_stays_text(hostile_page):
+    source, names = hostile_page
+    made = Page(source)
+    well_formed(made)
+    assert [name for name in names if name not in made.text and f'"{name}' not in source] == []
+    odd = {c for c in source if not (c.isprintable() or c in "\n\t\u00a0")}
+    assert not odd, [hex(ord(c)) for c in odd]
+    assert "[U+202E]" in made.text and "U+0007" in made.text
+    assert "49" not in re.findall(r"canary\d+\.[^{]*(.{8})", made.text), "a template in a stranger's text was filled in"
+    source.encode("utf-8")
+
+
+def test_long_lines_and_files_are_cut_with_a_remark(hostile_page):
+    source, _ = hostile_page
+    assert "more characters)" in Page(source).text
+    assert max(map(len, source.splitlines())) < 100_000
+
+
+def test_a_real_run(h200_page):
+    made = Page(h200_page)
+    well_formed(made)
+    assert len(h200_page.encode()) < 2_000_000
+    for result in documents.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]:
+        assert result["model"] in made.text and result["variant"] in made.text
+    for words in (
+        "Why it is faster",
+        "Registers, spills, shared memory",
+        "Counted by the emulator",
+        "__global__",
+        "ms, bound by",
+    ):
+        assert words in made.text
+    assert sum(tag == "svg" for tag, _ in made.tags) >= 3 + 2  # bars of three models, and the roofline in two widths
+
+
+def test_every_variants_source_is_there_letter_by_letter(h200_page):
+    shown = [part.split("</pre>")[0] for part in h200_page.split('<pre class="code" tabindex="0">')[1:]]
+    texts = {Page(f"<pre>{part}</pre>").text for part in shown}
+    recorded = documents.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]
+    paths = {catalog.KERNELS / result["model"] / f"{result['variant']}.py" for result in recorded}
+    assert texts == {path.read_text() for path in paths if path.is_file()}
+
+
+def test_a_file_that_changed_since_the_run_is_labelled(tmp_path, make_passed, make_environment):
+    (tmp_path / "m.py").write_text("'''A model.'''\n")
+    variant = tmp_path / "v1_x.py"
+    variant.write_text("'''m, v1: Title.'''\n")
+    result = make_passed("m", "v1_x") | {"source_sha256": hashlib.sha256(variant.read_bytes()).hexdigest()}
+    document = {"schema": 1, "environment": make_environment(), "results": [result]}
+    known = [page.Files(tmp_path / "m.py", variant)]
+    assert "has changed since" not in page.render(document, known)
+    variant.write_text("'''m, v1: Title.'''\nedited = True\n")
+    assert "has changed since the run" in page.render(document, known)
+
+
+def test_without_files_ceilings_or_times(cpu_document, make_environment):
+    made = Page(page.render(cpu_document, []))
+    well_formed(made)
+    assert "Its source is not at hand." in made.text and "this run did not ask nvcc" in made.text
+    assert "did not record its ceilings" in made.text
+    well_formed(Page(page.render({"schema": 1, "environment": make_environment(), "results": []}, [])))
+
+
+def test_the_same_file_at_two_sizes_is_shown_once(tmp_path, make_passed, make_environment):
+    (tmp_path / "m.py").write_text("'''A model.'''\n")
+    variant = tmp_path / "v1_x.py"
+    variant.write_text("'''m, v1: Title.'''\nmarker_of_the_source = 1\n")
+    digest = hashlib.sha256(variant.read_bytes()).hexdigest()
+    results = [make_passed("m", "v1_x", settings={"batch_size": n}) | {"source_sha256": digest} for n in (4, 8)]
+    document = {"schema": 1, "environment": make_environment(), "results": results}
+    made = Page(page.render(document, [page.Files(tmp_path / "m.py", variant)]))
+    well_formed(made)
+    assert made.text.count("marker_of_the_source") == 1 and "Explanation and source: above" in made.text
+
+
+def test_a_missing_library_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setattr(page, "LIBRARIES", ("jinja2", "no_such_library_here"))
+    assert page.missing() == "--html needs no_such_library_here: python -m pip install -r requirements-html.txt"
+    assert (catalog.ROOT / "requirements-html.txt").is_file()
+
+
+def test_from_a_recorded_run(tmp_path):
+    command = [sys.executable, "-m", "playground.report.page", "results/nvidia-h200.json", str(tmp_path / "page.html")]
+    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA H200" in (tmp_path / "page.html").read_text()
+    done = subprocess.run([*command[:3], "nowhere.json", command[4]], cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("nowhere.json: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_keep_their_contrast(theme):
+    style = (catalog.ROOT / "playground" / "report" / "page" / "style.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[0]))
+    if theme == "dark":
+        colours |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[1]))
+    least = dict.fromkeys(("soft", "link", "floor", "good", "bad", "c", "k", "t", "s", "n", "p", "f"), 4.5)
+    least |= {"ink": 7.0, "variant": 3.0, "baseline": 3.0}
+    for name, ratio in least.items():
+        for background in ("paper", "card", "sunk"):
+            assert contrast(colours[name], colours[background]) >= ratio, f"{name} on {background}"
+
+
+def contrast(one, other):
+    """WCAG 2's contrast ratio."""
+
+    def luminance(colour):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)

@@ -1,0 +1,89 @@
+"""The page in a real browser: no complaint, no request, no sideways scrolling, nothing that only colour says."""
+
+import json
+import shutil
+
+import hostile
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from playground.report import page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs Chromium and its driver (Debian: apt install chromium chromium-driver)"
+)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def open_page(browser, file, width, theme):
+    """Open a page as wide as that; returns the addresses that were asked for."""
+    browser.get("about:blank")
+    browser.get_log("performance")
+    browser.get_log("browser")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(file.as_uri())
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, h200_page):
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "h200.html").write_text(h200_page, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1600])
+def test_it_opens_quietly_and_fits(browser, pages, width, theme):
+    file = pages / "h200.html"
+    assert open_page(browser, file, width, theme) == [file.as_uri()]
+    assert browser.get_log("browser") == []
+    for opened in ("", "document.querySelectorAll('details').forEach(each => each.open = true);"):
+        browser.execute_script(opened)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper.strip("rgb()").split(","))) < 200) == (theme == "dark")
+
+
+def test_a_hostile_page_does_nothing(browser, tmp_path, make_passed, make_environment):
+    document, _ = hostile.document(make_passed, make_environment)
+    file = tmp_path / "hostile.html"
+    file.write_text(page.render(document, []), encoding="utf-8")
+    assert open_page(browser, file, 360, "light") == [file.as_uri()]
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.scripts.length + document.images.length") == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+
+
+def test_every_plot_and_table_has_a_name(browser, pages):
+    open_page(browser, pages / "h200.html", 1600, "light")
+    nameless = browser.execute_script("""
+        const plots = [...document.querySelectorAll('svg')].filter(each => !each.querySelector(':scope > title')?.textContent);
+        const tables = [...document.querySelectorAll('table')].filter(each => !each.querySelector('th[scope]'));
+        const scrollers = [...document.querySelectorAll('.scroll[role=region]')].filter(each => !each.ariaLabel);
+        return plots.length + tables.length + scrollers.length""")
+    assert nameless == 0
+    unsigned = "return [...document.querySelectorAll('.mark')].filter(each => each.textContent.trim().length < 2).length"
+    assert browser.execute_script(unsigned) == 0

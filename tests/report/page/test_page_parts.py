@@ -1,0 +1,140 @@
+"""Highlighted sources, findings at their lines, plots, counters."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from reading import Page
+
+from playground import catalog, counting
+from playground.report.page import bars, charts, counters, findings, roofline, sources, variant
+
+FILE = '''"""A docstring; with a semicolon;
+"""
+import torch
+
+CUDA = r"""
+#include <cuda_runtime.h>
+__global__ void k(float* p) { if (p) p[0] = 1.0f; }  // "quoted" & more
+"""
+CPP = r"""
+TORCH_LIBRARY(x, m) { m.def("f"); }
+"""
+def build(): return load_inline("x", CPP, f"""
+no kernel;
+""")
+'''
+
+
+def text_of(html):
+    return Page(f"<pre>{html}</pre>").text
+
+
+def test_texts_inside_are_found_and_told_apart():
+    cuda, cpp = sources.embedded_texts(FILE)
+    assert cuda.is_cuda and not cpp.is_cuda
+    assert FILE[cuda.begin : cuda.end].strip().startswith("#include") and FILE[cuda.begin : cuda.end].endswith(
+        '}  // "quoted" & more\n'
+    )
+    assert FILE[cpp.begin : cpp.end].strip().startswith("TORCH_LIBRARY")
+
+
+def test_each_language_is_highlighted_as_itself():
+    html = str(sources.highlighted(FILE))
+    assert text_of(html) == FILE
+    assert "<i class=k>__global__ </i><i class=t>void </i>" in html, "CUDA"
+    assert "<i class=k>import </i>" in html and "<i class=s>&#34;x&#34;</i>" in html, "Python"
+    assert html.count("<code>") == 1 and html.index("<code>") > html.index("import")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "def (", 'x = """\n#include <x>\nint f();', "\t\tx = 1", 'a = r"""\n;\n"""', "é = 'ß'\n"]
+)
+def test_any_text_comes_out_as_it_is(text):
+    expected = text.expandtabs(4)
+    assert text_of(str(sources.highlighted(text))).rstrip("\n") == expected.rstrip("\n")
+
+
+def test_line_endings_of_other_systems():
+    assert text_of(str(sources.highlighted("a = 1\r\nb = 2\rc = 3\n"))) == "a = 1\nb = 2\nc = 3\n"
+
+
+def test_a_finding_stands_below_its_line():
+    html = str(sources.highlighted(FILE, [(7, "race <here>", "there")]))
+    before, after = html.split('<b class="finding" id="there" role="note">')
+    assert text_of(before).splitlines()[-1].startswith("__global__") and '<span class="hit">' in before
+    assert "race &lt;here&gt;" in after and text_of(after.split("</b>", 1)[1]).startswith('"""')
+
+
+RACE = (
+    "my.copy.py:65: shared memory race: writes byte 4 of `s`; kernel k, block (0, 0, 0), thread (32, 0, 0); the other party is "
+    "thread (1, 0, 0) of block (0, 0, 0) read (line 68)"
+)
+
+
+def test_both_parties_of_a_race_are_marked():
+    result = {"findings": [RACE], "reason": f"on normal inputs: {RACE}", "details": ""}
+    found = findings.at_lines(result, Path("/somewhere/my.copy.py"))
+    assert [line for line, _ in found] == [65, 68] and "line 65" in found[1][1]
+    assert findings.at_lines(result, Path("/somewhere/my_copy.py")) == []
+
+
+def test_a_syntax_error_and_a_traceback_are_marked():
+    reason = "SyntaxError in line 3: invalid syntax"
+    assert findings.at_lines({"reason": reason}, Path("v.py")) == [(3, reason)]
+    details = 'File "/x/v.py", line 9, in forward\nFile "/x/v.py", line 12, in f\nFile "/x/torch.py", line 99, in g\n'
+    assert findings.at_lines({"reason": "ValueError: no", "details": details}, Path("/x/v.py")) == [(12, "ValueError: no")]
+    assert findings.at_lines({"reason": None, "findings": []}, Path("v.py")) == []
+
+
+def test_bars_are_as_long_as_the_logarithm_of_their_times():
+    spread = {"median": 10.0, "p20": 9.0, "p80": 11.0}
+    scale = bars.Scale(0.1, 100.0, 50, 350)
+    assert [scale(ms) for ms in (0.01, 0.1, 1.0, 100.0)] == pytest.approx([50, 50, 150, 350])
+    assert scale.ticks(350) == pytest.approx([0.1, 1, 10, 100])
+    drawn = bars.chart([bars.Bar("<x> $y$", bars.VARIANT, spread), bars.Bar("bad", bars.VARIANT, None, "fail")], 1.0, "n", "T")
+    texts = [node.text for node in ElementTree.fromstring(drawn).iter() if node.tag.endswith("text")]
+    assert {"<x> $y$", "10.0 ms", "bad", "fail", "floor 1.00 ms"} <= set(texts)
+    assert bars.chart([bars.Bar("bad", bars.VARIANT, None, "fail")], 1.0, "n", "T") == ""
+
+
+def test_a_point_at_the_roof_lies_on_it():
+    """At 100 FLOP per byte, 1 TB/s: 100 TFLOP/s are the roof."""
+    point = roofline.Point("m", "v1_x", roofline.VARIANT, {"bytes": 1e9, "flops": 1e11}, milliseconds=1.0)
+    assert (point.intensity, point.rate) == (100, 1e14)
+    ceilings = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 0.9e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
+    drawn = roofline.chart([point], ceilings, roofline.WIDE, "r", "Roof")
+    assert "memory 1.00 TB/s" in drawn and "TF32 400 TFLOP/s" in drawn and "100 FLOP per byte, 100 TFLOP/s" in drawn
+    assert roofline.chart([], ceilings, roofline.WIDE, "r", "Roof") == ""
+    assert roofline.chart([point], None, roofline.WIDE, "r", "Roof") == ""
+
+
+def test_charts_of_a_run(make_passed):
+    results = [make_passed("m", "v1_x", 7.0), make_passed("m", "v2_y", 0.1)]
+    results[1]["training"]["weights"]["graphed"] = {"time_ms": {"median": 0.5, "p20": 0.4, "p80": 0.6}}
+    made = dict(charts.bar_charts(results, "n"))
+    assert list(made) == ["forward", "training, weights", "training, weights and input"]
+    assert "v2_y 0.100 ms" in made["forward"] and "torch.compile" in made["forward"]
+    assert "in a CUDA graph 0.500 ms" in made["training, weights"]
+
+
+def test_counters_are_those_recorded():
+    model = catalog.find_model("conv_pool_sigmoid_sum")
+    own = catalog.find_variant(model, "v2_single_kernel")
+    result = {"backend": "cuda", "model": model.name, "variant": own.name}
+    found = counters.of(result, own.path, catalog.sha256(own.path))
+    assert counting.recording(model, own).is_file() and list(found.passes) == ["forward", "backward"]
+    ((_, launches, *rest),) = [row for row in found.passes["forward"] if row[0] == "conv_pool_sum"]
+    assert launches == ("1", "") and any("wavefronts" in figure for figure, _ in rest)
+    assert not counters.of(result, own.path, "0" * 64).is_current
+    assert counters.of(result, Path("/elsewhere/v2_single_kernel.py"), None).passes == {}
+    assert counters.of(result | {"backend": "cpu"}, own.path, None) is None
+
+
+def test_folders_of_the_machine_are_left_out(make_passed, tmp_path):
+    file = tmp_path / "v1_x.py"
+    file.write_text("x = 1\n")
+    result = make_passed("m", "v1_x") | {"verdict": "fail", "reason": f"{file}:1: no", "details": f'File "{file}", line 1'}
+    shown = variant.shown("id", result | {"time_ms": None}, file)
+    assert str(tmp_path) not in str(shown)
+    assert shown["reason"] == "v1_x.py:1: no" and [line for line, _, _ in shown["findings"]] == [1]

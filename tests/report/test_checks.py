@@ -1,0 +1,79 @@
+"""What compare.py says about probes, behaviour and work."""
+
+from playground.report import checks
+
+RIGHT = {"max_error": 1e-6, "allowed": 1e-5, "eager_error": 1e-6, "complaint": None, "note": None}
+IDLE = dict.fromkeys(RIGHT) | {"note": "not run: the model's file has no constants for it"}
+REFUSED = dict.fromkeys(RIGHT) | {"note": "refuses: ValueError: expected 4 samples"}
+WRONG = RIGHT | {"complaint": "on a ramp: the output is off", "max_error": 1.0}
+CHECK = {
+    "probes": {"own": RIGHT, "odd sizes": IDLE, "batch 1": REFUSED, "ramp": WRONG, "nan": RIGHT | {"note": "finite in 1"}},
+    "behaviour": {
+        "inputs unchanged": {"complaint": None, "note": None},
+        "torch.compile": {"complaint": None, "note": "Unsupported: graph break"},
+        "a side stream": {"complaint": None, "note": "not run: only CUDA has streams"},
+    },
+    "work": {"note": None, "own_calls": 2, "own_share": 0.973, "kernels": [{"name": "f", "calls": 2, "microseconds": 12.34}]},
+}
+
+
+def test_a_few_lines():
+    assert list(checks.lines(CHECK)) == [
+        ("probes", "2 right; wrong: ramp; not run: odd sizes"),
+        ("note", "batch 1: refuses: ValueError: expected 4 samples"),
+        ("note", "nan: finite in 1"),
+        ("behaviour", "2 right; not run: a side stream"),
+        ("note", "torch.compile: Unsupported: graph break"),
+        (
+            "work",
+            "2 calls of its own code in a forward pass, and the result depends on it; its kernels take 97.3% of the GPU's time",
+        ),
+    ]
+
+
+def test_nothing_was_checked():
+    assert list(checks.lines(None)) == list(checks.lines({"probes": {}, "behaviour": {}, "work": None})) == []
+
+
+def test_no_kernel_of_its_own():
+    assert checks.work({"note": "no kernel of its own"}) == "no kernel of its own"
+    assert checks.work({"note": None, "own_calls": 1, "own_share": None}).startswith("1 call of its own code")
+
+
+def test_explained():
+    probes = {row[0]: row[1:] for row in checks.explained_probes(CHECK)}
+    assert probes["own"] == ("ok", "1.00e-6", "1.00e-6", "1.00e-5", "What the problem itself is run on.")
+    assert probes["odd sizes"][0] == "-" and probes["odd sizes"][-1].startswith("not run")
+    assert probes["ramp"][0] == "fail" and probes["ramp"][-1] == "on a ramp: the output is off"
+    assert [row[1] for row in checks.explained_behaviour(CHECK)] == ["ok", "-", "-"]
+    assert list(checks.explained_kernels(CHECK)) == [("f", "2", "12.3")]
+    for rows in (checks.explained_probes, checks.explained_behaviour, checks.explained_kernels):
+        assert list(rows(None)) == []
+
+
+SILENT = {
+    "findings": [],
+    "problem": None,
+    "notes": ["synccheck: Warning: Detected overflow"],
+    "passes": ["forward", "backward"],
+    "kernels": ["fused_tail", "tail_grad"],
+    "tools": {
+        "memcheck": {"findings": 0, "of_other_kernels": 0},
+        "initcheck": {"findings": 0, "of_other_kernels": 12},
+    },
+}
+
+
+def test_the_sanitizer():
+    assert list(checks.sanitizer(None)) == []
+    assert list(checks.sanitizer(SILENT)) == [
+        ("sanitizer", "memcheck, initcheck: no mistakes in fused_tail, tail_grad (forward and backward)"),
+        ("note", "reports on kernels that are not the variant's, which do not count: initcheck 12"),
+        ("note", "sanitizer: synccheck: Warning: Detected overflow"),
+    ]
+    one = SILENT | {"findings": ["v.py:3: a race"], "passes": ["forward"], "notes": []}
+    assert next(checks.sanitizer(one))[1] == "memcheck, initcheck: 1 mistake in fused_tail, tail_grad (forward)"
+    blind = SILENT | {"problem": "memcheck did not end within the time limit", "notes": []}
+    assert list(checks.sanitizer(blind)) == [("sanitizer", "memcheck did not end within the time limit")]
+    without = SILENT | {"tools": {}, "notes": ["no kernel of its own to look at"]}
+    assert list(checks.sanitizer(without)) == [("note", "sanitizer: no kernel of its own to look at")]

@@ -1,0 +1,58 @@
+"""How tables say what a lower precision and mutants mean."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from playground.report import document, figures, terminal
+
+
+def draw(view, report, width=160):
+    file = io.StringIO()
+    view(report, Console(file=file, width=width))
+    return " ".join(file.getvalue().split())
+
+
+@pytest.mark.parametrize("view", [terminal.summary, terminal.details])
+def test_mutants_are_counted_and_survivors_named(view, gpu_document):
+    _, second, *_ = gpu_document["results"]
+    assert "mutants" not in draw(view, gpu_document)
+    second["check"] |= {"mutants_rejected": "14/14", "mutants_survived": []}
+    text = draw(view, gpu_document)
+    assert "14/14 rejected" in text and "cannot be told" not in text
+    second["check"] |= {"mutants_rejected": "13/14", "mutants_survived": ["conv2d: bias dropped"]}
+    assert "13/14 rejected; cannot be told from the original: conv2d: bias dropped" in draw(view, gpu_document)
+
+
+def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
+    _, second, *_ = gpu_document["results"]
+    second["variant_precision"] = "fp16"
+    text = draw(terminal.summary, gpu_document)
+    assert "cuda, fp16 against tf32" in text and "49.4x fp16" in text
+    assert "win in fp16" in text
+    document.validate(gpu_document)
+    assert "forward, in fp16: win over" in draw(terminal.details, gpu_document)
+    assert "fp16 against tf32" in draw(terminal.details, gpu_document)
+    coloured = terminal._ratio({"ratio": 2.0, "low": 1.9, "high": 2.1}, "fp16")
+    assert not coloured.style, "green would call it a win"
+
+
+def test_a_lower_precision_does_not_count_in_the_mean(gpu_document):
+    means = figures.geometric_means(gpu_document["results"])
+    for result in gpu_document["results"]:
+        result["variant_precision"] = "fp16"
+    assert means and figures.geometric_means(gpu_document["results"]) == {}
+
+
+def test_precisions():
+    assert figures.precisions({"precision": "tf32"}) == "tf32"
+    assert figures.precisions({"precision": "fp32", "variant_precision": "tf32"}) == "tf32 against fp32"
+    assert figures.precisions({}) is None
+
+
+@pytest.mark.parametrize("value", ["conv2d: bias dropped", [1], {"a": 1}])
+def test_survivors_must_be_texts(value, gpu_document):
+    gpu_document["results"][0]["check"]["mutants_survived"] = value
+    with pytest.raises(document.DocumentError, match="mutants_survived: expected a list of texts"):
+        document.validate(gpu_document)

@@ -1,0 +1,79 @@
+"""A sweep as a table and as a picture."""
+
+import copy
+import io
+
+import pytest
+from rich.console import Console
+
+from playground.report import sweep_plot, sweep_table
+
+AXES = {"batch_size": (1, 8, 64)}
+
+
+@pytest.fixture
+def swept(gpu_document):
+    """v2_single_kernel at three batches: it loses, then wins, then refuses."""
+    (template,) = [result for result in gpu_document["results"] if result["variant"] == "v2_single_kernel"]
+    results = []
+    for batch, ratio in zip(AXES["batch_size"], (0.5, 2.0, None), strict=True):
+        result = copy.deepcopy(template)
+        result["shape"]["settings"] = {"batch_size": batch}
+        if ratio:
+            verdict = "win" if ratio > 1 else "loss"
+            result["outcome"] = {
+                "verdict": verdict,
+                "against": "compile",
+                "ratio": ratio,
+                "low": 0.9 * ratio,
+                "high": 1.1 * ratio,
+            }
+        else:
+            result.update(verdict="error", reason="ValueError: batches up to 8", time_ms=None, speedup=None, outcome=None)
+            result.update(baselines_ms={}, floor_ms=None)
+        results.append(result)
+    return {**gpu_document, "results": results}
+
+
+def printed(report, width):
+    console = Console(file=io.StringIO(), width=width)
+    sweep_table.show(report, AXES, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_table(swept, width):
+    text = printed(swept, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    assert "conv_pool_sigmoid_sum v2_single_kernel" in words
+    assert "refused" in words and "batch_size=64: ValueError: batches up to 8" in words
+    assert "starts to win between batch_size=1 and 8, at about 2.83" in words
+
+
+def test_a_variant_that_always_wins(swept):
+    swept["results"] = swept["results"][1:2] * 2
+    swept["results"][1] = copy.deepcopy(swept["results"][1])
+    swept["results"][1]["shape"]["settings"] = {"batch_size": 64}
+    assert "wins everywhere along batch_size" in printed(swept, 100)
+
+
+@pytest.mark.parametrize("name", ["plot.svg", "plot.png"])
+def test_the_picture(swept, tmp_path, name):
+    sweep_plot.write(swept, AXES, tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_the_picture_says_what_it_shows(swept, tmp_path):
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    for words in ("batch_size", "v2_single_kernel", "floor", "torch.compile", "speed-up over the best baseline", "median ms"):
+        assert words in text
+
+
+def test_no_picture_of_an_unknown_kind():
+    with pytest.raises(sweep_plot.CannotPlot, match=r"\.svg, \.png, \.pdf"):
+        sweep_plot.require("plot.doc")
