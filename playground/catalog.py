@@ -25,7 +25,7 @@ SETTINGS = {
         "alexnet_conv1": {"batch_size": 16},
     },
     "emulator": {
-        "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 41, "width": 38},
+        "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 41, "width": 64},
         "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 12, "width": 15},
         "alexnet_conv1": {"batch_size": 2, "height": 47, "width": 57},
     },
@@ -94,6 +94,31 @@ def find_variant(model, name_or_path):
     return _variant(_existing_file(name_or_path, f"variant of {model.name}", [variant.name for variant in known]))
 
 
+def find_any_variant(name_or_path, model_name=None):
+    """The variant of that name, whatever its model, or the one in the file at that path. Raises CatalogError.
+
+    `model_name` says which model's it is; MODEL/VARIANT does, too. A name that only one model has needs neither.
+    """
+    prefix, _, name = str(name_or_path).rpartition("/")
+    if model_name:
+        return find_variant(find_model(model_name), name_or_path)
+    if prefix in [model.name for model in models()]:
+        return find_variant(find_model(prefix), name)
+    found = [f"{model.name}/{each.name}" for model in models() for each in variants(model) if each.name == name_or_path]
+    if len(found) > 1:
+        raise CatalogError(f"there are several variants called {name_or_path!r}; name one of them: {', '.join(found)}")
+    return find_any_variant(found[0]) if found else _variant(_existing_file(name_or_path, "variant", _all_names()))
+
+
+def _all_names():
+    return [f"{model.name}/{variant.name}" for model in models() for variant in variants(model)]
+
+
+def siblings(variant):
+    """The project's variants of the model that a variant's file stands among; none for a file that stands elsewhere."""
+    return variants(Model(variant.path.parent.name, variant.path)) if variant.path.parent.parent == KERNELS else []
+
+
 def _existing_file(name_or_path, kind, known):
     path = Path(name_or_path)
     if path.suffix == ".py" and path.is_file():
@@ -141,8 +166,8 @@ def load_problem(path, settings=None):
             body.extend(ast.copy_location(node, statement) for node in value)
             unknown.pop(name, None)
     if unknown:
-        constants = sorted(set().union(*map(_assigned_names, tree.body)))
-        raise CatalogError(f"{path.name} has no constant called {', '.join(unknown)}; it has: {', '.join(constants) or 'none'}")
+        known = ", ".join(constants(path)) or "none"
+        raise CatalogError(f"{path.name} has no constant called {', '.join(unknown)}; it has: {known}")
     tree.body = body
     module = types.ModuleType(f"problem_{path.stem}")
     module.__file__ = str(path)
@@ -161,6 +186,11 @@ def _assigned_names(statement):
     else:
         return set()
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def constants(path):
+    """The names that a model's file assigns at its top level, sorted."""
+    return sorted(set().union(*map(_assigned_names, ast.parse(Path(path).read_text(encoding="utf-8")).body)))
 
 
 def load_variant(path):

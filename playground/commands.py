@@ -1,18 +1,24 @@
 """The two command lines, from arguments to exit status: 0 all that ran passed, 1 something failed, 2 it could not be run."""
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
 
-from playground import catalog
-from playground.machine import build_locks, environment, requirements
-from playground.report import document, terminal
-from playground.report.progress import Progress
-from playground.runner import Options, Runner, Task
+from playground import catalog, distributed, extras, sanitizer, step, sweep
+from playground.machine import build_locks, requirements
+from playground.measurement import CannotMeasure, measure
+from playground.profiler import ProfilerError
+from playground.report import against, document, page, sweep_plot, sweep_table, terminal
+from playground.report.layout import make_console
+from playground.report.sweep_plot import CannotPlot
+from playground.runner import Options, Task
 
 PASSED, FAILED, IMPOSSIBLE, INTERRUPTED = 0, 1, 2, 130
 DEVICES = ("auto", "cuda", "cpu", "emulator")
+EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the command line is wrong or the machine cannot do
+    it. Results go to stdout, progress to stderr."""
 
 
 class Impossible(Exception):
@@ -21,27 +27,47 @@ class Impossible(Exception):
 
 def run_all(arguments=None):
     """Everything, one table. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="run_all.py", description="Judge and time every variant of every model.")
+    parser = argparse.ArgumentParser(
+        prog="run_all.py",
+        usage="run_all.py [options]",
+        description="Judge and time every variant of every model.",
+        epilog=EXIT_STATUS,
+    )
     parser.add_argument("--models", metavar="A,B", help="only these models, by name or path")
-    parser.add_argument("--html", metavar="FILE", type=Path, help=argparse.SUPPRESS)
     _add_common(parser)
-    parser.add_argument("--quick", action="store_true", help="shorter timings, without torch.compile and training")
     given = parser.parse_args(arguments)
 
     def tasks():
         names = given.models.split(",") if given.models else [model.name for model in catalog.models()]
         chosen = [catalog.find_model(name) for name in names]
-        return [task for model in chosen for task in plan(model, catalog.variants(model), given.device, {})]
+        points = {model: _points(given, model, {}) for model in chosen}
+        return [task for model in chosen for task in plan(model, catalog.variants(model), given.device, points[model])]
 
-    return _run(given, tasks, Options(given.quick, not given.quick, given.time_limit), terminal.summary)
+    options = Options(
+        quick=given.quick,
+        training=not given.quick,
+        time_limit=given.time_limit,
+        debug=given.debug,
+        strict=given.precision == "strict",
+        max_autotune=given.max_autotune,
+        ptxas=given.html is not None,
+    )
+    return _run(given, tasks, options, terminal.summary)
 
 
 def compare(arguments=None):
     """One model in depth. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="compare.py", description="Judge and time the variants of one model, in depth.")
-    parser.add_argument(
-        "--model", required=True, metavar="NAME_OR_PATH", help="a model's name, or a file in KernelBench's format"
+    parser = argparse.ArgumentParser(
+        prog="compare.py",
+        usage="""compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
+       compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
+       compare.py --explain VARIANT
+       compare.py --diff V1 V2
+       compare.py --new MODEL NAME""",
+        description="Judge and time the variants of one model, in depth; or look at one, or begin a new one.",
+        epilog=EXIT_STATUS,
     )
+    parser.add_argument("--model", metavar="NAME_OR_PATH", help="a model's name, or a file in KernelBench's format")
     parser.add_argument(
         "--variant", nargs="+", metavar="NAME_OR_PATH", help="only these variants, by name or path; default all"
     )
@@ -49,35 +75,167 @@ def compare(arguments=None):
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="change a constant of the model"
     )
     parser.add_argument("--grad", action="store_true", help="time training steps as well")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="run the CUDA kernels under NVIDIA's compute-sanitizer, on a GPU"
+    )
+    _add_extras(parser)
     _add_common(parser)
     given = parser.parse_args(arguments)
+    extra = _extra(parser, given)
+    if extra:
+        return _run_extra(extra)
 
     def tasks():
         model = catalog.find_model(given.model)
         chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
         if not chosen:
             raise catalog.CatalogError(f"{model.name} has no variants here; name a solution file with --variant FILE")
-        return plan(model, chosen, given.device, catalog.parse_settings(given.set))
+        planned = plan(model, chosen, given.device, _points(given, model, catalog.parse_settings(given.set)))
+        if given.sanitize:
+            _require_sanitizer(planned, given.device)
+        return planned
 
-    return _run(given, tasks, Options(training=given.grad, time_limit=given.time_limit), terminal.details)
+    options = Options(
+        quick=given.quick,
+        training=given.grad,
+        sanitize=given.sanitize,
+        time_limit=given.time_limit,
+        debug=given.debug,
+        strict=given.precision == "strict",
+        max_autotune=given.max_autotune,
+        ptxas=given.html is not None,
+    )
+    return _run(given, tasks, options, terminal.details if given.explain is None else terminal.explained)
 
 
-def _add_common(parser):
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to run; auto: the GPU where there is one")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there")
-    parser.add_argument(
-        "--time-limit", type=float, default=300.0, metavar="SECONDS", help="for each step of a variant (default %(default)g)"
+def _add_extras(parser):
+    group = parser.add_argument_group("look at a variant, or begin one; a VARIANT is a name, MODEL/NAME or a path")
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
+        "--explain",
+        nargs="?",
+        const="",
+        metavar="VARIANT",
+        help="print why this variant is faster, from its docstring, and run nothing; without a name: run, and show what every "
+        "check found",
+    )
+    either.add_argument(
+        "--diff", nargs=2, metavar=("V1", "V2"), help="show what V2 changed over V1, function by function; nothing runs"
+    )
+    either.add_argument(
+        "--profile", action="store_true", help="show what Nsight Compute measures of the variants' kernels, on a GPU"
+    )
+    either.add_argument(
+        "--new", nargs=2, metavar=("MODEL", "NAME"), help="write a new variant NAME that is right, to start from; nothing runs"
     )
 
 
-def plan(model, variants, device, settings):
-    """A task for each variant that `device` concerns. Settings given by the user win over the place's own."""
+def _extra(parser, given):
+    """What to do instead of judging and timing, as a function without arguments; None where that is what is asked for."""
+    asked = {"--new": given.new, "--diff": given.diff, "--explain VARIANT": given.explain, "--profile": given.profile}
+    what = next((option for option, value in asked.items() if value), None)
+    for_runs = {"--json": given.json, "--against": given.against, "--resume": given.resume}
+    for_runs |= {} if what == "--profile" else {"--variant": given.variant, "--set": given.set}
+    without = [option for option, value in for_runs.items() if value]
+    if what and without:
+        parser.error(f"{what} judges and times nothing: leave out {', '.join(without)}")
+    if given.new:
+        return lambda: extras.create(*given.new)
+    if given.diff:
+        return lambda: extras.diff(*given.diff, given.model)
+    if given.explain:
+        return lambda: extras.explain(given.explain, given.model)
+    if not given.model:
+        parser.error("the following arguments are required: --model")
+    if given.profile:
+        if given.device not in ("auto", "cuda"):
+            parser.error(f"--profile measures on a GPU, not on --device {given.device}")
+        return lambda: _profile(given)
+    return None
+
+
+def _profile(given):
+    model = catalog.find_model(given.model)
+    chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
+    settings = catalog.SETTINGS["cuda"].get(model.name, {}) | catalog.parse_settings(given.set)
+    extras.profile_variants(model, chosen, settings, given.time_limit)
+
+
+def _run_extra(extra):
+    try:
+        extra()
+    except catalog.CatalogError as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE
+    except ProfilerError as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE if complaint.is_machine else FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return PASSED
+
+
+def _add_common(parser):
+    parser.add_argument("--quick", action="store_true", help="shorter timings, without torch.compile and training")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to run; auto: the GPU where there is one")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there, each as soon as it is known")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, explanations and sources there")
+    parser.add_argument(
+        "--resume", metavar="FILE", type=Path, help="take over what the JSON of an interrupted run has, and do the rest"
+    )
+    parser.add_argument(
+        "--sweep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=V1,V2,...",
+        help="measure at each of these values of a constant of the model; several constants: at every combination",
+    )
+    parser.add_argument(
+        "--against", metavar="FILE", type=Path, help="say what is faster, the same or slower than in an earlier run's JSON"
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="with --sweep: draw times and speed-ups (.svg, .png, .pdf)")
+    parser.add_argument(
+        "--time-limit", type=float, default=300.0, metavar="SECONDS", help="for each step of a variant (default %(default)g)"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("default", "strict"),
+        default="default",
+        help="strict: PyTorch may use TF32 nowhere, neither judged nor timed; default: where its settings permit it",
+    )
+    parser.add_argument(
+        "--max-autotune",
+        action="store_true",
+        help="add torch.compile's max-autotune to the baselines; it compiles for minutes",
+    )
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="build for the emulator without optimisation, and tell how to step through a kernel",
+    )
+
+
+def _points(given, model, settings):
+    """The settings at which a model is measured: those given, at every point of the sweep. Raises CatalogError."""
+    axes = sweep.parse(given.sweep)
+    unknown = [name for name in axes if name not in catalog.constants(model.path)]
+    if unknown:
+        known = ", ".join(catalog.constants(model.path)) or "none"
+        raise catalog.CatalogError(f"--sweep: {model.name} has no constant called {', '.join(unknown)}; it has: {known}")
+    return [settings | point for point in sweep.grid(axes)]
+
+
+def plan(model, variants, device, points):
+    """A task for each variant that `device` concerns, at each of the points. Their settings win over the place's own."""
     tasks = []
-    for variant in variants:
-        place = _place(variant, device)
-        if place:
-            sizes = catalog.SETTINGS[place].get(model.name, {})
-            tasks.append(Task(model, variant, place, {**sizes, **settings}))
+    for settings in points:
+        for variant in variants:
+            place = _place(variant, device)
+            if place:
+                sizes = catalog.SETTINGS[place].get(model.name, {})
+                tasks.append(Task(model, variant, place, {**sizes, **settings}))
     return sorted(tasks, key=lambda task: task.place != "cuda")
 
 
@@ -92,31 +250,86 @@ def _place(variant, device):
 
 def _run(given, make_tasks, options, show):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    rank = distributed.current_rank()
     try:
+        if rank:
+            _become_one_of_many(rank)
         requirements.prepare_environment()
         _require_device(given.device)
+        axes = sweep.parse(given.sweep)
+        earlier = _earlier(given.against)
+        if given.plot:
+            _require_plot(given, axes)
+        if given.html:
+            _require_page(given.html)
         tasks = make_tasks()
         if not tasks:
             raise Impossible(f"none of these variants runs on --device {given.device}")
-        _clear_locks()
-        with Progress() as progress:
-            runner = Runner(options, progress)
-            results = runner.run(tasks)
-    except (catalog.CatalogError, Impossible) as complaint:
+        if given.debug:
+            _tell_how_to_step(tasks, given.device)
+        if rank is None or rank.local_rank == 0:
+            _clear_locks()
+        report = measure(tasks, options, given.json, given.resume, _comparing_with(earlier, given.against))
+    except (catalog.CatalogError, CannotMeasure, CannotPlot, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        kept = given.json and given.json.is_file()
+        print(f"interrupted; --resume {given.json} goes on" if kept else "interrupted", file=sys.stderr)
         return INTERRUPTED
-    report = {"schema": document.SCHEMA, "environment": environment.describe() | {"seed": runner.seed}, "results": results}
-    show(report, terminal.make_console())
-    if given.json:
-        try:
-            document.write(report, given.json)
-        except OSError as complaint:
-            print(f"--json {given.json}: {complaint.strerror}", file=sys.stderr)
-            return IMPOSSIBLE
-    return FAILED if any(result["verdict"] in ("fail", "error") for result in results) else PASSED
+    if report is None:  # rank 0 has it
+        return PASSED
+    if axes:
+        sweep_table.show(report, axes, make_console())
+        against.show(report, make_console())
+    else:
+        show(report, make_console())
+    if given.plot:
+        sweep_plot.write(report, axes, given.plot)
+    if given.html:
+        known = [page.Files(task.model.path, task.variant.path) for task in tasks]
+        document.write_whole(given.html, page.render(report, known))
+    whole = report["environment"]["complete"] and not report["environment"].get("lost_ranks")
+    return PASSED if whole and not any(_is_wrong(result, axes) for result in report["results"]) else FAILED
+
+
+def _earlier(file):
+    """The document to compare with; None where none is named."""
+    try:
+        return document.read(file) if file else None
+    except document.DocumentError as complaint:
+        raise Impossible(f"--against {complaint}") from None
+
+
+def _comparing_with(earlier, file):
+    """The function that adds to a document how it compares with an earlier one, where there is one."""
+    return lambda finished: against.compare(finished, earlier, file.name) if earlier else finished
+
+
+def _is_wrong(result, axes):
+    """In a sweep a variant may refuse a shape."""
+    return result["verdict"] in ("fail", "error") and not (axes and sweep.is_refusal(result))
+
+
+def _require_plot(given, axes):
+    if not axes:
+        raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
+    sweep_plot.require(given.plot)
+
+
+def _require_page(file):
+    """Before anything is measured."""
+    if missing := page.missing():
+        raise Impossible(missing)
+    folder = file.absolute().parent
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise Impossible(f"--html {file}: cannot be written; name a file in a folder that exists and may be written to")
+
+
+def _become_one_of_many(rank):
+    distributed.leave_group()
+    if impossible := distributed.take_own_gpu(rank):
+        raise Impossible(impossible)
 
 
 def _require_device(device):
@@ -124,6 +337,25 @@ def _require_device(device):
         missing = requirements.missing_for(backend)
         if missing:
             raise Impossible(str(missing))
+
+
+def _require_sanitizer(tasks, device):
+    if not any(task.place == "cuda" for task in tasks):
+        missing = requirements.missing_for("cuda") if device == "auto" else None
+        why = missing or f"with --device {device} none of these variants runs there"
+        raise Impossible(f"--sanitize looks at kernels on a GPU, and {why} (the emulator finds such mistakes by itself)")
+    if missing := sanitizer.missing():
+        raise Impossible(str(missing))
+
+
+def _tell_how_to_step(tasks, device):
+    emulated = [task for task in tasks if task.place == "emulator"]
+    if not emulated:
+        raise Impossible(
+            f"--debug is for what runs under the emulator, and on --device {device} nothing does: add --device emulator"
+        )
+    for task in emulated:
+        print(step.recipe(task.model, task.variant, task.settings) + "\n", file=sys.stderr)
 
 
 def _clear_locks():

@@ -1,7 +1,6 @@
 """One run: build everything side by side, then check and time each variant in a process of its own."""
 
 import contextlib
-import itertools
 import os
 import secrets
 import shutil
@@ -11,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground import catalog
-from playground.stopwatch import baselines, statistics
+from playground.judging import Truth, give, give_doubt, give_examination, give_failure, judge
+from playground.machine import ptxas
+from playground.sanitizer import examine
+from playground.timing import Rejected, Stopwatch
 from playground.worker import WorkerFailure, WorkerProcess, kill_all
-
-PROBES = ("own", "scaled")
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,30 @@ class Task:
 
 @dataclass(frozen=True)
 class Options:
-    """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request."""
+    """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request.
+
+    `max_autotune` adds torch.compile's max-autotune to the baselines.
+
+    `debug` has the emulator build without optimisation. `strict` forbids TF32 in every process. `sanitize` has NVIDIA's
+    compute-sanitizer look at what runs on a GPU. `ptxas` has nvcc say what registers and memory kernels take.
+    """
 
     quick: bool = False
     training: bool = False
     time_limit: float = 300.0
+    debug: bool = False
+    strict: bool = False
+    max_autotune: bool = False
+    sanitize: bool = False
+    ptxas: bool = False
 
     @property
     def seconds(self):
-        return 0.5 if self.quick else 2.0
+        return 1.0 if self.quick else 5.0
+
+    def sanitizes(self, task):
+        """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
+        return self.sanitize and task.place == "cuda"
 
 
 class Runner:
@@ -51,26 +66,42 @@ class Runner:
     def __init__(self, options, progress):
         self._options = options
         self._progress = progress
-        self.seed = secrets.randbits(31)  # inputs that no file can foresee
+        self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
+        self.probe_seed = secrets.randbits(31)  # of what is judged, which no variant can foresee: the referee alone is told it
+        self.ceilings = {}  # of this machine, by place, measured when first needed
+        self._bench = None
 
-    def run(self, tasks):
-        """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised."""
-        results = {id(task): _blank_result(task) for task in tasks}
+    def run(self, tasks, keep=lambda results: None):
+        """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
+
+        `keep` is called with all that have a verdict whenever there is a new one.
+        """
+        results = [blank_result(task) for task in tasks]
+        self._progress.expect(len(tasks))
         try:
             self._build_all(tasks, results)
-            for _, group in itertools.groupby(tasks, key=lambda task: task.group):
-                built = [task for task in group if results[id(task)]["verdict"] is None]
-                if built:
-                    self._run_group(built, results)
+            for task, result in zip(tasks, results, strict=True):
+                if result["verdict"] is None or self._options.sanitizes(task):
+                    self.check_and_time(task, result)
+                self._progress.done(task.model.name, task.variant.name, result["verdict"])
+                keep([result for result in results if result["verdict"]])
         except BaseException:
             kill_all()
             raise
-        return [results[id(task)] for task in tasks]
+        finally:
+            self.close()
+        return results
+
+    def close(self):
+        """End what the variants of the last model shared."""
+        if self._bench:
+            self._bench.close()
+            self._bench = None
 
     def _build_all(self, tasks, results):
         """Side by side: compilers do not disturb one another, and nothing is being timed yet."""
         with ThreadPoolExecutor(max_workers=min(4, max(1, (os.cpu_count() or 1) // 2))) as pool:
-            builds = [pool.submit(self._build, task, results[id(task)]) for task in tasks]
+            builds = [pool.submit(self.build, task, result) for task, result in zip(tasks, results, strict=True)]
             try:
                 for build in builds:
                     build.result()
@@ -80,208 +111,146 @@ class Runner:
                 kill_all()
                 raise
 
-    def _build(self, task, result):
+    def build(self, task, result):
+        """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
         self._progress.started("build", task.model.name, task.variant.name)
         try:
             with WorkerProcess() as worker:
-                self._load_candidate(worker, task, None)
-                built = worker.ask("candidate.build", self._options.time_limit, seed=self.seed)
-            result["build_seconds"], result["built"] = built["seconds"], built["built"]
+                load_candidate(worker, self._original(task), task, self._options, None)
+                try:
+                    built = worker.ask("candidate.build", self._options.time_limit, seed=self.seed)
+                    result["build_seconds"], result["built"] = built["seconds"], built["built"]
+                finally:
+                    if self._options.ptxas and task.variant.backend == "cuda":
+                        result["ptxas"] = self._ptxas(worker)
         except WorkerFailure as failure:
-            _give_failure(result, failure)
+            give_failure(result, failure)
         self._progress.finished("build", task.model.name, task.variant.name, result["verdict"] or "built")
 
-    def _run_group(self, tasks, results):
-        """Tasks of one model, place and size."""
-        first = tasks[0]
-        with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="playground-", dir=_roomy_folder())))
-            original = _Original(first, folder, self.seed, self._options, self._progress)
-            stack.callback(original.close)
-            try:
-                description = original.prepare()
-            except WorkerFailure as failure:
-                for task in tasks:
-                    _give(results[id(task)], "error", f"the original does not run: {failure}", failure.details)
-                return
-            for task in tasks:
-                result = results[id(task)]
-                result["precision"] = description["precision"]
-                result["shape"] = {"inputs": description["inputs"], "settings": task.settings}
-                try:
-                    with WorkerProcess() as worker:
-                        self._check_and_time(worker, task, original, result)
-                except WorkerFailure as failure:
-                    _give_failure(result, failure)
-
-    def _check_and_time(self, worker, task, original, result):
-        names = task.model.name, task.variant.name
-        self._progress.started("check", *names)
-        self._load_candidate(worker, task, original.weights)
-        for probe in PROBES:
-            self._check(worker, probe, original, result)
-            if result["verdict"]:
-                break
-        self._progress.finished("check", *names, result["verdict"] or "pass")
-        if result["verdict"]:
-            return
-        result["verdict"] = "pass"
-        if task.place != "emulator":
-            self._progress.started("time", *names)
-            self._time(worker, task, original, result)
-            self._progress.finished("time", *names, f"{result['time_ms']['median']:.3g} ms")
-
-    def _load_candidate(self, worker, task, weights):
-        worker.ask(
-            "candidate.load",
-            self._options.time_limit,
-            problem=str(task.model.path),
-            variant=str(task.variant.path),
-            settings=task.settings,
-            place=task.place,
-            weights=weights,
-            seed=self.seed,
-        )
-
-    def _check(self, worker, probe, original, result):
-        """Outputs on one probe, and gradients where it has any. Sets the verdict when something is wrong."""
-        limit, outputs = self._options.time_limit, str(original.folder / "outputs")
-        ran = worker.ask("candidate.run", limit, inputs=original.inputs(probe), outputs=outputs, poison=probe != "own")
-        result["peak_mib"] = ran["peak_mib"]
-        compared = original.compare("outputs", probe, outputs)
-        check = result["check"] = _worse(result["check"], compared)
-        if compared["complaint"]:
-            return _give(result, "fail", compared["complaint"])
-        if not original.differentiable(probe):
-            return None
-        answer = worker.ask("candidate.differentiate", limit, inputs=original.inputs(probe), outputs=outputs)
-        if answer["unsupported"]:
-            check["gradients"] = {"unsupported": answer["unsupported"]}
-            return None
-        check["gradients"] = original.compare("gradients", probe, outputs)
-        in_training = original.compare("outputs", probe, outputs)
-        for comparison in [*check["gradients"].values(), in_training]:
-            if comparison["complaint"]:
-                return _give(result, "fail", comparison["complaint"])
-        return None
-
-    def _time(self, worker, task, original, result):
-        def measure(mode):
-            limit = self._options.time_limit
-            return worker.ask("candidate.time", limit, mode=mode, seed=self.seed, seconds=self._options.seconds)
-
-        result.update(_timed(measure("forward"), original.timed("forward"), original.unavailable))
-        floor = original.floor(task.model.name)
-        if floor:
-            result["floor_ms"], result["floor_bound"] = floor["milliseconds"], floor["bound"]
-        else:
-            result["baselines_unavailable"]["floor"] = original.unavailable["floor"]
-        gradients = result["check"]["gradients"]
-        if self._options.training and gradients and "unsupported" not in gradients:
-            modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
-            modes += ["weights_and_input"] if any(name.startswith("input") for name in gradients) else []
-            result["training"] = {m: _timed(measure(m), original.timed(m), original.unavailable) for m in modes}
-
-
-class _Original:
-    """The referee and the baselines of one model at one size, started when they are first needed."""
-
-    def __init__(self, task, folder, seed, options, progress):
-        self.folder = folder
-        self.weights = str(folder / "weights")
-        self.unavailable = {}
-        self._task = task
-        self._seed = seed
-        self._options = options
-        self._progress = progress
-        self._referee = WorkerProcess()
-        self._baselines = None
-        self._differentiable = {}
-        self._samples = {}
-        self._floor = None
-        self._precision = None
-
-    def prepare(self):
-        """Truth on every probe. Returns {"inputs", "precision"}. Raises WorkerFailure."""
-        self._progress.started("truth", self._task.model.name, "float64")
-        description = self._referee.ask("referee.load", self._options.time_limit, **self._arguments())
-        self._precision = description["precision"]
-        for i, probe in enumerate(PROBES):
-            prepared = self._referee.ask(
-                "referee.prepare", self._options.time_limit, probe=probe, seed=self._seed + 1 + i, inputs=self.inputs(probe)
-            )
-            self._differentiable[probe] = prepared["differentiable"]
-        self._progress.finished("truth", self._task.model.name, "float64", "ready")
-        return description
-
-    def inputs(self, probe):
-        return str(self.folder / f"inputs-{probe}")
-
-    def differentiable(self, probe):
-        return self._differentiable[probe]
-
-    def compare(self, what, probe, file):
-        """`what` is "outputs" or "gradients"."""
-        arguments = {"probe": probe, what: file}
-        return self._referee.ask(f"referee.compare_{what}", self._options.time_limit, **arguments)
-
-    def timed(self, mode):
-        """{baseline: reply of Baselines.time}; a baseline that does not run is put into `unavailable` with its reason."""
-        if mode not in self._samples:
-            self._samples[mode] = {}
-            for name in baselines.names_for(self._task.place, mode, self._options.quick):
-                self._time_baseline(name, mode)
-        return self._samples[mode]
-
-    def _time_baseline(self, name, mode):
-        self._progress.started("time", self._task.model.name, baselines.BASELINES[name].label)
-        arguments = {"baseline": name, "mode": mode, "seed": self._seed, "seconds": self._options.seconds}
+    def _ptxas(self, worker):
+        """What ptxas says of the texts that a worker's variant has handed to load_inline."""
         try:
-            reply = self._samples[mode][name] = self._ask_baselines("baselines.time", **arguments)
-            outcome = f"{statistics.summarise(reply['samples_ms'])['median']:.3g} ms"
-        except WorkerFailure as failure:
-            self.unavailable[name] = outcome = str(failure)
-        self._progress.finished("time", self._task.model.name, baselines.BASELINES[name].label, outcome)
-
-    def floor(self, name):
-        """{"milliseconds", "bound"}, or None where it cannot be counted."""
-        if self._floor is None:
-            try:
-                arguments = {"name": name, "seed": self._seed, "precision": self._precision}
-                self._floor = self._ask_baselines("baselines.floor", **arguments)
-            except WorkerFailure as failure:
-                self.unavailable["floor"] = str(failure)
-                self._floor = {}
-        return self._floor
-
-    def _ask_baselines(self, what, **arguments):
-        """Ask the process of the baselines; a new one when the last one died."""
-        if self._baselines is None:
-            self._baselines = WorkerProcess()
-            self._baselines.ask("baselines.load", self._options.time_limit, **self._arguments())
-        try:
-            return self._baselines.ask(what, self._options.time_limit, **arguments)
+            code = worker.ask("candidate.device_code", self._options.time_limit)
         except WorkerFailure:
-            self._baselines.close()
-            self._baselines = None
-            raise
+            return {"unknown": "its process ended before it could be asked for its text"}
+        texts = [ptxas.DeviceCode(each["text"], tuple(each["flags"])) for each in code["texts"]]
+        return ptxas.describe(texts, code["capability"])
 
-    def _arguments(self):
+    def check_and_time(self, task, result):
+        """Judge a variant that is built, and time it if it is right. Tasks of one group in a row share a bench."""
+        if self._bench is None or self._bench.group != task.group:
+            self.close()
+            self._bench = Bench(task, self._original(task), self._options, self._progress, self)
+        self._bench.check_and_time(task, result)
+
+    def _original(self, task):
+        """How a worker makes the original of a task."""
         return {
-            "problem": str(self._task.model.path),
-            "settings": self._task.settings,
-            "place": self._task.place,
-            "weights": self.weights,
-            "seed": self._seed,
+            "problem": str(task.model.path),
+            "settings": task.settings,
+            "place": task.place,
+            "seed": self.seed,
+            "strict": self._options.strict,
         }
 
+
+class Bench:
+    """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
+
+    `original` are the arguments with which a worker makes the original; `run` gives `probe_seed` and `ceilings`.
+    """
+
+    def __init__(self, task, original, options, progress, run):
+        self.group = task.group
+        self._options = options
+        self._progress = progress
+        self._unusable = None
+        self._description = {}
+        self._open = contextlib.ExitStack()
+        folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="playground-", dir=_roomy_folder())))
+        self._truth = Truth(original, folder, run.probe_seed, options.time_limit)
+        self._open.callback(self._truth.close)
+        self._original = original | {"weights": self._truth.weights}
+        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.ceilings)
+        self._open.callback(self._stopwatch.close)
+        try:
+            progress.started("truth", task.model.name, "float64")
+            self._description = self._truth.prepare()
+            progress.finished("truth", task.model.name, "float64", "ready")
+        except WorkerFailure as failure:
+            self._unusable = failure
+            progress.finished("truth", task.model.name, "float64", "error")
+        except BaseException:
+            self.close()
+            raise
+
+    def check_and_time(self, task, result):
+        """Set the verdict of one of the group's variants, and its times where it passes."""
+        if self._unusable:
+            return give(result, "error", f"the original does not run: {self._unusable}", self._unusable.details)
+        result["precision"] = self._description["precision"]
+        result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
+        try:
+            if self._options.sanitizes(task):
+                self._sanitize(task, result)
+            if result["verdict"]:
+                return
+            with WorkerProcess() as worker:
+                self._check(worker, task, result)
+                if result["verdict"] is None:
+                    give_doubt(result)
+                if result["verdict"] is None:
+                    result["verdict"] = "pass"
+                    if task.place != "emulator":
+                        self._time(worker, task, result)
+        except WorkerFailure as failure:
+            give_failure(result, failure)
+
+    def _sanitize(self, task, result):
+        names = task.model.name, task.variant.name
+        self._progress.started("sanitize", *names)
+        load = candidate_arguments(self._original, task, self._options, self._truth.weights)
+        probes = [self._truth.inputs(probe) for probe in self._truth.probes_for_training()]
+        with tempfile.TemporaryDirectory(prefix="playground-") as folder:
+            examination = examine(load, probes, folder, self._options.time_limit)
+        give_examination(result, examination)
+        self._progress.finished("sanitize", *names, examination.outcome)
+
+    def _check(self, worker, task, result):
+        names = task.model.name, task.variant.name
+        self._progress.started("check", *names)
+        loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
+        result["variant_precision"] = loaded["precision"]
+        judge(worker, self._truth, result, self._options.time_limit)
+        self._progress.finished("check", *names, result["verdict"] or "pass")
+
+    def _time(self, worker, task, result):
+        names = task.model.name, task.variant.name
+        self._progress.started("time", *names)
+        try:
+            result.update(self._stopwatch.time(worker, result))
+            outcome = f"{result['time_ms']['median']:.3g} ms"
+        except Rejected as rejection:
+            give(result, "fail", str(rejection))
+            outcome = "fail"
+        self._progress.finished("time", *names, outcome)
+
     def close(self):
-        self._referee.close()
-        if self._baselines:
-            self._baselines.close()
+        self._open.close()
 
 
-def _blank_result(task):
+def load_candidate(worker, original, task, options, weights):
+    """Have a worker load the task's variant. Raises WorkerFailure."""
+    return worker.ask("candidate.load", options.time_limit, **candidate_arguments(original, task, options, weights))
+
+
+def candidate_arguments(original, task, options, weights):
+    """The arguments of candidate.load."""
+    return original | {"variant": str(task.variant.path), "weights": weights, "debug": options.debug}
+
+
+def blank_result(task):
+    """What is known of a task before anything ran; "verdict" is None."""
     return {
         "model": task.model.name,
         "variant": task.variant.name,
@@ -294,55 +263,31 @@ def _blank_result(task):
         "model_sha256": catalog.sha256(task.model.path),
         "shape": {"inputs": [], "settings": task.settings},
         "precision": None,
+        "variant_precision": None,
         "check": None,
         "build_seconds": None,
         "built": False,
+        "ptxas": None,
         "time_ms": None,
         "peak_mib": None,
         "floor_ms": None,
         "floor_bound": None,
+        "work": None,
+        "ceilings": None,
         "speedup": None,
         "baselines_ms": {},
         "baselines_unavailable": {},
+        "outcome": None,
+        "rounds": None,
+        "calls": None,
+        "rechecked": None,
+        "back_to_back_ms": None,
+        "clocks": None,
+        "notes": [],
+        "graphed": None,
         "training": None,
         "findings": [],
-    }
-
-
-def _give(result, verdict, reason, details=""):
-    result.update(verdict=verdict, reason=reason, details=details)
-
-
-def _give_failure(result, failure):
-    """A variant that ends a request without a result has an error; one in which the emulator finds a mistake has failed."""
-    if failure.is_finding:
-        result["findings"].append(str(failure))
-        _give(result, "fail", str(failure))
-    else:
-        _give(result, "error", str(failure), failure.details)
-
-
-def _worse(check, comparison):
-    """The check with a further comparison of outputs: the probe nearest to (or furthest over) what is allowed counts."""
-    new = {key: comparison[key] for key in ("max_error", "allowed", "eager_error")}
-    new |= {"gradients": None, "mutants_rejected": None}
-    if check is None or comparison["complaint"]:
-        return new
-
-    def share(errors):
-        return errors["max_error"] / errors["allowed"] if errors["allowed"] else errors["max_error"]
-
-    return new if share(new) >= share(check) else check
-
-
-def _timed(own, others, unavailable):
-    """The timing keys of a result, from raw samples."""
-    return {
-        "time_ms": statistics.summarise(own["samples_ms"]),
-        "peak_mib": own["peak_mib"],
-        "speedup": {name: statistics.ratio(other["samples_ms"], own["samples_ms"]) for name, other in others.items()},
-        "baselines_ms": {name: statistics.summarise(other["samples_ms"]) for name, other in others.items()},
-        "baselines_unavailable": dict(unavailable),
+        "sanitizer": None,
     }
 
 

@@ -15,6 +15,37 @@ def load(path):
     return torch.load(path, weights_only=True)
 
 
+class NotTensors(Exception):
+    """A file of a variant's that does not hold what was asked for."""
+
+
+def load_outputs(path):
+    """The list of dense CPU tensors that a variant's process wrote under "outputs". Raises NotTensors."""
+    try:
+        outputs = load(path)["outputs"]
+    except Exception as exception:  # the file may hold anything at all
+        raise NotTensors(f"the file of outputs cannot be read: {type(exception).__name__}") from exception
+    if not isinstance(outputs, list) or not all(map(_is_dense, outputs)):
+        raise NotTensors("the file of outputs holds something else than a list of dense tensors")
+    return outputs
+
+
+def load_gradients(path):
+    """{"gradients": {name: tensor or None}, "detached"} that a variant's process wrote. Raises NotTensors."""
+    try:
+        found = load(path)
+        gradients, detached = found["gradients"], found["detached"]
+    except Exception as exception:
+        raise NotTensors(f"the file of gradients cannot be read: {type(exception).__name__}") from exception
+    if not isinstance(gradients, dict) or not all(value is None or _is_dense(value) for value in gradients.values()):
+        raise NotTensors("the file of gradients holds something else than dense tensors by name")
+    return {"gradients": gradients, "detached": bool(detached)}
+
+
+def _is_dense(value):
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+
+
 def to(inputs, device):
     """The list with its tensors on the device; what is not a tensor stays as it is."""
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
@@ -44,6 +75,11 @@ def flatten(outputs):
     if not tensors:
         raise TypeError(f"forward must return a tensor or a collection of tensors, got {type(outputs).__name__}")
     return tensors
+
+
+def in_float32(outputs):
+    """The list with what is in a floating-point type of another size converted."""
+    return [value.float() if differentiable(value) else value for value in outputs]
 
 
 def gradients(model, inputs, upstream, wanted_inputs):

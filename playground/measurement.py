@@ -1,0 +1,152 @@
+"""From tasks to a document: in this process or together with others, from scratch or from where an earlier run ended."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from playground import catalog, distributed
+from playground.report import document
+from playground.report.progress import Progress
+from playground.runner import Runner
+
+FINAL = ("pass", "fail", "skipped")  # an error may have been the machine's
+WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
+
+
+class CannotMeasure(Exception):
+    """An earlier run that cannot be continued, or a place where nothing can be written; the text says why."""
+
+
+def measure(tasks, options, file=None, resume=None, add=lambda finished: finished):
+    """The document of a run, or None on a rank that leaves showing it to rank 0.
+
+    Every result is written to `file` as soon as it is there. Results that the document in the file `resume` has of these tasks
+    are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
+    document is what is written last, and returned. Raises CannotMeasure.
+    """
+    record = _Record(tasks, options, file)
+    if resume:
+        record.take_over(resume)
+    left = record.left()
+    rank = distributed.current_rank()
+    if rank:
+        collected = distributed.run(rank, left, options, record.keep)
+        if collected is None:
+            return None
+        record.keep(collected.results)
+        record.environment |= {"ranks": collected.ranks, "lost_ranks": collected.lost}
+    else:
+        _run_here(left, options, record)
+    return record.finished(add)
+
+
+def _run_here(tasks, options, record):
+    with Progress() as progress:
+        runner = Runner(options, progress)
+        record.environment |= {"seed": runner.seed}
+        record.keep(runner.run(tasks, record.keep))
+        record.environment |= {"probe_seed": runner.probe_seed}  # not before: a judged process could read the file
+
+
+class _Record:
+    """The results so far, in the order of the tasks."""
+
+    def __init__(self, tasks, options, file):
+        self._tasks = tasks
+        self._file = file and Path(file)
+        self._described = None
+        self._rows = {}
+        chosen = dataclasses.asdict(options)
+        self.environment = {"options": {name: chosen[name] for name in WHAT_COUNTS}}
+        if file:
+            self._require_writable()
+
+    def _require_writable(self):
+        """Before anything is measured that would be lost."""
+        file = self._file.absolute()
+        with _explained(f"--json {self._file}"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir() or not os.access(file.parent if not file.exists() else file, os.W_OK):
+            raise CannotMeasure(f"--json {self._file}: {'is a folder' if file.is_dir() else 'no permission to write there'}")
+
+    def take_over(self, file):
+        """Keep the rows of the document in `file` that are results of these tasks."""
+        try:
+            earlier = document.read(file)
+        except document.DocumentError as complaint:
+            raise CannotMeasure(f"--resume: {complaint}") from None
+        self._require_same(earlier["environment"])
+        wanted = {_identity_of_task(task) for task in self._tasks}
+        for row in earlier["results"]:
+            if row["verdict"] in FINAL and _identity_of_row(row) in wanted:
+                self._rows[_identity_of_row(row)] = row
+
+    def _require_same(self, environment):
+        now = self._describe() | self.environment
+        for key in ("options", "gpu", "cpu", "torch", "driver"):
+            if environment.get(key) != now.get(key):
+                raise CannotMeasure(f"--resume: that run had {key} {environment.get(key)!r}, this one has {now.get(key)!r}")
+
+    def left(self):
+        """The tasks of which there is no result yet."""
+        return [task for task in self._tasks if _identity_of_task(task) not in self._rows]
+
+    def keep(self, results):
+        new = {_identity_of_row(row): row for row in results}
+        if new.keys() <= self._rows.keys():
+            return
+        self._rows |= new
+        if self._file and (not self._file.exists() or self._file.is_file()):  # a pipe gets the whole, once
+            self._write(self.document())
+
+    def finished(self, add):
+        """The document, which is in the file by now."""
+        finished = add(self.document())
+        self._write(finished)
+        return finished
+
+    def _write(self, content):
+        if self._file:
+            with _explained(f"--json {self._file}"):
+                document.write(content, self._file)
+
+    def document(self):
+        rows = [self._rows[key] for key in map(_identity_of_task, self._tasks) if key in self._rows]
+        complete = len(rows) == len(self._tasks)
+        environment = self._describe() | self.environment | {"complete": complete}
+        return {"schema": document.SCHEMA, "environment": environment, "results": rows}
+
+    def _describe(self):
+        """In a process of its own, since this one must not initialise CUDA while something is timed."""
+        if self._described is None:
+            command = [sys.executable, "-m", "playground.machine"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=catalog.ROOT)
+            self._described = json.loads(done.stdout)
+        return self._described
+
+
+@contextlib.contextmanager
+def _explained(what):
+    try:
+        yield
+    except OSError as complaint:
+        raise CannotMeasure(f"{what}: {complaint.strerror}") from complaint
+
+
+def _identity_of_task(task):
+    files = catalog.sha256(task.model.path), catalog.sha256(task.variant.path)
+    return (task.model.name, task.variant.name, task.place, _plain(task.settings), *files)
+
+
+def _identity_of_row(row):
+    settings = _plain(row["shape"]["settings"])
+    return row["model"], row["variant"], row["ran_on"], settings, row["model_sha256"], row["source_sha256"]
+
+
+def _plain(settings):
+    """The settings as text, the same before and after JSON."""
+    return json.dumps(settings, sort_keys=True)

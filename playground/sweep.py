@@ -1,0 +1,100 @@
+"""Constants of a model that take several values: the points of a grid, and where along it a variant starts to win."""
+
+import ast
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+from playground.catalog import CatalogError
+
+# How the reason of an exception begins by which a variant refuses what it was given; faults and time limits are none.
+REFUSAL = re.compile(r"(ValueError|TypeError|NotImplementedError|RuntimeError): (?!CUDA error|CUDA driver error|cuDNN)")
+
+
+def parse(texts):
+    """{"batch_size": (1, 8)} from ["batch_size=1,8"]; values are Python literals. Raises CatalogError."""
+    axes = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name.isidentifier() or not values.strip():
+            raise CatalogError(f"--sweep takes NAME=VALUE,VALUE,..., for example batch_size=1,8,64; got {text!r}")
+        try:
+            axes[name] = tuple(dict.fromkeys(ast.literal_eval(f"({values},)")))
+        except (ValueError, SyntaxError, TypeError):
+            raise CatalogError(
+                f"--sweep {text}: expected Python literals such as 4, 2.0 or (3, 3), with commas between"
+            ) from None
+    return axes
+
+
+def grid(axes):
+    """The settings of every point, the last axis changing fastest; one empty point without axes."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def is_refusal(result):
+    """Whether the variant said no to the shape."""
+    return result["verdict"] == "error" and bool(REFUSAL.match(result["reason"] or ""))
+
+
+def lines_along(results, axes, axis):
+    """Results of one variant, grouped by all axes but one: [({name: value} of the others, [results along the axis])]."""
+    others = [name for name in axes if name != axis]
+    groups = {}
+    for result in sorted(results, key=lambda result: [place_on(axes, name, result) for name in (*others, axis)]):
+        settings = result["shape"]["settings"]
+        groups.setdefault(tuple(repr(value(settings, name)) for name in others), []).append(result)
+    return [({name: value(line[0]["shape"]["settings"], name) for name in others}, line) for line in groups.values()]
+
+
+def value(settings, name):
+    """Of a constant, the same before and after JSON."""
+    found = settings[name]
+    return tuple(found) if isinstance(found, list) else found
+
+
+def place_on(axes, axis, result):
+    """The key that sorts results along an axis: by size where its values are numbers, else as they were given."""
+    found = value(result["shape"]["settings"], axis)
+    return found if is_numeric(axes, axis) else list(axes[axis]).index(found)
+
+
+def is_numeric(axes, axis):
+    return all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in axes[axis])
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Between two neighbouring values of an axis a variant `starts` or stops to win; `at` is where the ratio is about 1."""
+
+    starts: bool
+    before: object
+    after: object
+    at: float | None
+
+
+def crossovers(line, axes, axis):
+    """Where a variant starts or stops to win along a line of results; those without a time are skipped.
+
+    Between two points the ratio over the best baseline is taken as a power of the swept value, where that is a positive number.
+    """
+    timed = [result for result in line if result.get("outcome")]
+    found = []
+    for one, other in itertools.pairwise(timed):
+        wins = [result["outcome"]["verdict"] == "win" for result in (one, other)]
+        if wins[0] != wins[1]:
+            ends = [value(result["shape"]["settings"], axis) for result in (one, other)]
+            ratios = [result["outcome"]["ratio"] for result in (one, other)]
+            at = _where_ratio_is_one(ends, ratios) if is_numeric(axes, axis) else None
+            found.append(Crossover(wins[1], *ends, at))
+    return found
+
+
+def _where_ratio_is_one(ends, ratios):
+    """None where the ratios are on one side of 1: the smaller then counts as a tie."""
+    (x0, x1), (y0, y1) = ends, [math.log(ratio) for ratio in ratios]
+    if min(x0, x1) <= 0 or y0 * y1 >= 0:
+        return None
+    share = y0 / (y0 - y1)
+    return math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))
