@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from torch.utils import cpp_extension
 
+from playground import commands
 from playground.catalog import ROOT
 from playground.report import document
 
@@ -102,6 +104,24 @@ def test_a_device_that_the_machine_lacks():
     status, out, err = run("run_all.py", "--device", "cuda")
     assert (status, out) == (2, "")
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_the_sanitizer_needs_kernels_on_a_gpu(device):
+    status, out, err = run("compare.py", "--model", "conv_pool_sigmoid_sum", "--device", device, "--sanitize")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"--sanitize looks at kernels on a GPU, and with --device {device} none of these variants runs there "
+        "(the emulator finds such mistakes by itself)\n"
+    )
+
+
+def test_a_machine_without_the_sanitizer(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(commands.Impossible, match=r"^no compute-sanitizer on this machine: .*cuda-downloads"):
+        commands._require_sanitizer([SimpleNamespace(place="cpu"), SimpleNamespace(place="cuda")], "auto")
 
 
 def test_a_machine_without_a_compiler(tiny_problem, right, tmp_path):

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from playground import catalog
+from playground import catalog, sanitizer
 from playground.report.progress import Progress
 from playground.runner import Options, Runner, Task
+from playground.stopwatch import timer
+from playground.stopwatch.workload import Graphed, Workload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -33,9 +35,9 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def run(tasks):
+def run(tasks, **options):
     with Progress() as progress:
-        return Runner(Options(quick=True), progress).run(tasks)
+        return Runner(Options(quick=True, **options), progress).run(tasks)
 
 
 def test_faults_are_verdicts_and_the_rest_goes_on(tiny_problem, write_variant, write_forward):
@@ -138,3 +140,326 @@ def test_wrong_tensors_are_refused(model):
             for wrong in (x.double(), x.cpu(), x[0, 0], x[:, :1]):
                 with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError)):
                     new(wrong)
+
+
+# compute-sanitizer. One kernel of four mistakes, each behind a switch of its own; none of them changes the result.
+SANITIZED = """
+import torch
+from torch.utils.cpp_extension import load_inline
+
+CUDA = r'''
+#include <cuda_runtime.h>
+
+__global__ void planted(const float* x, float* y, float* scratch, int n) {
+    __shared__ float s[64];
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    s[threadIdx.x] = i < n ? x[i] : 0.0f;
+    if (MISTAKE != 2) __syncthreads();
+    const float other = s[63 - threadIdx.x];  // races without the barrier
+    if (MISTAKE == 1 && i == 0) scratch[n] = other;  // one behind the last
+    if (MISTAKE == 3 && i == 0 && scratch[0] == 12345.0f) y[0] = other;  // read before anything was written
+    if (MISTAKE == 4 && threadIdx.x < 48) __syncthreads();  // where the others do not wait
+    __syncthreads();
+    if (i < n) y[i] = other == 12345.0f ? other : x[i];
+}
+
+void launch(const float* x, float* y, float* scratch, int n) { planted<<<(n + 63) / 64, 64>>>(x, y, scratch, n); }
+'''
+BINDING = r'''
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+void launch(const float* x, float* y, float* scratch, int n);
+at::Tensor same(const at::Tensor& x) {
+    at::Tensor y = at::empty_like(x), scratch = at::empty_like(x);
+    launch(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), scratch.mutable_data_ptr<float>(), x.numel());
+    return y;
+}
+TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("same(Tensor x) -> Tensor", &same); }
+'''
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.linear = torch.nn.Linear(features, outputs)
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            raise NotImplementedError("forward only")
+        define = "#define MISTAKE {mistake}" + chr(10)
+        load_inline("planted_{mistake}", BINDING, define + CUDA, is_python_module=False, no_implicit_headers=True)
+        return torch.ops.planted_{mistake}.same(torch.tanh(self.linear(x)))
+"""
+# Tool -> (its mistake, what the line it names holds, what it says).
+PLANTED = {
+    "memcheck": (1, "scratch[n] = other", "Invalid __global__ write of size 4 bytes"),
+    "racecheck": (2, "s[threadIdx.x] = ", "shared memory race: write here and read"),
+    "initcheck": (3, "scratch[0] == ", "Uninitialized __global__ memory read of size 4 bytes"),
+    "synccheck": (4, "__syncthreads();  // where the others do not wait", "Barrier error detected"),
+}
+needs_sanitizer = pytest.mark.skipif(sanitizer.missing() is not None, reason=str(sanitizer.missing()))
+
+
+@pytest.fixture(scope="module")
+def sanitized(tiny_problem, write_variant):
+    """{tool: result} of the variants with a mistake for it; "none" is that without one, "v1" the project's first kernel."""
+    names = {tool: mistake for tool, (mistake, *_) in PLANTED.items()} | {"none": 0}
+    texts = {name: SANITIZED.replace("{mistake}", str(mistake)) for name, mistake in names.items()}
+    tasks = [
+        Task(catalog.find_model(tiny_problem), write_variant(f"planted_{name}", text), "cuda") for name, text in texts.items()
+    ]
+    model = catalog.find_model("conv_pool_sigmoid_sum")
+    tasks.append(Task(model, catalog.find_variant(model, "v1_fused_tail"), "cuda", {"batch_size": 4}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("playground.runner.Bench._time", lambda *_: None)
+        results = run(tasks, sanitize=True)
+    return dict(zip([*texts, "v1"], results, strict=True))
+
+
+@needs_sanitizer
+@pytest.mark.parametrize("tool", PLANTED)
+def test_the_sanitizer_names_the_line_of_a_mistake(sanitized, tool):
+    result, (_, line, said) = sanitized[tool], PLANTED[tool]
+    assert result["verdict"] == "fail", (result["reason"], result["sanitizer"])
+    place, _, rest = result["reason"].partition(": ")
+    number = SANITIZED.split("\n").index(next(each for each in SANITIZED.split("\n") if line in each)) + 1
+    assert place == f"planted_{tool}.py:{number}"
+    assert rest.startswith(said) and "kernel planted" in rest and f"({tool}" in rest
+    assert {name for name, counts in result["sanitizer"]["tools"].items() if counts["findings"]} == {tool}
+
+
+@needs_sanitizer
+@pytest.mark.parametrize("name, passes", [("none", ["forward"]), ("v1", ["forward", "backward"])])
+def test_the_sanitizer_finds_nothing_in_right_kernels(sanitized, name, passes):
+    result = sanitized[name]
+    assert (result["verdict"], result["reason"]) == ("pass", None), result["sanitizer"]
+    assert result["sanitizer"]["passes"] == passes and result["sanitizer"]["problem"] is None
+
+
+# The stopwatch. The original keeps the GPU busy for a while that both sides know.
+BUSY_PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.linear = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        if x.is_cuda:
+            torch.cuda._sleep(3_000_000)  # cycles: about 1.5 ms, so that half of it is timed in a CUDA graph as well
+        return torch.tanh(self.linear(x))
+
+batch_size, features, outputs = 64, 256, 64
+
+def get_inputs():
+    return [torch.rand(batch_size, features)]
+
+def get_init_inputs():
+    return [features, outputs]
+"""
+
+BUSY_SOLUTION = """
+import torch
+import torch.nn as nn
+
+{top}
+
+class ModelNew(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.linear = nn.Linear(features, outputs)
+
+    def forward(self, x):
+        {forward}
+        return torch.tanh(self.linear(x))
+"""
+
+PATCHED_EVENTS = """
+torch.cuda.Event.elapsed_time = lambda self, other: 0.001
+torch.cuda.Event.record = lambda self, stream=None: None
+torch.cuda.Event.synchronize = torch.cuda.synchronize = lambda *_: None
+"""
+
+ON_ANOTHER_STREAM = """
+if not hasattr(self, "side"): self.side = torch.cuda.Stream()
+with torch.cuda.stream(self.side): torch.cuda._sleep(3_000_000)
+"""
+
+TIMED = {
+    "same": ("torch.cuda._sleep(3_000_000)", ""),
+    "twice_as_slow": ("torch.cuda._sleep(6_000_000)", ""),
+    "twice_as_fast": ("torch.cuda._sleep(1_500_000)", ""),
+    "patched_events": ("torch.cuda._sleep(3_000_000)", PATCHED_EVENTS),
+    "another_stream": (ON_ANOTHER_STREAM, ""),
+    "launch_bound": ("", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory, write_variant):
+    """{name: result} of variants that are timed and hardly judged."""
+    path = tmp_path_factory.mktemp("problem") / "busy.py"
+    path.write_text(BUSY_PROBLEM)
+
+    def no_probes(worker, truth, result, limit):
+        result["check"] = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0, "gradients": None, "mutants_rejected": None}
+
+    def text(forward, top):
+        return BUSY_SOLUTION.format(top=top, forward=forward.strip().replace("\n", "\n        "))
+
+    variants = [write_variant(f"timed_{name}", text(*each)) for name, each in TIMED.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("playground.runner.judge", no_probes)
+        results = run([Task(catalog.find_model(path), variant, "cuda") for variant in variants])
+    return {result["variant"].removeprefix("timed_"): result for result in results}
+
+
+def test_a_model_against_itself_is_a_tie(timed):
+    assert timed["same"]["verdict"] == "pass", timed["same"]["reason"]
+    assert timed["same"]["outcome"]["verdict"] == "tie"
+    eager = timed["same"]["speedup"]["eager"]
+    assert eager["low"] <= 1.01 and eager["high"] >= 0.99
+    assert timed["same"]["notes"] == [] or all("clock" in note or "slowed" in note for note in timed["same"]["notes"])
+
+
+@pytest.mark.parametrize("name, ratio, verdict", [("twice_as_slow", 0.5, "loss"), ("twice_as_fast", 2.0, "win")])
+def test_a_known_ratio(timed, name, ratio, verdict):
+    assert timed[name]["outcome"]["verdict"] == verdict
+    assert timed[name]["speedup"]["eager"]["ratio"] == pytest.approx(ratio, rel=0.05)
+
+
+def test_patched_events_change_nothing(timed):
+    assert timed["patched_events"]["verdict"] == "pass", timed["patched_events"]["reason"]
+    assert timed["patched_events"]["time_ms"]["median"] == pytest.approx(timed["same"]["time_ms"]["median"], rel=0.05)
+
+
+def test_work_on_another_stream_is_timed_in_full(timed):
+    result = timed["another_stream"]
+    assert result["verdict"] == "pass", result["reason"]
+    assert result["time_ms"]["median"] == pytest.approx(timed["same"]["time_ms"]["median"], rel=0.1)
+    assert any("other streams" in note for note in result["notes"])
+
+
+def test_a_launch_bound_case_is_also_timed_in_a_graph(timed):
+    result = timed["launch_bound"]
+    assert result["time_ms"]["median"] < 0.05
+    assert 0 < result["graphed"]["time_ms"]["median"] <= 1.5 * result["time_ms"]["median"]
+    assert "eager" in result["graphed"]["speedup"]
+    assert timed["same"]["graphed"] is None
+
+
+def test_a_known_ratio_in_a_graph(timed):
+    graphed = timed["twice_as_fast"]["graphed"]
+    assert graphed["outcome"]["verdict"] == "win" and graphed["not_graphed"] == []
+    assert graphed["speedup"]["eager"]["ratio"] == pytest.approx(2.0, rel=0.05)
+    assert graphed["time_ms"]["median"] == pytest.approx(timed["twice_as_fast"]["time_ms"]["median"], rel=0.05)
+
+
+CONV_PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, channels, outputs):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, outputs, 3)
+        self.frozen = nn.Parameter(torch.ones(outputs, 1, 1), requires_grad=False)
+
+    def forward(self, x):
+        return torch.sigmoid(self.conv(x) * self.frozen).sum(dim=(1, 2, 3))
+
+batch_size, channels, outputs = 4, 3, 8
+
+def get_inputs():
+    return [torch.randn(batch_size, channels, 32, 32)]
+
+def get_init_inputs():
+    return [channels, outputs]
+"""
+
+
+@pytest.fixture(scope="module")
+def conv_problem(tmp_path_factory):
+    path = tmp_path_factory.mktemp("problem") / "small_conv.py"
+    path.write_text(CONV_PROBLEM)
+    return catalog.find_model(path)
+
+
+@pytest.mark.parametrize("mode", ["weights", "weights_and_input"])
+def test_gradients_of_a_replay_are_those_of_the_eager_step(conv_problem, mode):
+    problem = catalog.load_problem(conv_problem.path, {})
+    model = problem.Model(*problem.get_init_inputs()).cuda()
+    eager = Workload(problem, model, mode, torch.device("cuda"))
+    graphed = Graphed(Workload(problem, model, mode, torch.device("cuda")), 1)
+    seen = []
+    for seed in (2, 3):  # other content than the capture's
+        expected, actual = eager(content := eager.fresh(seed)), graphed(graphed.fresh(seed))
+        assert graphed.names(content) == ["conv.weight", "conv.bias"] + ["input0"] * (mode == "weights_and_input")
+        assert len(actual) == len(expected) == len(graphed.names(content))
+        for a, e in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-3 * e.abs().max().item())
+        seen.append([each.clone() for each in actual])
+    assert not any(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+CONV_SOLUTION = CONV_PROBLEM.split("batch_size,")[0].replace("class Model(", "class ModelNew(")
+STALLS = "if torch.is_grad_enabled(): torch.cuda.synchronize()"
+TRAINED = {"again": CONV_SOLUTION, "waits": CONV_SOLUTION.replace("return", f"{STALLS}\n        return")}
+
+
+@pytest.fixture(scope="module")
+def trained(conv_problem, write_variant):
+    """{name: result} of variants of a small convolution that are timed in every mode and hardly judged."""
+
+    def only_gradients(worker, truth, result, limit):
+        right = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0}
+        names = ("conv.weight", "conv.bias", "input0")
+        result["check"] = right | {"gradients": dict.fromkeys(names, right), "mutants_rejected": None}
+
+    variants = [write_variant(f"trained_{name}", text) for name, text in TRAINED.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("playground.runner.judge", only_gradients)
+        results = run([Task(conv_problem, variant, "cuda") for variant in variants], training=True)
+    return {result["variant"].removeprefix("trained_"): result for result in results}
+
+
+@pytest.mark.parametrize("mode", ["weights", "weights_and_input"])
+def test_a_short_training_step_is_also_timed_in_a_graph(trained, mode):
+    assert trained["again"]["verdict"] == "pass", trained["again"]["reason"]
+    eager = trained["again"]["training"][mode]
+    graphed = eager["graphed"]
+    assert "unavailable" not in graphed, graphed
+    assert set(graphed["speedup"]) == set(graphed["baselines_ms"]) == {"eager", "eager_fp32"}
+    assert graphed["speedup"]["eager"]["ratio"] == pytest.approx(1.0, rel=0.1)
+    assert 0 < graphed["time_ms"]["median"] <= 1.1 * eager["time_ms"]["median"] and graphed["rechecked"] == 1
+
+
+def test_a_training_step_that_cannot_be_captured_says_why(trained):
+    assert trained["waits"]["verdict"] == "pass", trained["waits"]["reason"]
+    assert trained["waits"]["graphed"]["time_ms"]["median"] > 0
+    assert "captur" in trained["waits"]["training"]["weights"]["graphed"]["unavailable"]
+    assert "not tried" in trained["waits"]["training"]["weights_and_input"]["graphed"]["unavailable"]
+
+
+def test_clocks_are_recorded(timed):
+    before, after = timed["same"]["clocks"]["before"], timed["same"]["clocks"]["after"]
+    assert 0 < before["sm_mhz"] <= before["max_sm_mhz"] and 0 < after["sm_mhz"] <= after["max_sm_mhz"]
+
+
+def test_the_cache_is_flushed():
+    """A tensor that fits into L2 is read more slowly after a flush than when it was just read."""
+    clock = timer.CudaClock()
+    x = torch.ones(4 << 20, device="cuda")
+
+    def median(flush):
+        samples = []
+        for _ in range(20):
+            x.sum()
+            if flush:
+                clock.flush()
+            samples.append(clock.time(lambda: x.sum())[0])
+        return sorted(samples)[10]
+
+    assert median(True) > 1.2 * median(False)
