@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from playground.judge.behaviour import Conduct, Trials
-from playground.judge.probes import AT_OWN_SIZE, PROBES, WITH_GRADIENTS, size_of
+from playground.judge.probes import AT_OWN_SIZE, PROBES, size_of
 from playground.worker import WorkerProcess
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
@@ -64,7 +64,7 @@ class Truth:
 
     def probes_for_training(self):
         """The names of two prepared probes, with gradients where the model has any: at the reduced size, and at its own."""
-        names = [probe for probe in WITH_GRADIENTS if not self.prepared(probe)["unusable"]]
+        names = [probe for probe in ("scaled", "normal") if not self.prepared(probe)["unusable"]]
         return sorted(names, key=lambda probe: size_of(probe) == "own")
 
     def compare(self, what, probe, file, declared=None):
@@ -186,7 +186,10 @@ class _Case:
     def _differentiate(self, probe):
         answer = self._ask("differentiate", inputs=self._truth.inputs(probe))
         if answer["unsupported"]:
-            self._check["gradients"] = {"unsupported": answer["unsupported"]}
+            if self._check["gradients"] is None:
+                self._check["gradients"] = {"unsupported": answer["unsupported"]}
+            else:
+                self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
             return
         gradients = self._compare("gradients", probe)
         if self._check["gradients"] is None or any(comparison["complaint"] for comparison in gradients.values()):

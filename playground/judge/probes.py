@@ -177,7 +177,7 @@ PROBES = {
     "autocast": (autocast, "reduced"),
 }
 OF_PARAMETERS = ("weights", "step")
-WITH_GRADIENTS = ("scaled", "normal")
+WITH_GRADIENTS = ("scaled", "normal", "odd sizes")
 AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
 
 

@@ -1,6 +1,6 @@
 """Every CUDA variant of the project in fast mode: its outputs, and its gradients where it has them, against float64.
 
-What check mode says of them is in test_project_variants.py. Each runs in a process of its own, as libraries of one mode do.
+What check mode says of them is in the test_checked_*.py. Each runs in a process of its own, as libraries of one mode do.
 """
 
 import subprocess

@@ -76,12 +76,21 @@ def test_gradients_by_hand():
     assert torch.equal(gradients["input0"], upstream.double() * model.weight.detach().double())
 
 
-def test_rounded_to_tf32_rounds_the_operands():
+def test_rounded_operands():
     model = nn.Linear(8, 3)
-    x = torch.randn(4, 8)
-    (rounded,) = Oracle(model, CPU).rounded_to_tf32(probe(x)).outputs
+    x = torch.randn(30, 8)
+    (outcome,) = Oracle(model, CPU).rounded_operands(probe(x))
     weight, bias = model.weight.detach().double(), model.bias.detach().double()
-    torch.testing.assert_close(rounded, round_to_tf32(x.double()) @ round_to_tf32(weight).T + bias, rtol=1e-14, atol=1e-14)
+    expected = round_to_tf32(x.double()) @ round_to_tf32(weight).T + bias
+    torch.testing.assert_close(outcome.outputs[0], expected, rtol=1e-14, atol=1e-14)
+
+
+def test_few_outputs_are_rounded_in_several_ways_whose_errors_are_of_one_size():
+    oracle, made = Oracle(nn.Linear(512, 3), CPU), probe(torch.randn(4, 512))
+    truth = oracle.truth(made).outputs[0]
+    errors = torch.stack([(outcome.outputs[0] - truth).square().mean().sqrt() for outcome in oracle.rounded_operands(made)])
+    assert len(errors) == len(set(errors.tolist())) == 6
+    assert 0 < errors.max() < 3 * errors.min()
 
 
 def test_integer_inputs_stay_integers():
@@ -98,9 +107,13 @@ def network():
 @pytest.mark.parametrize("largest", [2, 3, 5, 6])
 def test_chunks_give_the_same_as_the_whole(largest):
     model, x, upstream = network(), torch.randn(7, 2, 6, 7), torch.randn(7, 2)
-    for what in ("truth", "eager", "rounded_to_tf32"):
-        whole = getattr(Oracle(model, CPU), what)(probe(x, upstream=[upstream]))
-        chunked = getattr(Oracle(Fits(model, largest), CPU), what)(probe(x, upstream=[upstream]))
+    for what in ("truth", "eager", "rounded"):
+
+        def run(model, what=what):
+            oracle, made = Oracle(model, CPU), probe(x, upstream=[upstream])
+            return oracle.rounded_operands(made)[0] if what == "rounded" else getattr(oracle, what)(made)
+
+        whole, chunked = run(model), run(Fits(model, largest))
         chunked.gradients = {name.removeprefix("model."): value for name, value in chunked.gradients.items()}
         if what == "eager":  # in float32 the order of the additions shows
             assert chunked.gradients.keys() == whole.gradients.keys()

@@ -166,11 +166,13 @@ def test_an_edited_python_part_counts(run_notebook):
     """`register` and `forward` are part of what was pasted, too."""
     model, variant = ALEXNET
     text, (init_inputs, shape) = shelf_files.text_of(variant), problem_of(model)
-    word = "this variant computes forward only"
+    word = "second derivatives are not implemented"
     assert text.count(word) == 1
     check = f"""
         try:
-            ModelNew(*{init_inputs!r})(torch.randn({shape!r})).sum().backward()
+            model, x = ModelNew(*{init_inputs!r}), torch.randn({shape!r}, requires_grad=True)
+            (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            slope.sum().backward()
         except NotImplementedError as error:
             print(error)
     """
@@ -182,8 +184,8 @@ def test_an_edited_python_part_counts(run_notebook):
 def test_a_refused_text_and_its_correction(run_notebook):
     """A slip of the pen in the kernel raises with the compiler's words; the corrected cell runs."""
     text = shelf_files.text_of(ALEXNET[1])
-    slip = text.replace("= tile[p * CHANNELS + channel];", "= tile[p * CHANELS + channel];")
-    assert slip != text
+    assert text.count("s * LANES, out[s] + bias);") == 1
+    slip = text.replace("s * LANES, out[s] + bias);", "s * LANES, out[s] + bais);")
     printed = run_notebook([slip, text], raises={0: "RuntimeError"})
     assert "differs from" in printed[1]
 

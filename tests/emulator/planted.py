@@ -1,17 +1,15 @@
-"""The project's own CUDA variants under check mode: nothing is reported of them, and mistakes planted in copies are.
+"""Mistakes planted in copies of the project's CUDA variants, and what check mode says of them and of the variants themselves.
 
-Both go the way a user goes: through the driver, on the emulator, in three schedules.
+Both go the way a user goes: through the driver, on the emulator, in three schedules. Each model has a test file of its own, so
+that the test processes share the work.
 """
 
 import re
-
-import pytest
 
 from playground import catalog
 from playground.report.progress import Progress
 from playground.runner import Options, Runner, Task
 
-CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
 BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|named_barrier\([^;]*\));")
 # The guard that keeps a last, incomplete block inside its array, where a variant has one.
 GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
@@ -45,37 +43,39 @@ def planted(model, variant):
         yield "guard", text[: match.start()].count("\n") + 1, text[: match.start()] + off_by_one + text[match.end() :]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """{(model, variant, what was planted or None): result}, from one run of everything."""
-    folder = tmp_path_factory.mktemp("planted")
-    keys, tasks = [], []
-    for model, variant in CUDA_VARIANTS:
-        files = [(None, variant.path)]
+def cuda_variants(model):
+    return [variant for variant in catalog.variants(model) if variant.backend == "cuda"]
+
+
+def examine(model, folder):
+    """{variant's name: {what was planted or None: result}} of a model's CUDA variants. Copies are written to the folder.
+
+    Copies are built without optimisation, which is sooner: they run only until the mistake is found.
+    """
+    variants, copies = {}, {}
+    settings = catalog.SETTINGS["emulator"][model.name]
+    for variant in cuda_variants(model):
+        variants[variant.name, None] = Task(model, variant, "emulator", settings)
         for what, _, text in planted(model, variant):
-            path = folder / f"{model.name}_{variant.name}_{what}.py"
+            path = folder / f"{variant.name}_{what}.py"
             path.write_text(text)
-            files.append((what, path))
-        for what, path in files:
-            keys.append((model.name, variant.name, what))
-            settings = catalog.SETTINGS["emulator"][model.name]
-            tasks.append(Task(model, catalog.Variant(path.stem, path, "cuda"), "emulator", settings))
+            copies[variant.name, what] = Task(model, catalog.Variant(path.stem, path, "cuda"), "emulator", settings)
     with Progress() as progress:
-        return dict(zip(keys, Runner(Options(quick=True), progress).run(tasks), strict=True))
+        results = Runner(Options(quick=True), progress).run(list(variants.values()))
+        results += Runner(Options(quick=True, debug=True), progress).run(list(copies.values()))
+    return dict(zip([*variants, *copies], results, strict=True))
 
 
-@pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=lambda value: value.name)
-def test_nothing_is_reported(results, model, variant):
-    result = results[model.name, variant.name, None]
+def assert_nothing_reported(found, variant):
+    result = found[variant.name, None]
     assert (result["verdict"], result["reason"], result["findings"]) == ("pass", None, [])
 
 
-@pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=lambda value: value.name)
-def test_planted_mistakes_are_reported(results, model, variant):
+def assert_planted_mistakes_are_reported(found, model, variant):
     mistakes = list(planted(model, variant))
     assert mistakes
     for what, line, _ in mistakes:
-        result = results[model.name, variant.name, what]
+        result = found[variant.name, what]
         assert result["verdict"] == "fail", f"{what} in line {line}: {result['reason']}"
         (finding,) = result["findings"]
         kind = "out of bounds|race between blocks" if what == "guard" else "race"
