@@ -1,0 +1,24 @@
+"""The CUDA variants of conv3d_div_max_gap_bias_sum under check mode, and copies with mistakes; see planted.py."""
+
+import planted
+import pytest
+
+from playground import catalog
+
+MODEL = catalog.find_model("conv3d_div_max_gap_bias_sum")
+VARIANTS = planted.cuda_variants(MODEL)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return planted.examine(MODEL, tmp_path_factory.mktemp("planted"))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_nothing_is_reported(found, variant):
+    planted.assert_nothing_reported(found, variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_planted_mistakes_are_reported(found, variant):
+    planted.assert_planted_mistakes_are_reported(found, MODEL, variant)
