@@ -11,7 +11,7 @@ from playground.judge.precision import FAMILIES, Families, Perturbed, RoundedOpe
 
 PERTURBATIONS = 6
 ROUNDINGS = 6
-FEW = 64  # outputs: fewer show too little of what one way to round may do
+FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Oracle:
         The largest error of three outputs says little about the error of another kernel's three; that of many tries does.
         """
         first = self._in_float64(probe, RoundedOperands(families, to))
-        if sum(output.numel() for output in first.outputs) >= FEW:
+        if not is_few(first.outputs):
             return [first]
         return [first, *(self._in_float64(probe, RoundedOperands(families, to, seed)) for seed in range(1, ROUNDINGS))]
 
@@ -87,9 +87,8 @@ class Oracle:
 
     def _in_float64(self, probe, mode, mutate=lambda model: model):
         model = mutate(copy.deepcopy(self._model).double())
-        inputs = [value.double() if tensors.differentiable(value) else value for value in probe.inputs]
         with mode:
-            return self._run(model, inputs, probe)
+            return self._run(model, _in_double(probe.inputs), probe)
 
     def _run(self, model, inputs, probe):
         """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
@@ -139,8 +138,11 @@ class Oracle:
         return Outcome(outputs, gradients)
 
     def _require_separable(self, model, inputs, batch):
+        """In float64, since libraries compute another batch in another order."""
+        model = copy.deepcopy(model).double()
+
         def outputs(part):
-            return self._once(model, _rows(inputs, batch, part), None, ()).outputs
+            return self._once(model, _in_double(_rows(inputs, batch, part)), None, ()).outputs
 
         reason = NotSeparable(
             "the reference does not fit into this device's memory at once, and its samples depend on one another, "
@@ -156,6 +158,14 @@ class Oracle:
             apart = torch.cat([a, b]) if a.dim() else None
             if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
                 raise reason
+
+
+def is_few(outputs):
+    return sum(output.numel() for output in outputs) < FEW
+
+
+def _in_double(inputs):
+    return [value.double() if tensors.differentiable(value) else value for value in inputs]
 
 
 def _rows(inputs, batch, part):

@@ -157,21 +157,18 @@ class RoundedOperands(_Operands):
     """While active, operators of the `families` see their operands rounded, and compute in the given type.
 
     Run in float64 it gives the error that TF32 mode permits: rounding of the operands and nothing else. With a `seed` the
-    numbers are rounded under random scales between 1/2 and 1, one for each operand: another of the many roundings to the same
-    number of bits that the mode permits.
+    numbers are rounded under a random scale between 1/2 and 1: another of the many roundings to the same number of bits that
+    the mode permits.
     """
 
     def __init__(self, families=frozenset(FAMILIES), to="tf32", seed=None):
         super().__init__()
         self._families = families
         self._to = LOWER[to]
-        self._scales = None if seed is None else torch.Generator().manual_seed(seed)
+        self._scale = 1.0 if seed is None else 1.0 - torch.rand((), generator=torch.Generator().manual_seed(seed)).item() / 2
 
     def _round(self, value):
-        if self._scales is None:
-            return self._to(value)
-        scale = 1.0 - torch.rand((), generator=self._scales).item() / 2
-        return self._to(value * scale) / scale
+        return self._to(value * self._scale) / self._scale
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         family, positions = self._operands(function)

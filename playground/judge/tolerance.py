@@ -51,19 +51,21 @@ class Reference:
 
     `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements;
     their largest magnitude where they do not vary; the size of the terms that cancel where they are zero but for rounding; 1
-    where there is no rounding either. Elements that overflow in eager alone
-    count as not finite: no error can be measured there, and an infinite one would permit everything elsewhere.
+    where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation: that of three
+    elements alone may be tiny by chance. Elements that overflow in eager alone count as not finite: no error can be measured
+    there, and an infinite one would permit everything elsewhere.
     """
 
-    def __init__(self, truth, eager, *permitted):
+    def __init__(self, truth, eager, *permitted, others=()):
         self.truth = truth
+        self.others = others
         self._dtype = eager.dtype
         self._special = [(what, test, test(eager)) for what, test in SPECIAL_VALUES.items()]
         self._excused = torch.zeros_like(truth, dtype=torch.bool)
         self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
         finite = truth[self._comparable] if truth.is_floating_point() else truth.new_empty(0)
         magnitude = finite.abs().max().item() if finite.numel() else 0.0
-        deviation = finite.std(correction=0).item() if finite.numel() else 0.0
+        deviation = _deviation(finite, others)
         self.spread = 1.0
         noise = max(rms for _, rms in map(self._errors, [eager, *permitted]))
         self.is_zero = magnitude < ZERO * noise
@@ -132,6 +134,14 @@ class Reference:
             if too_few := (expected & ~found).sum().item():
                 return f"{name} is not {what} in {too_few} of {actual.numel()} elements where the original is"
         return None
+
+
+def _deviation(finite, others):
+    """Standard deviation of a tensor's elements together with the finite ones of `others`; 0 for none."""
+    if finite.numel() == 0:
+        return 0.0
+    parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]
+    return torch.cat([part.flatten() for part in parts]).std(correction=0).item()
 
 
 def wrong(complaint):

@@ -16,7 +16,7 @@ class TimedReference(Reference):
     """
 
     def __init__(self, truth, eager, checked):
-        super().__init__(truth, eager)
+        super().__init__(truth, eager, others=[checked.truth, *checked.others])
         self.allowed = max(self.allowed, SLACK * checked.allowed)
         self._allowed_rms = max(self._allowed_rms, SLACK * checked._allowed_rms)
 

@@ -11,11 +11,13 @@ import torch
 from playground import catalog, tensors
 from playground.judge import behaviour, mutants, precision, probes, special
 from playground.judge.diagnosis import likely_precision
-from playground.judge.oracle import Oracle
+from playground.judge.oracle import Oracle, is_few
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, worst, wrong
 from playground.worker import recheck
 from playground.worker.failures import describe
+
+OTHER_INPUTS = 4
 
 
 class Referee:
@@ -96,7 +98,7 @@ class Referee:
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.perturbed(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         self.probes[probe] = made
-        self.references[probe] = _references(truth, eager, permitted)
+        self.references[probe] = _references(truth, eager, permitted, self._of_other_inputs(made, problem, seed, truth))
         if made.clean:
             clean = oracle.truth(replace(made, inputs=made.clean))
             self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
@@ -104,6 +106,14 @@ class Referee:
             self.references[f"{probe} not seen"] = self._without_step(made)
         tensors.save(vars(made), inputs)
         return bool(eager.gradients)
+
+    def _of_other_inputs(self, made, problem, seed, truth):
+        """Eager outputs for more inputs of the probe's kind, where its outputs are few: what varying inputs do to them."""
+        if made.clean or not is_few(truth.outputs):
+            return []
+        oracle, parameters = self.oracle_of(made), dict(self.model.named_parameters())
+        more = [probes.make(made.name, problem, seed + k, parameters).inputs for k in range(1, 1 + OTHER_INPUTS)]
+        return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def prepare_timed(self, probe, mode, seed):
         """Add the truth on the content of a timed call as a further probe, called `probe`; see recheck.py."""
@@ -218,10 +228,10 @@ class Referee:
         return vars(mutants.score(made, exams, self.oracle, fresh))
 
 
-def _references(truth, eager, permitted):
+def _references(truth, eager, permitted, others=()):
     """(list for the outputs, {name: Reference} for the gradients that the original has)."""
     outputs = [
-        Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted))
+        Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), others=[more[i] for more in others])
         for i, (true, in_eager) in enumerate(zip(truth.outputs, eager.outputs, strict=True))
     ]
     gradients = {

@@ -89,4 +89,4 @@ def test_the_recipe_in_gdb():
     printed = re.findall(r"^\$\d+ = (.*)", done.stdout, re.M)
     assert [printed[0], printed[2], printed[3]] == ["5", "5", "6"], done.stdout
     assert int(printed[1]) >= 0
-    assert re.search(r"^rows = 9", done.stdout, re.M), done.stdout
+    assert re.search(r"^rows = 10", done.stdout, re.M), done.stdout

@@ -258,3 +258,9 @@ def test_what_the_precision_permits_is_told():
     wider = reference.permitting(truth + 0.1)
     assert wider.compare("y", truth.float()).permitted_error == pytest.approx(10 * compared.permitted_error)
     assert reference.compare("y", truth.float()).permitted_error == compared.permitted_error
+
+
+def test_the_spread_of_few_outputs_is_taken_over_other_inputs_too():
+    truth = double(1.0, 1.0 + 1e-6)
+    assert Reference(truth, truth.float()).spread == pytest.approx(5e-7)
+    assert Reference(truth, truth.float(), others=[torch.tensor([3.0, math.nan])]).spread == pytest.approx(0.9428, rel=1e-3)

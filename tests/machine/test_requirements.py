@@ -50,7 +50,8 @@ def fake_toolkit(home: Path, release: str, include: str = "include") -> Path:
 def machine(monkeypatch, tmp_path):
     """This process on a machine where nothing is installed."""
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what the tests set is undone even where there was nothing
+        monkeypatch.delenv(name)
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setattr(requirements, "INSTALL_PREFIX", tmp_path / "usr-local")

@@ -11,29 +11,31 @@
 #define EMULATOR_WHOLE
 #endif
 #define EMULATOR_IN_PARTS  // larger than any access of the device
+// The compiler puts no check at a store of what a call returns. Inlined, also without optimisation, these are no calls.
+#define EMULATOR_MAKER inline __attribute__((always_inline))
 
 #define EMULATOR_VECTOR1(NAME, T) \
     struct NAME {                 \
         T x;                      \
     };                            \
-    inline NAME make_##NAME(T x) { return NAME{x}; }
+    EMULATOR_MAKER NAME make_##NAME(T x) { return NAME{x}; }
 #define EMULATOR_VECTOR2(NAME, T, ALIGNMENT, COPIED) \
     struct alignas(ALIGNMENT) NAME {                 \
         T x, y;                                      \
         COPIED                                       \
     };                                               \
-    inline NAME make_##NAME(T x, T y) { return NAME{x, y}; }
+    EMULATOR_MAKER NAME make_##NAME(T x, T y) { return NAME{x, y}; }
 #define EMULATOR_VECTOR3(NAME, T) \
     struct NAME {                 \
         T x, y, z;                \
     };                            \
-    inline NAME make_##NAME(T x, T y, T z) { return NAME{x, y, z}; }
+    EMULATOR_MAKER NAME make_##NAME(T x, T y, T z) { return NAME{x, y, z}; }
 #define EMULATOR_VECTOR4(NAME, T, ALIGNMENT, COPIED) \
     struct alignas(ALIGNMENT) NAME {                 \
         T x, y, z, w;                                \
         COPIED                                       \
     };                                               \
-    inline NAME make_##NAME(T x, T y, T z, T w) { return NAME{x, y, z, w}; }
+    EMULATOR_MAKER NAME make_##NAME(T x, T y, T z, T w) { return NAME{x, y, z, w}; }
 
 #define EMULATOR_VECTORS(NAME, T, ALIGN2, COPIED2, ALIGN4, COPIED4) \
     EMULATOR_VECTOR1(NAME##1, T)                                    \
@@ -54,5 +56,5 @@ EMULATOR_VECTORS(ulong, unsigned long, 16, EMULATOR_WHOLE, 16, EMULATOR_IN_PARTS
 EMULATOR_VECTORS(double, double, 16, EMULATOR_WHOLE, 16, EMULATOR_IN_PARTS)
 EMULATOR_VECTOR1(uint1, unsigned)
 EMULATOR_VECTOR2(uint2, unsigned, 8, EMULATOR_WHOLE)
-inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return uint3{x, y, z}; }
+EMULATOR_MAKER uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return uint3{x, y, z}; }
 EMULATOR_VECTOR4(uint4, unsigned, 16, EMULATOR_WHOLE)

@@ -1,0 +1,142 @@
+"""What a page says that one could type, held against the programs' own parsers: nothing is run."""
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import io
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch.distributed.run
+
+from playground import catalog, commands, sweep
+
+SEPARATORS = {"&&", "||", ";", "|"}
+SCRIPTS = {"run_all.py": commands.run_all, "compare.py": commands.compare}
+
+
+class _Found(Exception):
+    """The parser that a program has made."""
+
+
+def parser_of(program):
+    """The parser of a script or of a module of the project, by the name that follows `python` or `python -m`."""
+    main = SCRIPTS.get(program) or _main_of(program)
+
+    def stop(parser, *_):
+        raise _Found(parser)
+
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", stop):
+        try:
+            main([]) if inspect.signature(main).parameters else main()
+        except _Found as found:
+            return found.args[0]
+    raise AssertionError(f"{program} parses no arguments")
+
+
+def _main_of(module):
+    found = importlib.import_module(module)
+    return (found if hasattr(found, "main") else importlib.import_module(f"{module}.__main__")).main
+
+
+def options_of(program):
+    """All that begins with two dashes."""
+    actions = parser_of(program)._actions
+    return {option for action in actions for option in action.option_strings if option.startswith("--")} - {"--help"}
+
+
+def check_block(block):
+    """Every command of a shell block is one that could be typed. Raises AssertionError."""
+    made = set()
+    for words in split(block.text, block.language):
+        check_command(words, made)
+
+
+def split(text, language="bash"):
+    """The words of each command."""
+    lines = text.replace("\\\n", " ").splitlines()
+    if language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = []
+        for word in [*lexer, ";"]:
+            if word not in SEPARATORS:
+                words.append(word)
+            elif words:
+                yield words
+                words = []
+
+
+def check_command(words, made):
+    """`made` are the files that earlier commands wrote; those that this one writes are added."""
+    program, *rest = words
+    match Path(program).name:
+        case "python" | "python3":
+            _check_python(rest, made)
+        case "pip":
+            _check_pip(rest)
+        case "torchrun":
+            given = _parse(torch.distributed.run.get_args_parser(), rest)
+            _check_program(given.training_script, given.training_script_args, made)
+        case "." | "source":
+            (script,) = rest
+            assert Path(script).parts[-2:] == ("bin", "activate")
+        case _:
+            raise AssertionError(f"no rule says whether this could be typed: {shlex.join(words)}; run it, or add a rule here")
+
+
+def _check_python(words, made):
+    if words[0] != "-m":
+        assert (catalog.ROOT / words[0]).is_file(), words[0]
+        _check_program(words[0], words[1:], made)
+    elif words[1] == "venv":
+        assert all(not word.startswith("-") for word in words[2:])
+    elif words[1] == "pytest":  # with --help it only parses
+        done = subprocess.run([sys.executable, *words, "--help"], cwd=catalog.ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    else:
+        _check_program(words[1], words[2:], made)
+
+
+def _check_pip(words):
+    assert words[0] == "install", words
+    files = [words[at + 1] for at, word in enumerate(words) if word == "-r"]
+    assert files and {"install", "-q", "-r", *files} >= set(words), words
+    for file in files:
+        assert (catalog.ROOT / file).is_file(), file
+
+
+def _check_program(program, arguments, made):
+    given = vars(_parse(parser_of(program), arguments))
+    models = [catalog.find_model(name) for name in _names(given.get("model")) + (given.get("models") or "").split(",") if name]
+    for name in _names(given.get("variant")):
+        for model in models:
+            catalog.find_variant(model, name)
+    for name in [*_names(given.get("explain")), *_names(given.get("diff"))]:
+        catalog.find_any_variant(name)
+    settings = {**catalog.parse_settings(given.get("set") or []), **sweep.parse(given.get("sweep") or [])}
+    for model in models:
+        assert set(settings) <= set(catalog.constants(model.path)), settings
+    for option in ("against", "resume"):
+        file = given.get(option)
+        assert file is None or file in made or (catalog.ROOT / file).is_file(), f"--{option} {file}: nothing has written that"
+    made |= {given[option] for option in ("json", "html", "plot") if given.get(option)}
+
+
+def _names(value):
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _parse(parser, arguments):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            return parser.parse_args(arguments)
+        except SystemExit:
+            raise AssertionError(f"{shlex.join(arguments)}: {said.getvalue()}") from None

@@ -1,0 +1,203 @@
+"""What the pages say, as far as it can be held against the project without running anything: no stale option, name or link."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import doc_commands
+import doc_pages
+import pytest
+
+from playground import catalog, commands
+from playground.catalog import ROOT
+from playground.report import terminal
+
+VARIANT = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
+CODE = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"[\w.<>/-]+(/|\.(py|md|cpp|h|npz|txt))|(docs|kernels|models|playground|results|tests)/[\w./-]+")
+COMMANDS = ("python", "compare.py", "run_all.py", "torchrun", "pip")
+OPTIONS_OF_OTHERS = {"--nproc-per-node", "--standalone"}
+EMULATOR = "playground/emulator"
+# Where the files stand that a page names without their folder.
+FOLDERS = {
+    "README.md": ["."],
+    f"{EMULATOR}/README.md": [".", EMULATOR, f"{EMULATOR}/runtime", f"{EMULATOR}/include/emulator"],
+    "docs/design.md": [".", "playground"],
+    "docs/what_a_pass_proves.md": [".", "playground", "tests/judge"],
+}
+WITHOUT_A_GPU = "On the emulator variants are checked on small shapes and not timed."
+ALL_PAGES = pytest.mark.parametrize("page", doc_pages.PAGES)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@ALL_PAGES
+def test_every_block_is_run_or_says_what_it_is(page):
+    assert_every_block_is_known(page)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\npython compare.py\n```",
+        "```json\n{}\n```",
+        "```text\nan output of nothing\n```",
+        "<!-- not run -->\n```bash\nrm -r .\n```",
+        "<!-- not run: takes minutes -->\n\n```cpp\nint i;\n```",
+        "<!-- usage -->\n<!-- sample output -->\n```text\n```",
+    ],
+)
+def test_a_block_of_no_kind_is_noticed(tmp_path, text):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{text}\n")
+    with pytest.raises(AssertionError):
+        assert_every_block_is_known(str(page))
+
+
+def assert_every_block_is_known(page):
+    previous = None
+    for block in doc_pages.blocks(page):
+        known = [comment for comment in block.comments if comment not in doc_pages.OTHERS_COMMENTS]
+        for comment in known:
+            kinds = (doc_pages.NOT_RUN, doc_pages.EXIT_STATUS)
+            assert comment in doc_pages.MARKED or any(kind.fullmatch(comment) for kind in kinds), f"{block}: <!-- {comment} -->"
+        assert len(known) <= 1, f"{block}: {known}"
+        assert block.mark or block.language in (*doc_pages.RUNNABLE, doc_pages.OUTPUT), (
+            f"{block}: {block.language or 'a block without a language'} is neither run nor marked"
+        )
+        if block.is_output:
+            assert previous and (previous.is_run or previous.is_output), f"{block}: the output of no block that is run"
+        previous = block
+
+
+@ALL_PAGES
+def test_no_code_escapes_the_tests(page):
+    """Fences that are indented or not closed, code that is only indented, and code that goes on in the next line."""
+    text = doc_pages.without_blocks(page)
+    assert not re.search(r"^\s*(```|~~~)", text, re.MULTILINE)
+    assert not re.search(r"\n\n {4,}\S", text), "write it as a fenced block"
+    for line in text.splitlines():
+        assert line.count("`") % 2 == 0, f"write code on one line: {line}"
+
+
+@pytest.mark.parametrize("block", doc_pages.all_blocks("not run"), ids=str)
+def test_what_is_not_run_could_be_typed(block):
+    assert block.language in doc_pages.SHELL, "only commands are parsed; run it"
+    doc_commands.check_block(block)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python compare.py --model conv_pool_sigmoid_sum --faster",
+        "python compare.py --model conv_pool_sigmoid",
+        "python compare.py --model conv_pool_sigmoid_sum --variant v1_other",
+        "python compare.py --model conv_pool_sigmoid_sum --sweep batch=1,2",
+        "python run_all.py --resume results.json",
+        "python run_all.py --models alexnet",
+        "torchrun --standalone --nproc=two run_all.py",
+        "python -m playground.counting --all",
+        "python run.py",
+        ".venv/bin/pip install -q -r requirements-test.txt",
+        "make",
+    ],
+)
+def test_a_stale_command_is_noticed(text):
+    with pytest.raises((AssertionError, catalog.CatalogError)):
+        doc_commands.check_block(doc_pages.Block("README.md", 1, "bash", text, ()))
+
+
+@ALL_PAGES
+def test_links_lead_somewhere(page):
+    text = doc_pages.without_blocks(page)
+    targets = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    for target in (one or other for one, other in targets):
+        if not target.startswith("https://"):
+            assert (ROOT / page).parent.joinpath(target.split("#")[0]).exists(), target
+
+
+@ALL_PAGES
+def test_files_and_options_in_the_text_exist(page):
+    known = set().union(*map(doc_commands.options_of, [*doc_commands.SCRIPTS, "playground.data_parallel"]), OPTIONS_OF_OTHERS)
+    for code in CODE.findall(doc_pages.without_blocks(page)):
+        first = code.split()[0]
+        if first.startswith("--"):
+            assert first.split("=")[0] in known, code
+        elif first in COMMANDS:
+            assert_options_exist(shlex.split(code))
+        elif VARIANT.fullmatch(code):
+            assert any(ROOT.glob(f"kernels/*/{code}.py")), code
+        elif FILE.fullmatch(code):
+            assert is_there(code, page), code
+
+
+def is_there(name, page):
+    """Whether a file or folder of this name, which may have <placeholders>, stands where the page looks for it."""
+    pattern = re.sub(r"<\w+>", "*", name).rstrip("/")
+    return any(any((ROOT / folder).glob(pattern)) for folder in FOLDERS.get(page, ["."]))
+
+
+def assert_options_exist(words):
+    """Of a command in the text, which may have placeholders."""
+    words = words[1:] if words[0] == "python" else words
+    program = words[1] if words[0] == "-m" else words[0]
+    given = {word for word in words if word.startswith("--")}
+    if program not in (*doc_commands.SCRIPTS, "pip", "torchrun"):
+        assert importlib.util.find_spec(program), words
+    assert not given or given <= doc_commands.options_of(program), words
+
+
+@pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
+def test_a_ladder_has_its_page(model):
+    """Its sections are about variants that exist, in their order."""
+    text = (ROOT / "docs" / f"ladder_{model.name}.md").read_text(encoding="utf-8")
+    names = [variant.name for variant in catalog.variants(model)]
+    told = [match[0] for heading in re.findall(r"^## (.*)", text, re.MULTILINE) if (match := VARIANT.search(heading))]
+    assert told and told == [name for name in names if name in told]
+
+
+def test_the_usage_is_that_of_the_parsers():
+    (block,) = doc_pages.all_blocks("usage")
+    named = set(re.findall(r"--[\w-]+", block.text))
+    assert named == set().union(*map(doc_commands.options_of, doc_commands.SCRIPTS))
+    common = block.text[block.text.index("options:") :]
+    only_here = doc_commands.options_of("compare.py") - doc_commands.options_of("run_all.py")
+    assert not only_here & set(re.findall(r"--[\w-]+", common))
+    assert f"--device {'|'.join(commands.DEVICES)}]" in block.text
+
+
+def test_the_layout_is_that_of_the_files():
+    for block in doc_pages.all_blocks("layout"):
+        for line in block.text.splitlines():
+            for name in re.split(r",\s+", re.split(r"\s{2,}", line.strip())[0]):
+                assert is_there(name, block.page), f"{block}: {name}"
+
+
+@pytest.mark.parametrize("block", doc_pages.all_blocks("sample output"), ids=str)
+def test_a_sample_has_the_shape_of_todays_output(block):
+    """The columns, the variants and what is said below the table; the figures are those of the run that was shown."""
+    lines = block.text.splitlines()
+    rule = next(number for number, line in enumerate(lines) if re.fullmatch("-+", line))
+    models = [model.name for model in catalog.models()]
+    model_line = next(number for number, line in enumerate(lines) if line in models)
+    model = catalog.find_model(lines[model_line])
+    heads = " ".join(lines[model_line + 1 : rule]).split()
+    assert sorted(heads) == sorted(" ".join(terminal.SUMMARY).split())
+    shown = [line.split()[0] for line in lines[rule + 1 :] if VARIANT.fullmatch((line.split() or [""])[0])]
+    variants = [variant for variant in catalog.variants(model) if variant.name in shown]
+    assert shown == [variant.name for variant in variants], "a variant is gone: run it again"
+    said = " ".join(block.text.split())
+    for backend, place in (("cuda", "emulator"), ("cpu", "cpu")):
+        names = ", ".join(variant.name for variant in variants if variant.backend == backend)
+        sizes = ", ".join(f"{name.removesuffix('_size')} {value} instead of" for name, value in settings_of(model, place))
+        assert re.search(f"{names}: {sizes}".replace("instead of,", r"instead of \d+,"), said)
+    assert said.endswith(f" {len(shown)} passed")
+    assert WITHOUT_A_GPU in said and WITHOUT_A_GPU in Path(terminal.__file__).read_text(encoding="utf-8")
+
+
+def settings_of(model, place):
+    return catalog.SETTINGS[place][model.name].items()

@@ -1,0 +1,9 @@
+"""Every block of the emulator's page, run in order in a copy of the checkout."""
+
+import doc_pages
+import pytest
+
+
+@pytest.mark.parametrize("step", doc_pages.steps("playground/emulator/README.md"), ids=str)
+def test_it_does_what_the_page_says(reader, step):
+    reader.follow(step)
