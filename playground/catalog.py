@@ -26,7 +26,7 @@ SETTINGS = {
     },
     "emulator": {
         "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 45, "width": 64},
-        "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 12, "width": 15},
+        "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 12, "width": 16},
         "alexnet_conv1": {"batch_size": 2, "height": 47, "width": 57},
     },
     "cuda": {},

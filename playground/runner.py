@@ -1,10 +1,13 @@
 """One run: build everything side by side, then check and time each variant in a process of its own."""
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
+import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +18,8 @@ from playground.machine import ptxas
 from playground.sanitizer import examine
 from playground.timing import Rejected, Stopwatch
 from playground.worker import WorkerFailure, WorkerProcess, kill_all
+
+MOST_BUILDS = 4  # at once: a compiler takes up to 2 GB
 
 
 @dataclass(frozen=True)
@@ -77,14 +82,23 @@ class Runner:
         `keep` is called with all that have a verdict whenever there is a new one.
         """
         results = [blank_result(task) for task in tasks]
-        self._progress.expect(len(tasks))
-        try:
-            self._build_all(tasks, results)
-            for task, result in zip(tasks, results, strict=True):
-                if result["verdict"] is None or self._options.sanitizes(task):
-                    self.check_and_time(task, result)
+        pairs = list(zip(tasks, results, strict=True))
+        finishing = threading.Lock()
+
+        def finish(task, result):
+            with finishing:
                 self._progress.done(task.model.name, task.variant.name, result["verdict"])
                 keep([result for result in results if result["verdict"]])
+
+        self._progress.expect(len(tasks))
+        try:
+            self._build_all(pairs)
+            self._check_all_emulated([pair for pair in pairs if pair[0].place == "emulator"], finish)
+            for task, result in pairs:
+                if task.place != "emulator":
+                    if result["verdict"] is None or self._options.sanitizes(task):
+                        self.check_and_time(task, result)
+                    finish(task, result)
         except BaseException:
             kill_all()
             raise
@@ -98,18 +112,23 @@ class Runner:
             self._bench.close()
             self._bench = None
 
-    def _build_all(self, tasks, results):
-        """Side by side: compilers do not disturb one another, and nothing is being timed yet."""
-        with ThreadPoolExecutor(max_workers=min(4, max(1, (os.cpu_count() or 1) // 2))) as pool:
-            builds = [pool.submit(self.build, task, result) for task, result in zip(tasks, results, strict=True)]
-            try:
-                for build in builds:
-                    build.result()
-            except BaseException:
-                for build in builds:
-                    build.cancel()
-                kill_all()
-                raise
+    def _build_all(self, pairs):
+        """Compilers do not disturb one another, and nothing is being timed yet."""
+        _side_by_side([functools.partial(self.build, *pair) for pair in pairs], MOST_BUILDS)
+
+    def _check_all_emulated(self, pairs, finish):
+        """Nothing of it is timed, so the models take their turns side by side."""
+        groups = {}
+        for task, result in pairs:
+            groups.setdefault(task.group, []).append((task, result))
+        _side_by_side([functools.partial(self._check_group, group, finish) for group in groups.values()])
+
+    def _check_group(self, pairs, finish):
+        with contextlib.closing(self._bench_for(pairs[0][0])) as bench:
+            for task, result in pairs:
+                if result["verdict"] is None:
+                    bench.check_and_time(task, result)
+                finish(task, result)
 
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
@@ -140,8 +159,11 @@ class Runner:
         """Judge a variant that is built, and time it if it is right. Tasks of one group in a row share a bench."""
         if self._bench is None or self._bench.group != task.group:
             self.close()
-            self._bench = Bench(task, self._original(task), self._options, self._progress, self)
+            self._bench = self._bench_for(task)
         self._bench.check_and_time(task, result)
+
+    def _bench_for(self, task):
+        return Bench(task, self._original(task), self._options, self._progress, self)
 
     def _original(self, task):
         """How a worker makes the original of a task."""
@@ -237,6 +259,20 @@ class Bench:
 
     def close(self):
         self._open.close()
+
+
+def _side_by_side(calls, most=sys.maxsize):
+    """Make the calls, as many at once as there are processors, and `most`. What one raises ends all."""
+    with ThreadPoolExecutor(max_workers=min(most, os.cpu_count() or 1)) as pool:
+        running = [pool.submit(call) for call in calls]
+        try:
+            for call in running:
+                call.result()
+        except BaseException:
+            for call in running:
+                call.cancel()
+            kill_all()
+            raise
 
 
 def load_candidate(worker, original, task, options, weights):

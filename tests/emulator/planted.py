@@ -13,7 +13,19 @@ from playground.runner import Options, Runner, Task
 BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|named_barrier\([^;]*\));")
 # The guard that keeps a last, incomplete block inside its array, where a variant has one.
 GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
-MOST = 3  # barriers of a variant: each copy has to be compiled
+# Where the threads of a block, or of a warp, share the steps of a loop.
+LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = (?:threadIdx\.x|lane)[^;]*; \1 < ([^;]+);")
+# For asynchronous copies and matrix products.
+WAIT = re.compile(r"(?<=[\s{])((?:\w+\.)?(?:wait|wait_\w+|\w+_wait|mma_wait<\d>|store_wait_read<\d>)\([^;{}]*\));")
+# At the emulator's size no warp gets so far ahead that it would need this one: each has one tile a step at the most.
+NOT_NEEDED = {("conv3d_div_max_gap_bias_sum", "v4_tensor_core"): "empty"}
+MOST = 2  # barriers and waits of a variant: each copy has to be compiled
+KINDS = {
+    "barrier": "race",
+    "wait": "race|not waited for|invalid barrier",
+    "guard": "out of bounds|race between blocks",
+    "index": "out of bounds|race|uninitialised",
+}
 
 
 def own_text(model, variant):
@@ -34,13 +46,18 @@ def evenly(found):
 
 
 def planted(model, variant):
-    """(what was planted, its line, the text with it): barriers removed, and the first guard off by one."""
+    """(what was planted, its line, the text with it): barriers and waits removed, a guard and a loop's bound off by one."""
     text, own = variant.path.read_text(), own_text(model, variant)
-    for k, match in enumerate(evenly(list(BARRIER.finditer(own))), start=1):
-        yield f"barrier{k}", text[: match.start()].count("\n") + 1, text[: match.start()] + ";" + text[match.end() :]
+    not_needed = NOT_NEEDED.get((model.name, variant.name))
+    waits = [match for match in WAIT.finditer(own) if not not_needed or not_needed not in match[1]]
+    edits = [(f"barrier{k}", match.span(), ";") for k, match in enumerate(evenly(list(BARRIER.finditer(own))), start=1)]
+    edits += [(f"wait{k}", match.span(), ";") for k, match in enumerate(evenly(waits), start=1)]
     if match := GUARD.search(own):
-        off_by_one = f"if ({match[1]} > {match[2]}) return;"
-        yield "guard", text[: match.start()].count("\n") + 1, text[: match.start()] + off_by_one + text[match.end() :]
+        edits.append(("guard", match.span(), f"if ({match[1]} > {match[2]}) return;"))
+    if match := LOOP.search(own):
+        edits.append(("index", match.span(2), f"{match[2]} + 1"))
+    for what, (start, end), new in edits:
+        yield what, text[:start].count("\n") + 1, text[:start] + new + text[end:]
 
 
 def cuda_variants(model):
@@ -48,7 +65,7 @@ def cuda_variants(model):
 
 
 def examine(model, folder):
-    """{variant's name: {what was planted or None: result}} of a model's CUDA variants. Copies are written to the folder.
+    """{(variant's name, what was planted or None): result} of a model's CUDA variants. Copies are written to the folder.
 
     Copies are built without optimisation, which is sooner: they run only until the mistake is found.
     """
@@ -78,5 +95,5 @@ def assert_planted_mistakes_are_reported(found, model, variant):
         result = found[variant.name, what]
         assert result["verdict"] == "fail", f"{what} in line {line}: {result['reason']}"
         (finding,) = result["findings"]
-        kind = "out of bounds|race between blocks" if what == "guard" else "race"
+        kind = KINDS[what.rstrip("0123456789")]
         assert re.search(rf"{variant.name}_{what}\.py:\d+: .*({kind})", finding), finding
