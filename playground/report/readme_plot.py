@@ -3,7 +3,7 @@
     python -m playground.report.readme_plot            writes both
     python -m playground.report.readme_plot --check    exits 1 when they are not what this makes
 
-Shown is the newest full-size run on a GPU, and of it what is measured of the files as they stand now.
+Shown is the newest full-size run on a GPU; marked are variants whose files have changed since.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from playground.report.figures import (
     share_of_floor,
     with_unit,
 )
-from playground.report.readme_table import is_full_size, newest_runs, sources
+from playground.report.readme_table import STALE, is_full_size, is_stale, newest_runs, sources
 
 COMMAND = "python -m playground.report.readme_plot"
 FILES = {"light": "docs/times-light.svg", "dark": "docs/times-dark.svg"}
@@ -77,7 +77,8 @@ def image(root, theme):
         axes.set_xlim(0, WIDTH)
         axes.set_ylim(inner, 0)
         axes.text(8, -16, title, fontsize=13, weight="bold")
-        _draw_ticks(axes, scale, inner)
+        any_stale = any(STALE in bar.label for rows, _ in models.values() for bar in rows)
+        _draw_ticks(axes, scale, inner, f"; {STALE} before the file's last change" if any_stale else "")
         top = 0
         for model, (rows, floor) in models.items():
             _draw_model(axes, scale, top, model, rows, floor)
@@ -97,21 +98,23 @@ def _models(root, run):
         if results:
             inputs = ", ".join("×".join(map(str, each)) for each in results[0]["shape"]["inputs"] if isinstance(each, list))
             floor = next((result["floor_ms"] for result in results if result["floor_ms"]), None)
-            models[f"{model_file.stem}, {inputs}"] = (_bars(results), floor)
+            files = {file.stem: file for file in sources(root / "kernels" / model_file.stem)}
+            stale = {result["variant"] for result in results if is_stale(result, files[result["variant"]])}
+            models[f"{model_file.stem}, {inputs}"] = (_bars(results, stale), floor)
     return models
 
 
 def _current(root, run, model_file):
-    """The full-size results of a model whose files are still those that were measured, in reading order."""
+    """The full-size results of the model as it is now, in reading order."""
     files = {file.stem: file for file in sources(root / "kernels" / model_file.stem)}
     of_model = [result for result in run["results"] if result["model"] == model_file.stem and is_full_size(result, root)]
     unchanged = [result for result in of_model if result.get("model_sha256") in (None, sha256(model_file))]
     known = [result for result in unchanged if result["variant"] in files]
-    current = [result for result in known if result["source_sha256"] == sha256(files[result["variant"]])]
-    return sorted(current, key=lambda result: list(files).index(result["variant"]))
+    return sorted(known, key=lambda result: list(files).index(result["variant"]))
 
 
-def _bars(results):
+def _bars(results, stale):
+    """One for eager, one for the fastest baseline, one a variant; those of `stale` are marked."""
     from playground.report.page import bars
 
     medians = baseline_medians(results)
@@ -122,7 +125,8 @@ def _bars(results):
         over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}" if ratio else ""
         share = share_of_floor(result)
         of_floor = f", {with_unit(100 * share, '%')} of the floor" if share else ""
-        rows.append(bars.Bar(result["variant"], bars.VARIANT, _only(result["time_ms"]["median"]), after=over + of_floor))
+        name = result["variant"] + (f" {STALE}" if result["variant"] in stale else "")
+        rows.append(bars.Bar(name, bars.VARIANT, _only(result["time_ms"]["median"]), after=over + of_floor))
     return rows
 
 
@@ -130,13 +134,13 @@ def _only(median):
     return {"median": median, "p20": median, "p80": median}
 
 
-def _draw_ticks(axes, scale, bottom):
+def _draw_ticks(axes, scale, bottom, remark):
     from playground.report.page import svg
 
     for tick in scale.ticks(BARS_END + 40):
         axes.plot([scale(tick)] * 2, [0, bottom], color=svg.FAINT, linewidth=0.7, zorder=0)
         axes.text(scale(tick), bottom + 14, f"{tick:g}", ha="center", fontsize=11, color=svg.SOFT)
-    text = "milliseconds, logarithmic scale; dashed: the floor at measured ceilings"
+    text = f"milliseconds, logarithmic scale; dashed: the floor at measured ceilings{remark}"
     axes.text(LEFT, bottom + 30, text, fontsize=11, color=svg.SOFT)
 
 

@@ -3,8 +3,8 @@
     python -m playground.report.readme_table            rewrites them
     python -m playground.report.readme_table --check    exits 1 when one is not what this makes
 
-Of each GPU the newest run counts that measured something at the original's sizes. A figure whose source has changed
-since is not shown: the variant's file (source_sha256) or, where the run recorded its hash (model_sha256), the model's.
+Of each GPU the newest run counts that measured something at the original's sizes. A figure is marked where the variant's
+file has changed since (source_sha256), and not shown where the model's has (model_sha256, where the run recorded it).
 """
 
 import argparse
@@ -34,6 +34,7 @@ from playground.report.figures import (
 )
 
 COMMAND = "python -m playground.report.readme_table"
+STALE = "†"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEAD = (
     *("", "precision", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
@@ -47,10 +48,11 @@ class ReadmeError(ValueError):
 
 @dataclass(frozen=True)
 class Page:
-    """A file with a table; `models` are the names of those in it."""
+    """A file with a table; `models` are the names of those in it. A `short` one has two baselines and no training."""
 
     path: Path
     models: tuple
+    short: bool = False
 
     @property
     def to_root(self):
@@ -62,7 +64,7 @@ def pages(root):
     """README.md with all models, and docs/ladder_<model>.md, where there is one, with its own."""
     models = [file.stem for file in sorted(sources(root / "models"), key=lambda file: reading_order(file.stem))]
     ladders = [Page(Path("docs") / f"ladder_{model}.md", (model,)) for model in models]
-    return [Page(Path("README.md"), tuple(models)), *(page for page in ladders if (root / page.path).exists())]
+    return [Page(Path("README.md"), tuple(models), short=True), *(page for page in ladders if (root / page.path).exists())]
 
 
 def main(arguments=None, root=ROOT):
@@ -130,6 +132,8 @@ def _run(root, page, path, document):
     parts.append(
         f"Measured on {_cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
         "fastest baseline."
+        + (" The models' ladders (below) have all baselines, strict fp32, and training." if page.short else "")
+        + (f" {STALE} measured before the file's last change." if any(STALE in part for part in parts) else "")
     )
     return "\n\n".join(parts)
 
@@ -139,14 +143,14 @@ def _model(root, page, model_file, results):
     inputs = next(filter(None, ((result.get("shape") or {}).get("inputs") for result in results.values())), [])
     sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
     of_this_model = [result for result in results.values() if result.get("model_sha256") in (None, _sha256(model_file))]
-    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(of_this_model)]
+    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(of_this_model, page.short)]
     for source in sources(root / "kernels" / model):
         if not source.stem.startswith("cpu_"):
             result = results.get(source.stem)
-            changed = result is not None and (result not in of_this_model or result["source_sha256"] != _sha256(source))
-            rows.append(_variant_row(page, source, result, changed))
+            rows.append(_variant_row(page, source, result, result is None or result in of_this_model))
     title = f"**{model}**" + (f", input {_cell(sizes)}" if sizes else "")
-    return title + "\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    shown = len(HEAD) - len(TRAINING) if page.short else len(HEAD)
+    return title + "\n\n" + "\n".join(f"| {' | '.join(row[:shown])} |" for row in rows)
 
 
 def sources(folder):
@@ -155,29 +159,39 @@ def sources(folder):
     return sorted(files, key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.stem)])
 
 
+def is_stale(result, source):
+    """Whether the variant's file has changed since it was measured."""
+    return result["source_sha256"] != _sha256(source)
+
+
 def _sha256(file):
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _baseline_rows(results):
-    """One row a baseline: the median of the medians that were taken beside each variant."""
+def _baseline_rows(results, short):
+    """One row a baseline: the median of the medians that were taken beside each variant. `short`: eager and the fastest."""
     modes = {"forward": baseline_medians(results)}
     for mode in TRAINING:
         modes[mode] = baseline_medians([(result["training"] or {}).get(mode) or {} for result in results])
     forward = modes["forward"]
+    shown = {"eager", min(forward, key=forward.get)} if short and forward else set(forward)
     for name in ordered_baselines(forward):
+        if name not in shown:
+            continue
         over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
         training = [significant(modes[mode][name]) if name in modes[mode] else "" for mode in TRAINING]
         yield (_cell(baseline_name(name)), "", significant(forward[name]), over_eager, "", "", "", *training)
 
 
-def _variant_row(page, source, result, changed):
+def _variant_row(page, source, result, of_this_model):
     name = f"[`{source.stem}`]({page.to_root}kernels/{source.parent.name}/{source.name})"
     blank = ("",) * (len(HEAD) - 3)
     if result is None:
         return (name, "", "not measured yet", *blank)
-    if changed:
-        return (name, "", "not measured since it changed", *blank)
+    if not of_this_model:
+        return (name, "", "not measured since the model changed", *blank)
+    if is_stale(result, source):
+        name += f" {STALE}"
     if result["verdict"] != "pass":
         return (name, "", _cell(f"{result['verdict']}: {result['reason']}"), *blank)
     if result["time_ms"] is None:

@@ -13,8 +13,8 @@ from playground.runner import Options, Runner, Task
 BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|named_barrier\([^;]*\));")
 # The guard that keeps a last, incomplete block inside its array, where a variant has one.
 GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
-# Where the threads of a block, or of a warp, share the steps of a loop.
-LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = (?:threadIdx\.x|lane)[^;]*; \1 < ([^;]+);")
+# Where the threads of a block share the steps of a loop.
+LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = threadIdx\.x; \1 < ([^;]+);")
 # For asynchronous copies and matrix products.
 WAIT = re.compile(r"(?<=[\s{])((?:\w+\.)?(?:wait|wait_\w+|\w+_wait|mma_wait<\d>|store_wait_read<\d>)\([^;{}]*\));")
 # At the emulator's size no warp gets so far ahead that it would need this one: each has one tile a step at the most.
@@ -46,7 +46,8 @@ def evenly(found):
 
 
 def planted(model, variant):
-    """(what was planted, its line, the text with it): barriers and waits removed, a guard and a loop's bound off by one."""
+    """(what was planted, its line, the text with it): barriers and waits removed, a guard and the last loop's bound
+    off by one."""
     text, own = variant.path.read_text(), own_text(model, variant)
     not_needed = NOT_NEEDED.get((model.name, variant.name))
     waits = [match for match in WAIT.finditer(own) if not not_needed or not_needed not in match[1]]
@@ -54,7 +55,7 @@ def planted(model, variant):
     edits += [(f"wait{k}", match.span(), ";") for k, match in enumerate(evenly(waits), start=1)]
     if match := GUARD.search(own):
         edits.append(("guard", match.span(), f"if ({match[1]} > {match[2]}) return;"))
-    if match := LOOP.search(own):
+    for match in list(LOOP.finditer(own))[-1:]:
         edits.append(("index", match.span(2), f"{match[2]} + 1"))
     for what, (start, end), new in edits:
         yield what, text[:start].count("\n") + 1, text[:start] + new + text[end:]

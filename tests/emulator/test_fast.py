@@ -82,6 +82,7 @@ void run_weighted(float* out, float* in) {
 void run_shared(float* out, int n) { shared_forms<<<1, n, n * sizeof(float)>>>(out, n); }
 void run_last_block(float* out, float* partial, int blocks) { last_block<<<blocks, 32>>>(out, partial); }
 void run_wait(float* out, int* flags, int blocks) { wait_for_all<<<blocks, 64>>>(out, flags); }
+void run_many(float* out, int blocks) { forever<<<blocks, 64>>>(out); }
 void run_forever(float* out) { forever<<<2, 64>>>(out); }
 }
 """
@@ -124,11 +125,18 @@ def test_blocks_wait_for_one_another(library, schedule):
 
 
 def test_endless_loop(library):
-    with pytest.raises(Finding, match="time limit"):
+    with pytest.raises(Finding, match=r"time limit: the launch has not ended in time: [12] of its 2 blocks were begun"):
         library.call("run_forever", torch.zeros(1), time_limit=0.3)
     out = torch.empty(64)
     library.call("run_shared", out, 64)  # and the next launch runs as if nothing had happened
     assert out.isfinite().all()
+
+
+def test_a_launch_that_is_too_large_for_its_time(library):
+    with pytest.raises(
+        Finding, match=r"time limit: .* of its 1000000000 blocks were begun, so that smaller sizes or more time"
+    ):
+        library.call("run_many", torch.ones(1), 1_000_000_000, time_limit=0.3)
 
 
 @pytest.mark.parametrize("mode", ["fast", "check"])

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import hashlib
 import re
 import subprocess
@@ -48,23 +49,27 @@ def record(root, make_passed, make_environment):
     return record
 
 
+def whole(root):
+    return dataclasses.replace(readme_table.pages(root)[0], short=False)
+
+
 def rows(root):
     """{first cell: other cells} of the tables."""
-    lines = [line for line in readme_table.table(root, readme_table.pages(root)[0]).splitlines() if line.startswith("|")]
+    lines = [line for line in readme_table.table(root, whole(root)).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     assert len({len(row) for row in cells}) <= 1
     return {re.sub(r"\[`(.*)`\]\(.*\)", r"\1", first): others for first, *others in cells}
 
 
 def test_nothing_measured(root):
-    assert readme_table.table(root, readme_table.pages(root)[0]) == "Nothing has been measured on a GPU yet."
+    assert readme_table.table(root, whole(root)) == "Nothing has been measured on a GPU yet."
     (root / "results").rmdir()
-    assert readme_table.table(root, readme_table.pages(root)[0]) == "Nothing has been measured on a GPU yet."
+    assert readme_table.table(root, whole(root)) == "Nothing has been measured on a GPU yet."
 
 
 def test_rows(root, record):
     record()
-    text = readme_table.table(root, readme_table.pages(root)[0])
+    text = readme_table.table(root, whole(root))
     assert "**pool**, input 128x8x384x384\n\n| " in text
     assert "[`v2_single_kernel`](kernels/pool/v2_single_kernel.py)" in text
     versions = "torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05"
@@ -83,13 +88,24 @@ def test_rows(root, record):
     assert table["torch.compile"][1:3] == ["176", "1.61x"]
 
 
-def test_a_variant_that_changed_is_not_quoted(root, record):
+def test_the_short_table_has_two_baselines_and_no_training(root, record):
     record()
+    lines = readme_table.table(root, readme_table.pages(root)[0]).splitlines()
+    names = [line.split("|")[1].strip() for line in lines if line.startswith("|")]
+    assert names[2:4] == ["eager", "torch.compile"] and len(names) == 7
+    assert {line.count("|") for line in lines if line.startswith("|")} == {8}
+    assert "1.10e-5 (1.20e-5) |" in next(line for line in lines if "v2_single_kernel" in line)
+
+
+def test_a_variant_that_changed_is_marked(root, record):
+    record()
+    mark = "† measured before the file's last change."
+    assert mark not in readme_table.table(root, whole(root))
     (root / "kernels" / "pool" / "v1_fused_tail.py").write_text("# edited\n")
     table = rows(root)
-    assert table["v1_fused_tail"] == ["", "not measured since it changed", "", "", "", "", "", ""]
+    assert table["v1_fused_tail †"][1] == "7.00"
     assert table["v2_single_kernel"][1] == "0.142"
-    assert "eager" in table
+    assert mark in readme_table.table(root, whole(root))
 
 
 def test_a_model_that_changed_is_not_quoted(root, record):
@@ -97,7 +113,7 @@ def test_a_model_that_changed_is_not_quoted(root, record):
     assert rows(root)["v1_fused_tail"][1] == "7.00"
     (root / "models" / "pool.py").write_text(MODEL + "# edited\n")
     table = rows(root)
-    assert table["v1_fused_tail"][1] == table["v2_single_kernel"][1] == "not measured since it changed"
+    assert table["v1_fused_tail"][1] == table["v2_single_kernel"][1] == "not measured since the model changed"
     assert "eager" not in table
 
 
@@ -108,7 +124,7 @@ def test_of_each_gpu_the_newest_run_counts(root, record):
     record("cpu.json", environment={"gpu": None, "date": "2026-12-01"}, medians=(7.0, 8.0))
     record("small.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), shape={"settings": {"batch_size": 4}})
     record("emulated.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), ran_on="emulator")
-    text = readme_table.table(root, readme_table.pages(root)[0])
+    text = readme_table.table(root, whole(root))
     assert re.findall(r"recorded in `results/(.*)`", text) == ["z.json", "l40s.json"]
     assert re.findall(r"v1_fused_tail.py\) \| tf32 \| (\S+)", text) == ["1.00", "5.00"]
 
@@ -163,7 +179,7 @@ def test_command_rewrites_and_checks(root, record, capsys):
     assert readme_table.main(["--check"], root) == 0
     text = (root / "README.md").read_text()
     assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
-    assert text.endswith("'The best' is the fastest baseline.\n<!-- results:end -->\n\nThe rest.\n")
+    assert text.endswith("strict fp32, and training.\n<!-- results:end -->\n\nThe rest.\n")
     capsys.readouterr()
 
 

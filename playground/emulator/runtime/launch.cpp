@@ -140,6 +140,13 @@ std::string invalid(const LaunchConfig& c, const void* kernel) {
 
 }  // namespace
 
+std::string Launch::out_of_time() const {
+    const uint64_t begun = std::min(next_unit.load(), units) * cluster;
+    return "the launch has not ended in time: " + std::to_string(begun) + " of its " + std::to_string(blocks) +
+           " blocks were begun" + (begun < blocks ? ", so that smaller sizes or more time may be all it needs" : "") +
+           "; this thread was found here";
+}
+
 Finding* launch_finding() { return &current_finding; }
 
 void set_kernel_shared_limit(const void* kernel, size_t bytes) {

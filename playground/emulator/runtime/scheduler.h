@@ -51,6 +51,7 @@ struct Launch {
     std::atomic<uint64_t> next_unit{0};
     std::atomic<bool> failed{false};
     uint3 block_at(uint64_t position, unsigned rank) const;  // of the cluster that is at `position` in the schedule's order
+    std::string out_of_time() const;                         // what a finding says at the deadline
 };
 
 enum class State : uint8_t {

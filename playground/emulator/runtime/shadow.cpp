@@ -385,7 +385,7 @@ uint64_t accesses = 0;
 
 void check_time(const Site& s) {
     if (worker->launch->deadline && seconds_now() > worker->launch->deadline)
-        worker->stop(finding(s, "time limit", "the launch has not ended in time; this thread was found here"));
+        worker->stop(finding(s, "time limit", worker->launch->out_of_time()));
 }
 
 }  // namespace

@@ -34,8 +34,7 @@ void tick(int, siginfo_t*, void* context) {
     const uintptr_t at = program_counter(context);
     if (at < w->launch->text_begin || at >= w->launch->text_end) return;
     if (w->launch->deadline && seconds_now() > w->launch->deadline)
-        w->stop(w->describe("time limit", "the launch has not ended in time; this thread was found here",
-                            {0, (const void*)(at + 1)}));
+        w->stop(w->describe("time limit", w->launch->out_of_time(), {0, (const void*)(at + 1)}));
     if (options.checked() || current != w->ticked) {  // the order of check mode does not depend on time
         w->ticked = current;
         return;
