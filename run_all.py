@@ -2,7 +2,10 @@
 
 import sys
 
-from playground.commands import run_all
+from playground import packages
 
 if __name__ == "__main__":
+    packages.require()
+    from playground.commands import run_all
+
     sys.exit(run_all())
