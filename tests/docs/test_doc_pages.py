@@ -9,7 +9,7 @@ import doc_commands
 import doc_pages
 import pytest
 
-from playground import catalog, commands
+from playground import catalog, command_line
 from playground.catalog import ROOT
 from playground.report import terminal
 
@@ -167,7 +167,7 @@ def test_the_usage_is_that_of_the_parsers():
     common = block.text[block.text.index("options:") :]
     only_here = doc_commands.options_of("compare.py") - doc_commands.options_of("run_all.py")
     assert not only_here & set(re.findall(r"--[\w-]+", common))
-    assert f"--device {'|'.join(commands.DEVICES)}]" in block.text
+    assert f"--device {'|'.join(command_line.DEVICES)}]" in block.text
 
 
 def test_the_layout_is_that_of_the_files():
