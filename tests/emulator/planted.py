@@ -24,7 +24,7 @@ KINDS = {
     "barrier": "race",
     "wait": "race|not waited for|invalid barrier",
     "guard": "out of bounds|race between blocks",
-    "index": "out of bounds|race|uninitialised",
+    "index": "out of bounds|race|uninitialised|not waited for",
 }
 
 
