@@ -42,9 +42,10 @@ Floor
     A sample at the original's size: 0.60 MB in, 1.16 MB out; 211 MFLOP directly, 102 MFLOP after the rewrite. Arithmetic
     binds: at the 153.5 GFLOP/s that a loop of nothing but fused multiply-adds reaches on one core here (Cascade Lake, 2.4 GHz,
     AVX-512), 1.37 ms directly, which is the least for PyTorch's algorithm, and 0.66 ms after the rewrite.
-    Measured there on one core, torch 2.13.0, the kernel called from C++, best of 100: forward 1.3 ms a sample. Against PyTorch,
-    batch 2, one thread, medians of 40 interleaved calls (12 for the last) on a machine busy with other work: 1.7 times forward,
-    1.4 times with the weights' gradient, 2.6 times with the input's as well; batch 16 on both cores, 9 calls: 1.5 and 1.3.
+    Measured there on one core, torch 2.13.0, the kernel called from C++, best of 100: forward 1.3 ms a sample.
+    Measured by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0; results/cpu-intel-xeon.json), batch
+    16: forward 7.6 ms, 1.36 times as fast as eager, 1.64 times torch.compile, 117% of the direct floor; a step for the weights
+    18 ms (1.26 times eager), with the input's gradient 30 ms (2.7 times).
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,

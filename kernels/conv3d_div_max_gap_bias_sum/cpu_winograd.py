@@ -58,10 +58,9 @@ Loops
 
 Floor
     At batch 8: 16.8 MB read, and 0.88 GFLOP, which is F(2,3) in three dimensions (see above for what this file does instead).
-    Measured on two cores of a Xeon at 2.5 GHz (AVX-512) that other work kept busy, torch 2.13.0, batch 8, in turns with
-    PyTorch, whose times were three times as long as on the quiet machine: forward 24.6 ms, eager 176, channels_last 91.7 and
-    torch.compile 111 (7.7x, 3.9x, 4.8x; 67% of the floor); training the weights 65.3, eager 364, torch.compile 316 (5.7x,
-    5.1x); with the input's gradient 111, 495 and 468 (4.3x, 4.2x). Not measured on the quiet machine, where eager takes 50 ms.
+    Measured by the project's stopwatch on two cores of a Xeon (AVX-512, torch 2.13.0; results/cpu-intel-xeon.json), batch 8:
+    forward 4.4 ms, 6.3 times as fast as eager, 3.1 times channels_last, 3.5 times torch.compile, 53% of the floor; a step for
+    the weights 8.4 ms (6.2 times eager), with the input's gradient 14 ms (5.6 times).
 
 Takes
     float32 CPU tensors (batch, in_channels, depth, height, width), batch 0 included; any channels, kernel, bias shape and
