@@ -22,20 +22,23 @@ NOT_NEEDED = {("conv3d_div_max_gap_bias_sum", "v4_tensor_core"): "empty"}
 MOST = 2  # barriers and waits of a variant: each copy has to be compiled
 KINDS = {
     "barrier": "race",
-    "wait": "race|not waited for|invalid barrier",
+    "wait": "race|not waited for|invalid barrier|barrier never completes",
     "guard": "out of bounds|race between blocks",
     "index": "out of bounds|race|uninitialised|not waited for",
 }
 
 
-def own_text(model, variant):
-    """The file's text with blanks for the kernels that it has from an earlier variant, character by character."""
+def own(pattern, model, variant):
+    """The places of a variant's text that match and, with two lines on each side, stand in no earlier variant of the model."""
     text = variant.path.read_text()
-    for other in catalog.variants(model):
-        if other.backend == "cuda" and other.name < variant.name:
-            kernels = catalog.load_variant(other.path).CUDA.strip()
-            text = text.replace(kernels, re.sub(r"\S", " ", kernels))
-    return text
+    lines = text.splitlines()
+    earlier = [each.path.read_text() for each in cuda_variants(model) if each.name < variant.name]
+
+    def is_inherited(match):
+        number = text[: match.start()].count("\n")
+        return any("\n".join(lines[number - 2 : number + 3]) in other for other in earlier)
+
+    return [match for match in pattern.finditer(text) if not is_inherited(match)]
 
 
 def evenly(found):
@@ -48,14 +51,14 @@ def evenly(found):
 def planted(model, variant):
     """(what was planted, its line, the text with it): barriers and waits removed, a guard and the last loop's bound
     off by one."""
-    text, own = variant.path.read_text(), own_text(model, variant)
+    text = variant.path.read_text()
     not_needed = NOT_NEEDED.get((model.name, variant.name))
-    waits = [match for match in WAIT.finditer(own) if not not_needed or not_needed not in match[1]]
-    edits = [(f"barrier{k}", match.span(), ";") for k, match in enumerate(evenly(list(BARRIER.finditer(own))), start=1)]
+    waits = [match for match in own(WAIT, model, variant) if not not_needed or not_needed not in match[1]]
+    edits = [(f"barrier{k}", match.span(), ";") for k, match in enumerate(evenly(own(BARRIER, model, variant)), start=1)]
     edits += [(f"wait{k}", match.span(), ";") for k, match in enumerate(evenly(waits), start=1)]
-    if match := GUARD.search(own):
+    for match in own(GUARD, model, variant)[:1]:
         edits.append(("guard", match.span(), f"if ({match[1]} > {match[2]}) return;"))
-    for match in list(LOOP.finditer(own))[-1:]:
+    for match in own(LOOP, model, variant)[-1:]:
         edits.append(("index", match.span(2), f"{match[2]} + 1"))
     for what, (start, end), new in edits:
         yield what, text[:start].count("\n") + 1, text[:start] + new + text[end:]
