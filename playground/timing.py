@@ -31,7 +31,6 @@ SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuCl
 HIDDEN_SHARE = 0.5
 HIDDEN_MS = {"cpu": 0.05, "cuda": 0.1}
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
-MOST_LOAD = 3.0  # by other programs, as the original's times show it, that excuses a variant's
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
 LATE_MS, LATE_SHARE = 0.005, 0.02
 
@@ -242,13 +241,11 @@ class Stopwatch:
 
     def _compare_with_own_clock(self, variant, eager):
         """(milliseconds a call back to back, notes). Raises Rejected where the variant's own times cannot be true."""
-        host, load = 0.0, 1.0  # what a call costs this process besides, and how much slower everything is at this moment
-        if eager:
-            control = own_clock(eager, eager.median, math.inf)
-            host = max(0.0, control - eager.median) if self._task.place == "cuda" else 0.0
-            load = min(MOST_LOAD, max(1.0, control / eager.median)) if self._task.place == "cpu" else 1.0
+        host = 0.0  # what a call costs this process besides
+        if eager and self._task.place == "cuda":
+            host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
         claimed = variant.median
-        limit = load * ((1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[self._task.place]) + 2 * host
+        limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[self._task.place] + 2 * host
         seen = own_clock(variant, claimed, limit)
         if seen <= limit:
             return seen, []

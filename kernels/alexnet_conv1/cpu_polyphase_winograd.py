@@ -43,9 +43,9 @@ Floor
     binds: at the 153.5 GFLOP/s that a loop of nothing but fused multiply-adds reaches on one core here (Cascade Lake, 2.4 GHz,
     AVX-512), 1.37 ms directly, which is the least for PyTorch's algorithm, and 0.66 ms after the rewrite.
     Measured there on one core, torch 2.13.0, the kernel called from C++, best of 100: forward 1.3 ms a sample.
-    Measured by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0; results/cpu-intel-xeon.json), batch
-    16: forward 7.6 ms, 1.36 times as fast as eager, 1.64 times torch.compile, 117% of the direct floor; a step for the weights
-    18 ms (1.26 times eager), with the input's gradient 30 ms (2.7 times).
+    Reached by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0), batch 16: a third faster than eager
+    forward, a quarter in a step for the weights, 2.7 times as fast with the input's gradient; results/cpu-intel-xeon.json has
+    the figures. Forward it is ahead of what direct arithmetic could do there.
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,

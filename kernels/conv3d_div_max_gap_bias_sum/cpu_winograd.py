@@ -58,9 +58,9 @@ Loops
 
 Floor
     At batch 8: 16.8 MB read, and 0.88 GFLOP, which is F(2,3) in three dimensions (see above for what this file does instead).
-    Measured by the project's stopwatch on two cores of a Xeon (AVX-512, torch 2.13.0; results/cpu-intel-xeon.json), batch 8:
-    forward 4.4 ms, 6.3 times as fast as eager, 3.1 times channels_last, 3.5 times torch.compile, 53% of the floor; a step for
-    the weights 8.4 ms (6.2 times eager), with the input's gradient 14 ms (5.6 times).
+    Reached by the project's stopwatch on two cores of a Xeon (AVX-512, torch 2.13.0), batch 8: forward 6 times as fast as
+    eager, 3.5 times torch.compile, half of the floor; 6 times eager in a step for the weights, and more than 5 times with the
+    input's gradient; results/cpu-intel-xeon.json has the figures.
 
 Takes
     float32 CPU tensors (batch, in_channels, depth, height, width), batch 0 included; any channels, kernel, bias shape and

@@ -51,9 +51,9 @@ Floor
     Measured: these loops in a C++ program on such cores, cold caches, best of 40: forward 4.3 ms on one core and 2.4 ms on two,
     with gradients of the parameters 7.0 and 3.8 ms: 57% and 71% of the floor. Of a row's time on one core the product takes 64%
     (at 96% of the core's peak), the sigmoids 18%, the box sums 18%; the rest is waiting for memory.
-    Measured by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0; results/cpu-intel-xeon.json):
-    forward 1.75 ms, 26 times as fast as eager and 13 times torch.compile, 50% of the floor by the peaks measured there; a step
-    for the weights 3.2 ms (40 times eager), with the input's gradient 6.7 ms (27 times).
+    Reached by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0): forward 25 times as fast as eager
+    and 13 times torch.compile, half of the floor by the peaks measured there; nearly 40 times eager in a step for the weights,
+    26 times with the input's gradient; results/cpu-intel-xeon.json has the figures.
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the

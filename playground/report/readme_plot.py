@@ -9,7 +9,7 @@ Shown is the newest full-size run on a GPU; marked are variants whose files have
 import argparse
 import sys
 
-from playground.catalog import reading_order, sha256
+from playground.catalog import reading_order
 from playground.report import page
 from playground.report.document import DocumentError, date_of, write_whole
 from playground.report.figures import (
@@ -22,7 +22,7 @@ from playground.report.figures import (
     share_of_floor,
     with_unit,
 )
-from playground.report.readme_table import STALE, is_full_size, is_stale, newest_runs, sources
+from playground.report.readme_table import STALE, is_full_size, is_of_model, is_stale, newest_runs, sources
 
 COMMAND = "python -m playground.report.readme_plot"
 FILES = {"light": "docs/times-light.svg", "dark": "docs/times-dark.svg"}
@@ -108,7 +108,7 @@ def _current(root, run, model_file):
     """The full-size results of the model as it is now, in reading order."""
     files = {file.stem: file for file in sources(root / "kernels" / model_file.stem)}
     of_model = [result for result in run["results"] if result["model"] == model_file.stem and is_full_size(result, root)]
-    unchanged = [result for result in of_model if result.get("model_sha256") in (None, sha256(model_file))]
+    unchanged = [result for result in of_model if is_of_model(result, model_file)]
     known = [result for result in unchanged if result["variant"] in files]
     return sorted(known, key=lambda result: list(files).index(result["variant"]))
 

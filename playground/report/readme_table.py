@@ -8,13 +8,12 @@ file has changed since (source_sha256), and not shown where the model's has (mod
 """
 
 import argparse
-import hashlib
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.catalog import reading_order
+from playground.catalog import reading_order, sha256
 from playground.report.document import DocumentError, date_of, read, write_whole
 from playground.report.figures import (
     GRAPH,
@@ -142,7 +141,7 @@ def _model(root, page, model_file, results):
     model = model_file.stem
     inputs = next(filter(None, ((result.get("shape") or {}).get("inputs") for result in results.values())), [])
     sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
-    of_this_model = [result for result in results.values() if result.get("model_sha256") in (None, _sha256(model_file))]
+    of_this_model = [result for result in results.values() if is_of_model(result, model_file)]
     rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(of_this_model, page.short)]
     for source in sources(root / "kernels" / model):
         if not source.stem.startswith("cpu_"):
@@ -161,11 +160,12 @@ def sources(folder):
 
 def is_stale(result, source):
     """Whether the variant's file has changed since it was measured."""
-    return result["source_sha256"] != _sha256(source)
+    return result["source_sha256"] != sha256(source)
 
 
-def _sha256(file):
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def is_of_model(result, model_file):
+    """Whether the model's file is still the one that was measured, as far as the run recorded it."""
+    return result.get("model_sha256") in (None, sha256(model_file))
 
 
 def _baseline_rows(results, short):

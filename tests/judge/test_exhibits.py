@@ -124,7 +124,7 @@ def record(request):
     yield keep
     if file:
         text = {"environment": environment.describe(), "exhibits": dict(sorted(kept.items()))}
-        write_whole(file, json.dumps(text, indent=1) + "\n")
+        write_whole(file, json.dumps(text, indent=1).replace(str(Path.home()), "~") + "\n")
 
 
 def identifier(exhibit):
