@@ -1169,11 +1169,15 @@ class ModelNew(nn.Module):
 
 
 def main():
-    if not torch.cuda.is_available():
+    from torch.utils import cpp_extension
+
+    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
+    if not (emulated or torch.cuda.is_available()):
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew().cuda()
-    x = torch.randn(256, 3, 224, 224, device="cuda")
+    model = ModelNew().to("cpu" if emulated else "cuda")
+    x = torch.randn(2, 3, 67, 63) if emulated else torch.randn(256, 3, 224, 224, device="cuda")
 
     def milliseconds(function, repeats=20):
         function(x)
@@ -1190,7 +1194,10 @@ def main():
         model.float()
         error = ((model(x[:16]) - exact).abs().max() / exact.std()).item()
         print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread;", end=" ")
-        print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(model.conv1):.3f} ms")
+        if emulated:
+            print("ran under the emulator, which tells no times")
+        else:
+            print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(model.conv1):.3f} ms")
 
 
 if __name__ == "__main__":

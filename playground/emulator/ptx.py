@@ -598,6 +598,12 @@ def _(match, to, *operands):
     return assign(to, with_options(match[2], taken("f32", *operands), lambda *values: f"{function}({', '.join(values)})"))
 
 
+@instruction(r"(min|max)(\.ftz)?\.NaN\.f32")
+def _(match, to, a, b):
+    function = FLOAT_FUNCTIONS[match[1]] + "_or_nan"
+    return assign(to, with_options(match[2] or "", taken("f32", a, b), lambda x, y: f"{function}({x}, {y})"))
+
+
 @instruction(r"(add|sub|mul|min|max)(?:\.rn)?\.f64")
 def _(match, to, a, b):
     x, y = taken("f64", a, b)

@@ -217,6 +217,8 @@ def arithmetic():
         yield ptx("fma" + options, "f:fff")
     for opcode in ("min", "max"):
         yield from with_ftz(f"{opcode}.f32", "f:ff", exact())
+        for options in (".NaN.f32", ".ftz.NaN.f32"):
+            yield ptx(opcode + options, "f:ff")
         yield ptx(f"{opcode}.s32", "i:ii")
         yield ptx(f"{opcode}.u32", "u:uu")
     for opcode in ("abs", "neg"):
@@ -358,6 +360,8 @@ def half_intrinsics():
         yield call("__hisnan(a)", f"i:{letter}", name=f"hisnan_{name}")
         yield call("__hfma(a, b, c)", f"{letter}:{letter * 3}", name=f"hfma_{name}")
         for function in ("hadd2", "hsub2", "hmul2", "hmax2", "hmin2"):
+            yield call(f"__{function}(a, b)", f"{pair}:{pair * 2}", name=f"{function}_{name}")
+        for function in ("heq2", "hne2", "hlt2", "hle2", "hgt2", "hge2"):
             yield call(f"__{function}(a, b)", f"{pair}:{pair * 2}", name=f"{function}_{name}")
         yield call("__hfma2(a, b, c)", f"{pair}:{pair * 3}", name=f"hfma2_{name}")
         for operator, word in (("+", "plus"), ("-", "minus"), ("*", "times"), ("/", "by")):

@@ -18,6 +18,13 @@ EMULATOR_UNCHECKED inline float minimum(float a, float b) {
 EMULATOR_UNCHECKED inline float maximum(float a, float b) {
     return a != a ? b : b != b ? a : a > b || (a == b && !signbit(a)) ? a : b;
 }
+// With .NaN a NaN of any kind wins, and becomes the device's own.
+EMULATOR_UNCHECKED inline float minimum_or_nan(float a, float b) {
+    return a != a || b != b ? __int_as_float(0x7fffffff) : minimum(a, b);
+}
+EMULATOR_UNCHECKED inline float maximum_or_nan(float a, float b) {
+    return a != a || b != b ? __int_as_float(0x7fffffff) : maximum(a, b);
+}
 }  // namespace emulator
 extern "C" inline float fminf(float a, float b) noexcept { return ::emulator::minimum(a, b); }
 extern "C" inline float fmaxf(float a, float b) noexcept { return ::emulator::maximum(a, b); }
