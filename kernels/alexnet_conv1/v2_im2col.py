@@ -12,14 +12,15 @@ Why it is faster
     It never exists as a whole: positions are worked on in chunks whose matrix fits into 256 MB of scratch memory. v3 writes
     none of it.
 
-    Predicted for an H200 (132 multiprocessors at 1.755 GHz, 4.26 TB/s), forward at the original's size; not measured yet:
-    im2col     1.12 GB written, 0.15 GB read: 0.30 ms at the speed of a copy, 0.35 expected
+    Predicted for an H200 (132 multiprocessors at 1.755 GHz, 4.26 TB/s), forward at the original's size, and measured:
+    im2col     1.12 GB written, 0.15 GB read: 0.30 ms at the speed of a copy, 0.35 expected; 0.39
     multiply   774,400 x 96 x 368 multiply-adds: 0.92 ms if a multiprocessor issued nothing but 128 of them a cycle. 16 terms
                are 768 of them in 1,018 instructions (counted in the machine code), 1.22 ms; the loads stand between two
-               barriers, and two blocks do not hide all of that from each other: 1.7. Its 1.4 GB take 0.33 ms, at the same time.
-    together   2.05 ms (v1 18.2, eager 2.10, strict 2.70)
-    The weights' gradient writes the matrix again, and 768 multiply-adds are among 1,234 instructions: 2.4 ms. In the input's
-    gradient the product writes the matrix and col2im reads it: 2.6 ms.
+               barriers, and two blocks do not hide all of that from each other: 1.7 expected; they hide less, 2.29. Its 1.4 GB
+               take 0.33 ms, at the same time.
+    together   2.05 ms, measured 2.7 (v1 18.2, eager 2.10, strict 2.70)
+    The weights' gradient writes the matrix again, and 768 multiply-adds are among 1,234 instructions: 2.4 ms; 3.5. In the
+    input's gradient the product writes the matrix and col2im reads it: 2.6 ms; 4.3. Measured with PyTorch's profiler.
 
 Mathematics
     A term is one c, u, v: an input channel, a row and a column of the kernel. A position is one b, i, j.

@@ -11,16 +11,15 @@ Why it is faster
     924 multiply-adds. While a slice of the taps (four rows of the kernel) is computed with, cp.async fetches the next, with
     one barrier between. What it costs: a build for each kernel and stride, and a packed copy of the weights in each call.
 
-    Predicted for an H200 (132 multiprocessors at 1.755 GHz), at the original's size; not measured yet. Instructions are counted
-    in the machine code, of a warp: for a tile of 2 x 56 positions; for a piece of 28 positions; for an output channel and three
-    taps. Full rate is one a cycle in each of the four schedulers; expected leaves 12 to 16% for waiting.
-                       multiply-adds  others                                     full rate  expected
-    forward            30,492         5,400: 1,390 operands, 2,300 copies, ...   1.11 ms    1.25 ms
-    weights' gradient  3,630          930: 165 operands, 410 copies, ...         1.25 ms    1.45 ms
-    input's gradient   36             35: 9 operands, 12 addresses, ...          2.7 ms     3.2 ms
-    In the weights' gradient 88 threads of 96 have work. v2's predictions are 2.05, 2.4 and 2.6 ms: for the input's
-    gradient its product does better than this gather, where addresses cost a third as much as what they serve. Eager strict
-    takes 2.70 ms forward.
+    On an H200 (132 multiprocessors at 1.755 GHz), at the original's size. Instructions are counted in the machine code, of a
+    warp: for a tile of 2 x 56 positions; for a piece of 28 positions; for an output channel and three taps. Full rate is one a
+    cycle in each of the four schedulers; predicted leaves 12 to 16% for waiting. Measured with PyTorch's profiler, ms:
+                       multiply-adds  others                                     full rate  predicted  measured
+    forward            30,492         5,400: 1,390 operands, 2,300 copies, ...   1.11       1.25       1.57
+    weights' gradient  3,630          930: 165 operands, 410 copies, ...         1.25       1.45       1.55
+    input's gradient   36             35: 9 operands, 12 addresses, ...          2.7        3.2        3.26
+    In the weights' gradient 88 threads of 96 have work. v2 takes 2.7, 3.5 and 4.3 ms: even the input's gradient gains as a
+    gather, though addresses cost a third as much as what they serve. Eager strict takes 2.70 ms forward.
 
     The goal for strict fp32, 0.50 ms forward, is out of reach of this design: 27 G multiply-adds at 128 a cycle are 0.91 ms,
     were there nothing else; tiles of whole runs make that 0.94. To get there one has to multiply less (the CPU variant's

@@ -13,23 +13,33 @@ Why it is faster
     again for every 64 positions, and that would bind as early as mma.sync's rate does.
 
     design, H200, ms                            predicted  measured  v4     why
-    forward                                     0.093      -         0.344  108 products of 16 x 8 x 16 for 8 windows: 0.082
-    forward, strict: three products             0.27       -         0.865  324: 0.245
-    weights' gradient from places, by itself    0.10       -                108: 0.082; places are 14 MB
-    forward with the weights' gradient          0.20       -         0.745
-    input's gradient                            0.14       -         0.368  instructions 0.10; products 0.093; writes 0.065
-    training step, weights                      0.20       -         0.748
-    training step, weights and input            0.34       -         1.12
-    Not measured yet. v4's were, on one H200, and were about twice what it had predicted.
+    forward                                     0.093      0.135     0.348  108 products of 16 x 8 x 16 for 8 windows: 0.082
+    forward, strict: three products             0.27       0.420     0.866  324: 0.245
+    weights' gradient from places, by itself    0.10       0.136            108: 0.082; places are 14 MB
+    forward with the weights' gradient          0.20       0.295     0.752
+    input's gradient                            0.14       0.167     0.370  instructions 0.10; products 0.093; writes 0.065
+    training step, weights                      0.20       0.301     0.748
+    training step, weights and input            0.34       0.468     1.12
+    Kernels by PyTorch's profiler, L2 flushed; forward and steps by the project's stopwatch, steps in a CUDA graph.
+
+    Why it is not what was predicted, by Nsight Compute: in the forward pass a computing warp spends 80% of its time among the
+    products, yet their pipe is busy for 59%. A warp issues one only every 8 or 9 cycles, so it takes two warps to fill a
+    scheduler's pipe, and two are all that registers allow (54 of a thread's 200 are weights); when one finds maxima or waits
+    for the slowest (8%), the other cannot make up for it. What was tried, ms: maxima as a tournament with max.NaN, and pointers
+    to places made once for all slabs, where there had been chains of comparisons and 64-bit products, 0.151 to 0.137 (0.173 to
+    0.158 with places); places asked for one unit ahead, 0.141 to 0.136; in the input's gradient, places one turn ahead and
+    one-hot halves by a comparison instead of a mask and a product, 0.228 to 0.167; strict: small sums added once a slab, 0.439
+    to 0.421, and the ninth tap's two small products as one, 0.417. A ring of four bands and two stages instead of three and
+    three: no difference, but 0.139 to 0.136 in the weights' gradient.
 
     Counted for a sample of the original's size, the work of one multiprocessor, in thousands of cycles at 1.755 GHz:
                                         forward  strict  weights' gradient
     tensor cores, at 622 TFLOP/s        143      429     143
     shared memory, 128 bytes in each    77       260     97
-    instructions of each scheduler      85       325     85
+    instructions of each scheduler      75       290     85
     device memory, at 4.35 TB/s         108      122     114
     Shared memory in the forward pass: 16 copied in, 16 read and 8 written where it is converted, 36 read as matrices.
-    Instructions: 268 for 8 windows' products and maxima (409 with their places), 126 for 1024 values converted.
+    Instructions: 216 for 8 windows' products and maxima (328 with their places), 126 for 1024 values converted.
 
 Mathematics
     v3's. A segment, a block's part of a sample, is scaled by a power of two. It is taken from the segment's first stage, whose
@@ -59,10 +69,10 @@ Launches
     input_gradient          multiprocessors                  384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
     for other widths and kernels: v4's conv_max_mean; for other shapes and strict gradients: v3's
 
-    A stage is 2 rows of 8 planes, 32 KB; three are under way or being converted. Halves go to a ring of three bands of 2 rows
-    and all planes. A warp has 8 windows in half of the slabs of a row; which half is the larger changes from row to row. The
-    shared memory is that of the original's size. Strict takes 194 KB and a sample as two images of 4 and 3 slabs, for its bands
-    are twice as large.
+    A stage is 2 rows of 8 planes, 32 KB; two are under way or being converted. Halves go to a ring of four bands of 2 rows and
+    all planes. A warp has 8 windows in half of the slabs of a row; which half is the larger changes from row to row. The shared
+    memory is that of the original's size. Strict takes 214 KB and a sample as two images of 4 and 3 slabs, for its bands are
+    twice as large.
 
 Floor
     Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 767 TFLOP/s that halves reach in large products, 0.062 as well.
