@@ -1,5 +1,6 @@
 """The checks of one variant, from the driver's side: what is asked of which worker, and what verdict follows."""
 
+import threading
 from pathlib import Path
 
 from playground.judge.behaviour import Conduct, Trials
@@ -26,7 +27,7 @@ CIRCUMSTANCES = {
 
 
 class Truth:
-    """The referee of one model at one size: a process that knows the right results on every probe.
+    """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
 
     `folder` holds the tensors that are exchanged. `original` are the arguments of `referee.load` but for the weights.
     """
@@ -39,6 +40,7 @@ class Truth:
         self._probe_seed = probe_seed
         self._limit = limit
         self._referee = WorkerProcess()
+        self._lock = threading.RLock()
         self._prepared = {}
         self._mutants = {}
 
@@ -53,11 +55,12 @@ class Truth:
 
     def prepared(self, probe):
         """{"differentiable", "unusable"} of a probe, whose truth is computed when it is first asked for."""
-        if probe not in self._prepared:
-            seed = self._probe_seed + 1 + list(PROBES).index(probe.removesuffix(AT_OWN_SIZE))
-            arguments = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": self.inputs(probe)}
-            self._prepared[probe] = self._ask("prepare", **arguments)
-        return self._prepared[probe]
+        with self._lock:
+            if probe not in self._prepared:
+                seed = self._probe_seed + 1 + list(PROBES).index(probe.removesuffix(AT_OWN_SIZE))
+                arguments = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": self.inputs(probe)}
+                self._prepared[probe] = self._ask("prepare", **arguments)
+            return self._prepared[probe]
 
     def inputs(self, probe):
         return str(self.folder / f"inputs-{probe}")
@@ -67,9 +70,9 @@ class Truth:
         names = [probe for probe in ("scaled", "normal") if not self.prepared(probe)["unusable"]]
         return sorted(names, key=lambda probe: size_of(probe) == "own")
 
-    def compare(self, what, probe, file, declared=None):
+    def compare(self, what, probe, file, declared=None, **more):
         """`what` is "outputs" or "gradients"; `declared` is the variant's own precision where that is lower than float32."""
-        return self._ask(f"compare_{what}", probe=probe, declared=declared, **{what: file})
+        return self._ask(f"compare_{what}", probe=probe, declared=declared, **{what: file}, **more)
 
     def prepare_timed(self, probe, mode, seed):
         """Compute the truth on the content of a timed call, as a further probe."""
@@ -78,13 +81,15 @@ class Truth:
     def mutants(self, probes, gradients, declared):
         """{"counted", "rejected", "survivors"} of wrong versions of the original on these probes, with or without gradients."""
         key = probes, gradients, declared
-        if key not in self._mutants:
-            arguments = {"probes": list(probes), "gradients": gradients, "declared": declared, "seed": self._probe_seed}
-            self._mutants[key] = self._ask("mutants", **arguments)
-        return self._mutants[key]
+        with self._lock:
+            if key not in self._mutants:
+                arguments = {"probes": list(probes), "gradients": gradients, "declared": declared, "seed": self._probe_seed}
+                self._mutants[key] = self._ask("mutants", **arguments)
+            return self._mutants[key]
 
     def _ask(self, what, **arguments):
-        return self._referee.ask(f"referee.{what}", self._limit, **arguments)
+        with self._lock:
+            return self._referee.ask(f"referee.{what}", self._limit, **arguments)
 
     def close(self):
         self._referee.close()
@@ -94,10 +99,13 @@ def judge(worker, truth, result, limit):
     """Every check of the variant that `worker` has loaded. Sets the verdict in `result` when something is wrong."""
     result["check"] = blank_check()
     case = _Case(worker, truth, result, limit)
-    for check in (case.probe_all, case.look_for_work, case.try_out_all, case.count_mutants):
-        check()
-        if result["verdict"]:
-            return
+    try:
+        for check in (case.probe_all, case.look_for_work, case.try_out_all, case.count_mutants):
+            check()
+            if result["verdict"]:
+                return
+    finally:
+        case.close()
 
 
 def blank_check():
@@ -116,17 +124,20 @@ class _Case:
         self._check = result["check"]
         self._limit = limit
         self._declared = result["variant_precision"]
-        self._outputs = str(truth.folder / "outputs")
+        self._outputs = str(truth.folder / f"outputs-{worker.pid}")
         watched = ("build", "launch") if result["ran_on"] == "cuda" else ("build",)
         for check in (*Conduct.CHECKS, *watched):
             self._check["behaviour"][check] = {"complaint": None, "note": None}
+
+    def close(self):
+        Path(self._outputs).unlink(missing_ok=True)
 
     def _ask(self, what, **arguments):
         Path(self._outputs).unlink(missing_ok=True)  # what an earlier call wrote is no answer
         return self._worker.ask(f"candidate.{what}", self._limit, outputs=self._outputs, **arguments)
 
-    def _compare(self, what, probe):
-        return self._truth.compare(what, probe, self._outputs, self._declared)
+    def _compare(self, what, probe, **more):
+        return self._truth.compare(what, probe, self._outputs, self._declared, **more)
 
     def _fail(self, reason):
         give(self._result, "fail", reason)
@@ -216,7 +227,7 @@ class _Case:
             return "the file holds kernels of its own, and none of them was built" if found["means_to_build"] else None
         if found["builds"] and not found["own_calls"]:
             return "its own kernels were never called"
-        if found["spoiled"] and self._compare("outputs", probe)["complaint"] is None:
+        if found["spoiled"] and self._compare("outputs", probe, remark=False)["complaint"] is None:
             return "its own kernels do not account for the result: it is right without theirs, too"
         return None
 

@@ -1,4 +1,7 @@
-"""One run: build everything side by side, then check and time each variant in a process of its own."""
+"""One run: build everything side by side, then check and time each variant in a process of its own.
+
+What runs under the emulator is never timed, so it is built and checked in one go, beside the other builds.
+"""
 
 import contextlib
 import functools
@@ -92,8 +95,7 @@ class Runner:
 
         self._progress.expect(len(tasks))
         try:
-            self._build_all(pairs)
-            self._check_all_emulated([pair for pair in pairs if pair[0].place == "emulator"], finish)
+            self._build_all(pairs, finish)
             for task, result in pairs:
                 if task.place != "emulator":
                     if result["verdict"] is None or self._options.sanitizes(task):
@@ -112,23 +114,29 @@ class Runner:
             self._bench.close()
             self._bench = None
 
-    def _build_all(self, pairs):
-        """Compilers do not disturb one another, and nothing is being timed yet."""
-        _side_by_side([functools.partial(self.build, *pair) for pair in pairs], MOST_BUILDS)
+    def _build_all(self, pairs, finish):
+        """Compilers do not disturb one another, and nothing is being timed yet; emulated variants are checked as well.
 
-    def _check_all_emulated(self, pairs, finish):
-        """Nothing of it is timed, so the models take their turns side by side."""
-        groups = {}
+        The longest files of a model come first, or the last of all to be built would leave the other processors idle.
+        """
+        calls, groups = [], {}
         for task, result in pairs:
-            groups.setdefault(task.group, []).append((task, result))
-        _side_by_side([functools.partial(self._check_group, group, finish) for group in groups.values()])
+            if task.place == "emulator":
+                groups.setdefault(task.group, []).append((task, result))
+            else:
+                calls.append(functools.partial(self.build, task, result))
+        with contextlib.ExitStack() as benches:
+            for group in groups.values():
+                make = functools.partial(self._bench_for, group[0][0])
+                shared = benches.enter_context(contextlib.closing(_SharedBench(make, len(group))))
+                for task, result in sorted(group, key=lambda pair: -pair[0].variant.path.stat().st_size):
+                    calls.append(functools.partial(self._build_and_check, shared, task, result, finish))
+            _side_by_side(calls, MOST_BUILDS)
 
-    def _check_group(self, pairs, finish):
-        with contextlib.closing(self._bench_for(pairs[0][0])) as bench:
-            for task, result in pairs:
-                if result["verdict"] is None:
-                    bench.check_and_time(task, result)
-                finish(task, result)
+    def _build_and_check(self, shared, task, result, finish):
+        with shared as bench:
+            bench.check_and_time(task, result, build=True)
+        finish(task, result)
 
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
@@ -136,15 +144,19 @@ class Runner:
         try:
             with WorkerProcess() as worker:
                 load_candidate(worker, self._original(task), task, self._options, None)
-                try:
-                    built = worker.ask("candidate.build", self._options.time_limit, seed=self.seed)
-                    result["build_seconds"], result["built"] = built["seconds"], built["built"]
-                finally:
-                    if self._options.ptxas and task.variant.backend == "cuda":
-                        result["ptxas"] = self._ptxas(worker)
+                self.build_in(worker, task, result)
         except WorkerFailure as failure:
             give_failure(result, failure)
         self._progress.finished("build", task.model.name, task.variant.name, result["verdict"] or "built")
+
+    def build_in(self, worker, task, result):
+        """Build the variant that `worker` has loaded. Raises WorkerFailure."""
+        try:
+            built = worker.ask("candidate.build", self._options.time_limit, seed=self.seed)
+            result["build_seconds"], result["built"] = built["seconds"], built["built"]
+        finally:
+            if self._options.ptxas and task.variant.backend == "cuda":
+                result["ptxas"] = self._ptxas(worker)
 
     def _ptxas(self, worker):
         """What ptxas says of the texts that a worker's variant has handed to load_inline."""
@@ -179,13 +191,15 @@ class Runner:
 class Bench:
     """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
 
-    `original` are the arguments with which a worker makes the original; `run` gives `probe_seed` and `ceilings`.
+    `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a bench as
+    long as nothing is timed.
     """
 
     def __init__(self, task, original, options, progress, run):
         self.group = task.group
         self._options = options
         self._progress = progress
+        self._run = run
         self._unusable = None
         self._description = {}
         self._open = contextlib.ExitStack()
@@ -206,8 +220,8 @@ class Bench:
             self.close()
             raise
 
-    def check_and_time(self, task, result):
-        """Set the verdict of one of the group's variants, and its times where it passes."""
+    def check_and_time(self, task, result, build=False):
+        """Set the verdict of one of the group's variants, and its times where it passes. `build`: it has not been built yet."""
         if self._unusable:
             return give(result, "error", f"the original does not run: {self._unusable}", self._unusable.details)
         result["precision"] = self._description["precision"]
@@ -218,7 +232,7 @@ class Bench:
             if result["verdict"]:
                 return
             with WorkerProcess() as worker:
-                self._check(worker, task, result)
+                self._check(worker, task, result, build)
                 if result["verdict"] is None:
                     give_doubt(result)
                 if result["verdict"] is None:
@@ -238,11 +252,15 @@ class Bench:
         give_examination(result, examination)
         self._progress.finished("sanitize", *names, examination.outcome)
 
-    def _check(self, worker, task, result):
+    def _check(self, worker, task, result, build):
         names = task.model.name, task.variant.name
-        self._progress.started("check", *names)
+        self._progress.started("build" if build else "check", *names)
         loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
         result["variant_precision"] = loaded["precision"]
+        if build:
+            self._run.build_in(worker, task, result)
+            self._progress.finished("build", *names, "built")
+            self._progress.started("check", *names)
         judge(worker, self._truth, result, self._options.time_limit)
         self._progress.finished("check", *names, result["verdict"] or "pass")
 
@@ -259,6 +277,32 @@ class Bench:
 
     def close(self):
         self._open.close()
+
+
+class _SharedBench:
+    """A bench for `uses` uses by several threads: `make()` gives it for the first, and it is closed after the last."""
+
+    def __init__(self, make, uses):
+        self._make = make
+        self._uses_left = uses
+        self._bench = None
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        with self._lock:
+            self._bench = self._bench or self._make()
+            return self._bench
+
+    def __exit__(self, *exception):
+        with self._lock:
+            self._uses_left -= 1
+            if not self._uses_left:
+                self.close()
+
+    def close(self):
+        """Safe to call twice."""
+        if self._bench:
+            self._bench.close()
 
 
 def _side_by_side(calls, most=sys.maxsize):

@@ -1,5 +1,6 @@
 """The driver's side of the stopwatch: known ratios, and what is not what it seems."""
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -88,8 +89,20 @@ VARIANTS = {
 }
 
 
-def run(problem, variants, baselines=("eager",)):
-    """{name: result} of variants that are timed against `baselines`, and hardly judged: this is not about the judge."""
+class Load:
+    """An OtherLoad of a machine with 4 processors on which other processes use `cores`, whatever really runs."""
+
+    def __init__(self, cores):
+        self.cores = cores
+        self.share = cores / 4
+        self.watched = contextlib.nullcontext
+
+
+def run(problem, variants, baselines=("eager",), others=0.0):
+    """{name: result} of variants that are timed against `baselines`, and hardly judged: this is not about the judge.
+
+    As far as the stopwatch can tell, other processes use as many processors as `others` says.
+    """
 
     def no_probes(worker, truth, result, limit):
         result["check"] = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0, "gradients": None, "mutants_rejected": None}
@@ -98,6 +111,7 @@ def run(problem, variants, baselines=("eager",)):
         patch.setattr("playground.runner.judge", no_probes)
         patch.setattr(Runner, "_build_all", lambda *_: None)
         patch.setattr(timing, "names_for", lambda *_: baselines)
+        patch.setattr(timing, "OtherLoad", lambda pid: Load(others))
         results = Runner(Options(quick=True), progress).run([Task(problem, variant, "cpu") for variant in variants])
     return {result["variant"]: result for result in results}
 
@@ -143,6 +157,20 @@ def test_a_patched_stopwatch_is_seen_from_outside(results):
     assert patched["verdict"] == "fail"
     assert patched["reason"].startswith("its process reports 0.001 ms a call, but the driver's clock sees ")
     assert patched["time_ms"] is None and patched["speedup"] is None and patched["outcome"] is None
+
+
+BUSY = (
+    "the machine was busy: other processes used {}% of the cores while the clocks were compared, so the {} ms a call that its "
+    "process reports may be true, or not: the driver's clock sees {} ms; run again when it is quiet"
+)
+
+
+def test_on_a_busy_machine_a_patched_stopwatch_does_not_pass_without_a_word(slow_problem, written, monkeypatch):
+    monkeypatch.setattr(timing, "PAUSES", (0.0,))
+    patched = run(slow_problem, [written["patches_the_stopwatch"]], others=1.0)["patches_the_stopwatch"]
+    assert patched["verdict"] == "pass"
+    (note,) = patched["notes"]
+    assert note == BUSY.format(25, "0.001", f"{patched['back_to_back_ms']:.3g}")
 
 
 @pytest.mark.parametrize("name", ["garbage_when_timed", "remembers"])
@@ -229,7 +257,58 @@ def test_own_clock_counts_every_call_once(monkeypatch):
     monkeypatch.setattr(timing, "PAUSES", (0.0, 0.0))
     side = played("variant", [1.0], None, 0.002)
     assert own_clock(side, 1.0, 1.5) >= 2.0
-    assert len(side._ask.repeated) == 6 and all(3 <= count <= 1000 for count in side._ask.repeated)
+    repeated = side._ask.repeated
+    assert len(repeated) == 4 + 2 * (1 + timing.SHORT_TRIES) and all(3 <= count <= 1000 for count in repeated)
+    assert max(repeated[5:9]) < min(repeated[1:5])  # short ones
+
+
+def test_own_clock_watches_what_else_runs_in_every_try(monkeypatch):
+    monkeypatch.setattr(timing, "PAUSES", (0.0,))
+    side, load, began = played("variant", [1.0], None, 0.002), Load(0.0), []
+    load.watched = lambda: contextlib.nullcontext(began.append(len(side._ask.repeated)))
+    own_clock(side, 1.0, 1.5, load)
+    assert began == list(range(len(side._ask.repeated)))
+
+
+def test_own_clock_stops_at_the_first_try_within_the_limit():
+    side = played("variant", [1.0], None, 0.002)
+    assert own_clock(side, 1.0, 100.0) >= 2.0
+    assert len(side._ask.repeated) == 1
+
+
+def compared(monkeypatch, place, claimed, seen, others):
+    """What comes of a variant that claims so many ms, where the driver sees others, beside a load of so many cores."""
+    monkeypatch.setattr(timing, "own_clock", lambda side, *_: seen)
+    stopwatch = timing.Stopwatch(SimpleNamespace(place=place), {}, None, None, None, {})
+    variant = played("variant", [claimed])
+    return (*stopwatch._compare_with_own_clock(variant, None, Load(others)), variant.median)
+
+
+@pytest.mark.parametrize(
+    "place, seen, others",
+    [("cpu", 2.0, 0.0), ("cpu", 2.0, 0.2), ("cpu", 100.0, 0.9), ("cuda", 2.7, 0.0), ("cuda", 4.0, 1.0), ("cuda", 100.0, 3.8)],
+)
+def test_a_difference_that_load_does_not_explain(monkeypatch, place, seen, others):
+    with pytest.raises(Rejected, match=rf"its process reports 1 ms a call, but the driver's clock sees {seen:g} ms"):
+        compared(monkeypatch, place, 1.0, seen, others)
+
+
+@pytest.mark.parametrize(
+    "place, seen, others, percent",
+    [("cpu", 2.0, 0.24, 6), ("cpu", 100.0, 1.0, 25), ("cpu", 100.0, 4.0, 100), ("cuda", 4.0, 1.6, 40)],
+)
+def test_a_difference_that_load_explains_is_said(monkeypatch, place, seen, others, percent):
+    back_to_back, notes, counted = compared(monkeypatch, place, 1.0, seen, others)
+    assert back_to_back == seen
+    assert notes[0] == BUSY.format(percent, 1, f"{seen:g}")
+    assert (counted, len(notes)) == ((1.0, 1) if place == "cpu" else (seen, 2))
+
+
+@pytest.mark.parametrize("others", [0.0, 4.0])
+def test_what_is_within_the_limit_needs_no_note(monkeypatch, others):
+    assert compared(monkeypatch, "cpu", 1.0, 1.54, others) == (1.54, [], 1.0)
+    seen, notes, counted = compared(monkeypatch, "cuda", 1.0, 1.7, others)
+    assert (seen, counted) == (1.7, pytest.approx(1.7)) and [note[:12] for note in notes] == ["back to back"]
 
 
 def test_outcome_is_against_the_fastest_that_is_as_precise():
@@ -283,6 +362,8 @@ MS = {  # of fake sides, in any mode unless it is named
 class FakeGpu:
     """Workers on a GPU, as far as the driver can tell: they answer with the times in `ms`, and fail where `failing` says so."""
 
+    pid = 0
+
     def __init__(self, ms, failing=()):
         self.ms = ms
         self.failing = dict(failing)
@@ -306,6 +387,7 @@ class FakeGpu:
         )
         monkeypatch.setattr(timing.Stopwatch, "_floor", lambda *_: {"floor_ms": None, "floor_bound": None})
         monkeypatch.setattr(timing.clocks, "sample", lambda: None)
+        monkeypatch.setattr(timing, "OtherLoad", lambda pid: Load(0.0))
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
         task = SimpleNamespace(place="cuda", model=SimpleNamespace(name="model"))
         return timing.Stopwatch(task, {}, self.truth(tmp_path), Options(quick=True, training=True), silent, {})

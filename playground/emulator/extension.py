@@ -13,6 +13,7 @@ from .text import UnsupportedError
 
 IMPLICIT_CPP = "#include <torch/extension.h>\n"
 IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
+REGISTERS = re.compile(r"#\s*include\s*<torch/library\.h>")
 KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
 
 
@@ -162,7 +163,9 @@ class Builder:
         return library
 
     def compile_binding(self, name, prepared, flags):
-        own = [f"-I{toolchain.INCLUDE}", "-O0" if self.debug else "-O1", "-g1", "-fPIC", "-fno-gnu-unique", "-w"]
+        own = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-fno-gnu-unique", "-w"]
+        if REGISTERS.search(prepared.text):
+            own += ["-include", str(toolchain.precompiled_torch_header([*own, *toolchain.torch_flags()[0]]))]
         return compile_with_torch(name, prepared, [*own, *flags])
 
     def compile_kernels(self, name, prepared, flags):

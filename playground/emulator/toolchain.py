@@ -1,9 +1,10 @@
 """The host compiler, and a cache of what it made.
 
-Everything is kept under a hash of all that it depends on, is made in a temporary place and is renamed into its own, so that
-processes that build the same thing at once do not disturb one another.
+Everything is kept under a hash of all that it depends on, is made in a temporary place and is renamed into its own. Of several
+processes that need the same thing at once one makes it.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -17,6 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .errors import EmulatorError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
 
 ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
@@ -99,11 +105,26 @@ def kept(kind, suffix, key, make):
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as temporary:
-        made = Path(temporary) / path.name
-        make(made)
-        made.replace(path)
+    with _one_at_a_time(path), tempfile.TemporaryDirectory(dir=folder, prefix="making-") as temporary:
+        if not path.exists():
+            made = Path(temporary) / path.name
+            make(made)
+            made.replace(path)
     return path
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path):
+    """Hold the lock of a file that is to be made. It ends with its holder; without it the file is made twice, and is right."""
+    lock = path.with_name(path.name + ".lock")
+    with lock.open("w") as file:
+        if fcntl:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def compile_command(flags, source, output):
@@ -127,6 +148,23 @@ def compile_text(text, suffix, flags, explain=None, uses_torch=False):
         run_compiler(compile_command(flags, source, path), explain)
 
     return kept("objects", ".o", (text, flags, torch_identity() if uses_torch else None), make)
+
+
+def precompiled_torch_header(flags):
+    """What to `-include` in front of a text that is compiled with these flags: PyTorch's costly headers, parsed beforehand.
+
+    GCC takes the precompiled one beside the file that is named, or that file itself where it cannot.
+    """
+    header = INCLUDE / "emulator" / "torch_headers.h"
+
+    def make(path):
+        run_compiler([*compiler()[0], *flags, "-x", "c++-header", str(header), "-o", str(path)])
+
+    made = kept("headers", ".h.gch", (header.name, tuple(flags), torch_identity()), make)
+    named = made.with_suffix("")
+    if not named.exists():
+        named.write_text(f"#include <emulator/{header.name}>\n")
+    return named
 
 
 def runtime_library():
@@ -154,9 +192,12 @@ def torch_glue_library():
     return kept("runtime", "-libemulator_torch.so", ("glue", torch_identity()), make)
 
 
+# Lines are wanted, values of variables are not: following those takes a third of the time.
+LINES_ONLY = ("-g1", "-fno-var-tracking")
+
 # DWARF 4: in version 5 the first file of the line table is the generated one, whatever #line says.
 KERNEL_FLAGS = (
-    "-g1",
+    *LINES_ONLY,
     "-gdwarf-4",
     "-fPIC",
     "-fno-strict-aliasing",

@@ -56,6 +56,10 @@ class WorkerProcess:
         with _living_lock:
             _living.add(self)
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def __enter__(self):
         return self
 

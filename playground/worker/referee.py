@@ -14,6 +14,7 @@ from playground.judge.diagnosis import likely_precision
 from playground.judge.oracle import Oracle, is_few
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, worst, wrong
+from playground.stopwatch import timer
 from playground.worker import recheck
 from playground.worker.failures import describe
 
@@ -30,6 +31,7 @@ class Referee:
         operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
+        timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the truth itself
         self.problem = catalog.load_problem(problem, settings)
         if strict:
             precision.forbid_tf32()
@@ -144,10 +146,11 @@ class Referee:
             self.model(*tensors.to(problem.get_inputs(), self.device))
         return True
 
-    def compare_outputs(self, probe, outputs, declared=None):
+    def compare_outputs(self, probe, outputs, declared=None, remark=True):
         """{"max_error", "allowed", "eager_error", "complaint"} of the outputs in a file.
 
-        `declared` is the precision, lower than float32, that the variant says it computes in: "tf32", "fp16" or "bf16".
+        `declared` is the precision, lower than float32, that the variant says it computes in: "tf32", "fp16" or "bf16". With
+        `remark` a complaint ends with what the error looks like, which takes several further truths.
         """
         expected, _ = self._permitting(probe, declared)
         if declared and probe not in ("own", "scaled") and special.unusable(expected):
@@ -159,7 +162,8 @@ class Referee:
         names = ["the output"] if len(expected) == 1 else [f"output {i}" for i in range(len(expected))]
         pairs = zip(expected, names, actual, strict=True)
         each = [reference.compare(name, value) for reference, name, value in pairs]
-        compared = vars(self._with_remark(worst(each), each, probe, actual))
+        found = worst(each)
+        compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
         if compared["complaint"] and self._has_old_weights(probe, actual):
             compared = compared | {"complaint": "the output is that of the weights before the step"}
         notes = [reference.note for reference in expected if getattr(reference, "note", None)]

@@ -207,9 +207,7 @@ def run(model, write_variant):
     forwards = RIGHT[model] | {title: WRONG[model][title] for title in WHOLE_PATH}
     original, sizes = catalog.find_model(model), catalog.SETTINGS["emulator"][model]
     tasks = [Task(original, variant, "cpu", sizes) for variant in written(write_variant, model, forwards)]
-    with pytest.MonkeyPatch.context() as patch, Progress() as progress:
-        # One thread: two that wait for each other take any time beside the other tests, and times are compared here.
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with Progress() as progress:
         results = Runner(OPTIONS, progress).run(tasks)
     return dict(zip(forwards, results, strict=True))
 
