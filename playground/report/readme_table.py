@@ -128,6 +128,8 @@ def _run(root, page, path, document):
         full_size = {result["variant"]: result for result in of_model if is_full_size(result, root)}
         parts.append(_model(root, page, root / "models" / f"{model}.py", full_size))
     day = date_of(document["environment"]).date().isoformat()
+    earlier = document["environment"].get("joined")  # a remark on which results of the record are from other runs
+    day += f" ({_cell(earlier)})" if earlier else ""
     parts.append(
         f"Measured on {_cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
         "fastest baseline."
