@@ -340,6 +340,7 @@ def blank_result(task):
         "reason": None,
         "details": "",
         "source_sha256": catalog.sha256(task.variant.path),
+        "code_sha256": catalog.code_sha256(task.variant.path),
         "model_sha256": catalog.sha256(task.model.path),
         "shape": {"inputs": [], "settings": task.settings},
         "precision": None,

@@ -89,3 +89,17 @@ def test_variants_have_the_parameters_of_the_original(model):
             assert torch.equal(expected, actual), f"{variant.name}: {name}"
         new.load_state_dict(original.state_dict())
         original.load_state_dict(new.state_dict())
+
+
+def test_a_docstring_is_no_part_of_the_code(tmp_path):
+    def code(text):
+        path = tmp_path / "v1_x.py"
+        path.write_text(text)
+        return catalog.code_sha256(path), catalog.sha256(path)
+
+    plain, other = code('"""One.\n\nMeasured: 1 ms."""\nX = 1\n'), code('"""Another."""\nX = 1\n')
+    assert plain[0] == other[0] and plain[1] != other[1]
+    assert code('"""One."""\nX = 2\n')[0] != plain[0]
+    assert code('X = 1\n"""One."""\n')[0] != code('X = 1\n"""Two."""\n')[0], "only the module's own docstring"
+    broken = code("def f(:")
+    assert broken[0] == broken[1]

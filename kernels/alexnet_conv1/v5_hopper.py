@@ -12,8 +12,8 @@ Why it is faster
     and compute capability 9.0.
 
     design, H200, ms                 predicted  measured  v4     what was counted to bind it
-    forward                          0.15       0.198     0.371  bytes 0.106; shared memory 0.098; products 0.073
-    forward, strict: three products  0.35       0.497     1.05   shared memory 0.27; products 0.219
+    forward                          0.15       0.198     0.371  bytes 0.106; shared memory 0.100; products 0.073
+    forward, strict: three products  0.35       0.497     1.05   shared memory 0.31; products 0.219
     training step, weights           0.60       0.65             v4's gradient, 0.450
     Measured on the way, forward and strict: 0.245 and 0.583 with one warpgroup of producers for both rings (0.226 without the
     stores, 0.200 without the loads); 0.230 and 0.535 with one for each (0.201 with neither loads nor stores): instructions
@@ -22,8 +22,8 @@ Why it is faster
     epilogue without branches, descriptors and bulk copies from uniform registers, half of the address arithmetic, 0.195 and
     0.494. (Kernels by PyTorch's profiler, L2 flushed; packing the weights adds 0.003.)
     Gradients of weight and bias are v4's kernels. The same product on halves, x as left operand by ldmatrix and wgmma, took
-    0.515 where v4's takes 0.440: x was loaded and converted twice. The gradient of the input is PyTorch's own
-    convolution_backward, as in v4.
+    0.515 where v4's takes 0.440; x was loaded and converted twice in it, but what bound it was not found out. The gradient of
+    the input is PyTorch's own convolution_backward, as in v4.
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
@@ -64,10 +64,10 @@ Floor
     Counted for a multiprocessor, in thousands of cycles at 1.755 GHz (33 spans; strict: 66):
                                   forward  strict
     products                      128      385
-    shared memory, wavefronts     172      470
+    shared memory, wavefronts     175      550
     of these: operands            107      449
     19% of the inner size is padding, and 8% of the positions. A channel's run in a span is 181 floats, and planes of 3025 begin
-    at any float: spans overlap by 3 positions, so that runs begin where 16 bytes do, and 9.9 million sectors are written, 9.3
+    at any float: spans overlap by 3 positions, so that runs begin where 16 bytes do, and 9.7 million sectors are written, 9.3
     at least.
 
 Takes

@@ -4,7 +4,8 @@
     python -m playground.report.readme_table --check    exits 1 when one is not what this makes
 
 Of each GPU the newest run counts that measured something at the original's sizes. A figure is marked where the variant's
-file has changed since (source_sha256), and not shown where the model's has (model_sha256, where the run recorded it).
+file has changed since, but for its docstring (code_sha256; source_sha256 in older runs), and not shown where the model's has
+(model_sha256, where the run recorded it).
 """
 
 import argparse
@@ -13,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.catalog import reading_order, sha256
+from playground.catalog import code_sha256, reading_order, sha256
 from playground.report.document import DocumentError, date_of, read, write_whole
 from playground.report.figures import (
     GRAPH,
@@ -161,7 +162,9 @@ def sources(folder):
 
 
 def is_stale(result, source):
-    """Whether the variant's file has changed since it was measured."""
+    """Whether the variant's file, but for its docstring, has changed since it was measured."""
+    if "code_sha256" in result:
+        return result["code_sha256"] != code_sha256(source)
     return result["source_sha256"] != sha256(source)
 
 

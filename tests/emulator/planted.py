@@ -69,8 +69,8 @@ def cuda_variants(model):
 
 
 def examine(model, folder):
-    """{(variant's name, what was planted or None): result} of a model's CUDA variants, and of those with strict kernels another,
-    under "strict", where TF32 is forbidden. Copies are written to the folder.
+    """{(variant's name, what was planted or None): result} of a model's CUDA variants, and of those with strict kernels
+    another, under "strict", where TF32 is forbidden. Copies are written to the folder.
 
     Copies are built without optimisation, which is sooner: they run only until the mistake is found.
     """

@@ -9,7 +9,12 @@ from playground.machine import ptxas
 
 NVCC = ptxas.find_nvcc()
 # (model/variant, kernel, architecture) -> why its spills are accepted.
-ACCEPTED_SPILLS = {}
+ACCEPTED_SPILLS = {
+    ("conv3d_div_max_gap_bias_sum/v5_hopper", "stream_max_mean<true, false>", "sm_90a"): (
+        "four registers, of a kernel that is capped by what its block may have; on an H200 it takes 0.412 ms with them, and "
+        "took 0.417 in the version before, without"
+    )
+}
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")

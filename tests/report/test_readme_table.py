@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from playground.catalog import code_sha256
 from playground.report import readme_table
 from playground.report.document import write
 from playground.report.figures import ROOT
@@ -106,6 +107,16 @@ def test_a_variant_that_changed_is_marked(root, record):
     assert table["v1_fused_tail †"][1] == "7.00"
     assert table["v2_single_kernel"][1] == "0.142"
     assert mark in readme_table.table(root, whole(root))
+
+
+def test_a_variant_with_a_new_docstring_is_not_marked(root, record):
+    source = root / "kernels" / "pool" / "v1_fused_tail.py"
+    record(variants=("v1_fused_tail",), medians=(7.0,), code_sha256=code_sha256(source))
+    text = source.read_text()
+    source.write_text(f'"""Measured: 7.00 ms."""\n{text}')
+    assert rows(root)["v1_fused_tail"][1] == "7.00"
+    source.write_text(f"{text}X = 2\n")
+    assert rows(root)["v1_fused_tail †"][1] == "7.00"
 
 
 def test_a_model_that_changed_is_not_quoted(root, record):
