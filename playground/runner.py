@@ -61,7 +61,7 @@ class Options:
 
     @property
     def seconds(self):
-        return 1.0 if self.quick else 5.0
+        return 1.0 if self.quick else 3.0
 
     def sanitizes(self, task):
         """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
