@@ -224,9 +224,9 @@ class Bench:
         """Set the verdict of one of the group's variants, and its times where it passes. `build`: it has not been built yet."""
         if self._unusable:
             return give(result, "error", f"the original does not run: {self._unusable}", self._unusable.details)
-        result["precision"] = self._description["precision"]
-        result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
         try:
+            if not build:
+                self._describe(task, result)
             if self._options.sanitizes(task):
                 self._sanitize(task, result)
             if result["verdict"]:
@@ -241,6 +241,11 @@ class Bench:
                         self._time(worker, task, result)
         except WorkerFailure as failure:
             give_failure(result, failure)
+
+    def _describe(self, task, result):
+        """Say at what precision and size the variant is judged; of one that cannot be built, nothing is said."""
+        result["precision"] = self._description["precision"]
+        result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
 
     def _sanitize(self, task, result):
         names = task.model.name, task.variant.name
@@ -260,6 +265,7 @@ class Bench:
         if build:
             self._run.build_in(worker, task, result)
             self._progress.finished("build", *names, "built")
+            self._describe(task, result)
             self._progress.started("check", *names)
         judge(worker, self._truth, result, self._options.time_limit)
         self._progress.finished("check", *names, result["verdict"] or "pass")

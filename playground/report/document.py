@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 
+from playground.catalog import code_sha256, sha256
 from playground.report.figures import ordered_baselines
 
 SCHEMA = 1
@@ -88,6 +89,13 @@ def date_of(environment):
     """The moment at which a document was recorded; without a time zone it is taken as UTC."""
     moment = datetime.datetime.fromisoformat(environment["date"].replace("Z", "+00:00"))
     return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+
+
+def is_stale(result, source):
+    """Whether the variant's file, but for its docstring, has changed since it was measured."""
+    if "code_sha256" in result:
+        return result["code_sha256"] != code_sha256(source)
+    return result["source_sha256"] != sha256(source)
 
 
 def validate(document):

@@ -11,7 +11,7 @@ import sys
 
 from playground.catalog import reading_order
 from playground.report import page
-from playground.report.document import DocumentError, date_of, write_whole
+from playground.report.document import DocumentError, date_of, is_stale, write_whole
 from playground.report.figures import (
     ROOT,
     baseline_medians,
@@ -22,7 +22,7 @@ from playground.report.figures import (
     share_of_floor,
     with_unit,
 )
-from playground.report.readme_table import STALE, is_full_size, is_of_model, is_stale, newest_runs, sources
+from playground.report.readme_table import STALE, is_full_size, is_of_model, newest_runs, sources
 
 COMMAND = "python -m playground.report.readme_plot"
 FILES = {"light": "docs/times-light.svg", "dark": "docs/times-dark.svg"}

@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.catalog import code_sha256, reading_order, sha256
-from playground.report.document import DocumentError, date_of, read, write_whole
+from playground.catalog import reading_order, sha256
+from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.figures import (
     GRAPH,
     ROOT,
@@ -159,13 +159,6 @@ def sources(folder):
     """The Python files of a folder in the order of their names, v10 behind v9."""
     files = (file for file in folder.glob("*.py") if not file.stem.startswith("_"))
     return sorted(files, key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.stem)])
-
-
-def is_stale(result, source):
-    """Whether the variant's file, but for its docstring, has changed since it was measured."""
-    if "code_sha256" in result:
-        return result["code_sha256"] != code_sha256(source)
-    return result["source_sha256"] != sha256(source)
 
 
 def is_of_model(result, model_file):

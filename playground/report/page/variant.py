@@ -4,6 +4,7 @@ from pathlib import Path
 
 from playground import catalog
 from playground.report import checks
+from playground.report.document import is_stale
 from playground.report.figures import (
     FORWARD,
     baseline_name,
@@ -55,7 +56,7 @@ def shown(identity, result, path, first=None):
         "kernels": list(checks.explained_kernels(result["check"])),
         "source": sources.highlighted(text, lines) if text is not None and (lines or not first) else None,
         "source_name": _shown_path(path) if path else "",
-        "source_changed": text is not None and digest != result["source_sha256"],
+        "source_changed": text is not None and is_stale(result, path),
     }
 
 

@@ -1,8 +1,7 @@
 """What the page's template shows of a run: its words and rows, section by section."""
 
-from playground import catalog
 from playground.report import checks
-from playground.report.document import date_of
+from playground.report.document import date_of, is_stale
 from playground.report.figures import (
     NOTHING,
     baseline_medians,
@@ -59,7 +58,7 @@ def page(document, known):
 def _files(result, known):
     """(model's path, variant's path) by their names, or (None, None). Of several, the one whose content is the result's."""
     named = [each for each in known if (each.model.stem, each.variant.stem) == (result["model"], result["variant"])]
-    same = [each for each in named if each.variant.is_file() and catalog.sha256(each.variant) == result["source_sha256"]]
+    same = [each for each in named if each.variant.is_file() and not is_stale(result, each.variant)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
 
 
