@@ -17,15 +17,21 @@ Why it is faster
     differences from the middle tap, for accuracy                  0.145      0.146     memory
     strict fp32, three products                                    0.157      0.155     tensor cores 50%, memory 80%
     training, gradient's operands as TF32 in shared memory         0.160      0.186     shared memory: 86% of its cycles
-    training, operands as scaled halves                            0.158      0.176     latency of a step's chain; see below
+    training, operands as scaled halves                            0.158      0.176     latency of a step's chain
+    training, outputs x positions, sums stored once; see below     0.160      0.153     91% of the floor
+    the same, next row's sums while the tensor core multiplies     0.156      0.169     not examined
     input gradient, each lane stores its float4                    0.20       0.274     half-written sectors, latency
     input gradient, halves on the tensor core, rows stored by TMA  0.19       0.208     memory (its writes alone: 0.154)
 
-    The kernels of a training step take 0.180 with the sum over samples (PyTorch's best step is 20.5), with the input gradient
-    0.411 (30.0); called from Python, a step lasts 0.26 to 0.5, since autograd's part on the CPU takes longer than they do.
-    What keeps training from the forward pass's time: without the gradient's machinery the same ring takes 0.156, its
-    tensor-core instructions add 0.013 and the check of its scale 0.009; a deeper ring, halved products and earlier barriers
-    changed nothing.
+    The kernels of a training step take 0.156 with the sum over samples (PyTorch's best step is 20.5), with the input gradient
+    0.40 by prediction (30.0); called from Python, a step lasts 0.26 to 0.5, since autograd's part on the CPU takes longer than
+    they do.
+
+    Training multiplies the other way round, outputs x positions. Box sums then lie in shared memory once, and are the right
+    operand of both products; and a lane's delta are its part of the second one's left operand, as they come out of the
+    sigmoid. By count, for 64 positions, before and now: shared memory 616 and 480 cycles (and 576 for the input), tensor cores
+    768 and 480, issue slots of each of four warps 960 and 750, barriers of a group two and one. Operands take 44 KB less, so
+    the ring has six stages, as in the forward pass, instead of four.
 
 Mathematics
     v3's: pooled = bias + w * box, with box sums of the input in place of the convolution's pixels, and
@@ -41,20 +47,24 @@ Mathematics
     strict 1.1e-6; gradient of the weights 1.0e-4 (eager strict 4.6e-5); of the input 2.8e-3 at most at one element, from deltas
     of 11 bits, as TF32 convolutions have.
 
-    The gradient's product takes delta and box as halves, which have TF32's 11 bits but not its range. delta, at most 1/4, is
-    scaled by 2^17. Box sums are scaled by a power of two that begins at 2^96; when one overflows, the scale and what has been
-    summed shrink by 2^-12, and the step's sums are packed again. So any finite input is right, and the bits depend on
-    nothing but the input. For the input's gradient the forward pass keeps delta (148 MB), and
+    Training takes both products in halves, which have TF32's 11 bits but not its range: the same differences and parts as
+    above, and for the gradient
+    sum of delta * box[t] = sum of delta * (box[t] - box[m]) + sum of delta * box[m]
+    Weights are scaled by a power of two that brings the largest below 2^14; delta, at most 1/4, by 2^17; differences and
+    middle sums by one that begins at 2^96. When one of them overflows, it becomes what brings the largest of the four warps'
+    step below 2^13, what has been summed shrinks with it, and the step's sums are packed again. So any finite input is right
+    (what is smaller than 2^-26 of the largest before it in its segment has fewer bits), and the bits depend on nothing but the
+    input. For the input's gradient the forward pass keeps delta (148 MB), and
     grad_box = w^T * delta, w as two halves with a power of two that brings the largest weight below 2^14;
     grad_x[h,w] = grad_out/p^2 * sum of grad_box over the boxes that hold (h,w), rows first, then columns.
 
 Launches
-    kernel          grid                              block  shared  work of a thread
-    conv_pool_sum   multiprocessors, or samples       512    193 KB  2 positions x 2 channels of a pooled row at a time
-    conv_pool_sum   the same, training                512    201 KB  the same, and 40 elements of 64 x 80 weight gradients
-    add_segments    batch x size / 128                128    0       adds a sample's segments, where blocks share samples
-    weighted_sum    (parameters / 32)                 256    1 KB    v3's
-    input_gradient  multiprocessors, or samples       384    216 KB  2 positions x 2 channels of every row of their windows
+    kernel               grid                         block  shared  work of a thread
+    conv_pool_sum        multiprocessors, or samples  512    193 KB  2 positions x 2 channels of a pooled row at a time
+    conv_pool_gradients  the same                     512    210 KB  the same, and 40 elements of 64 x 80 weight gradients
+    add_segments         batch x size / 128           128    0       adds a sample's segments, where blocks share samples
+    weighted_sum         (parameters / 32)            256    1 KB    v3's
+    input_gradient       multiprocessors, or samples  384    216 KB  2 positions x 2 channels of every row of their windows
 
     All pooled rows of the batch stand in one line, and every block takes an equal part of it: any batch keeps all
     multiprocessors busy. A block's part of a sample, a segment, goes through it as two streams, its upper and lower half:
@@ -118,18 +128,19 @@ constexpr int ROW_BYTES = CHANNELS * BLOCKS * LINE;
 constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <= 128 * 1024 ? 2 : 1,
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
 constexpr int WEIGHT_BYTES = TAPS * CHANNELS * OUTPUTS * 4;  // of the upper parts, and again of the lower ones
-constexpr int CORE = 144, CORE_ROWS = 8 * CORE;              // 8 rows x 16 bytes and a pad; eight of them side by side
-constexpr int SUM_COLUMNS = 80, DELTA_BYTES = OUTPUTS / 8 * CORE_ROWS, SUMS_BYTES = SUM_COLUMNS / 8 * CORE_ROWS;
+constexpr int CORE = 128, SLAB = 8 * CORE;                   // a core matrix, 8 rows x 16 bytes; 64 rows x 8 columns of halves
+constexpr int INNER_SLABS = 2 * ceil_div(1 + TAPS, 2), HALF_WEIGHT_BYTES = INNER_SLABS * SLAB;
+constexpr int SUM_COLUMNS = 80, SUMS_BYTES = SLAB + SUM_COLUMNS / 8 * SLAB;
 constexpr int ONES = SUM_COLUMNS - 8;  // this column's product is the gradient of the bias
 
 template <bool TRAINING>
 struct Shared {
-    static constexpr int OPERANDS = TRAINING ? GROUPS * (DELTA_BYTES + SUMS_BYTES) : 0;
-    static constexpr int REST = OUTPUTS * 4 + 16 * 4 + 32 * 8;  // biases, one sum a warp, barriers
-    static constexpr int LIMIT = 227 * 1024, FREE = LIMIT - 2 * WEIGHT_BYTES - OPERANDS - REST;
+    static constexpr int WEIGHTS = 2 * (TRAINING ? HALF_WEIGHT_BYTES : WEIGHT_BYTES), SUMS = TRAINING ? GROUPS * SUMS_BYTES : 0;
+    static constexpr int REST = OUTPUTS * 4 + 16 * 4 + (32 + GROUPS) * 8;  // biases, a float a warp, barriers
+    static constexpr int LIMIT = 227 * 1024, FREE = LIMIT - WEIGHTS - SUMS - REST;
     static constexpr int STAGES = FREE / STAGE_BYTES / STREAMS * STREAMS < 16 ? FREE / STAGE_BYTES / STREAMS * STREAMS : 16;
-    static constexpr int WEIGHT_AT = STAGES * STAGE_BYTES, OPERANDS_AT = WEIGHT_AT + 2 * WEIGHT_BYTES;
-    static constexpr int REST_AT = OPERANDS_AT + OPERANDS, BYTES = REST_AT + REST;
+    static constexpr int WEIGHT_AT = STAGES * STAGE_BYTES, SUMS_AT = WEIGHT_AT + WEIGHTS;
+    static constexpr int REST_AT = SUMS_AT + SUMS, BYTES = REST_AT + REST;
     static_assert(STAGES >= 4, "the ring holds what a stream reads for one pooled row");
 };
 
@@ -197,8 +208,11 @@ __device__ __forceinline__ float2 load2(uint32_t address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
     return v;
 }
-__device__ __forceinline__ void store1(uint32_t address, uint32_t value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+// Four matrices of 8 rows x 16 bytes; lane 8 * i + r has the address of row r of matrix i.
+__device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t* words) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
 }
 __device__ __forceinline__ void store4(uint32_t address, float4 v) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
@@ -247,15 +261,27 @@ __device__ __forceinline__ void mma_positions(float (&d)[32], const float (&a)[4
           "l"(b), "r"(accumulate));
 }
 
-// d (64 outputs x 80 sums) += a (64 x 16 positions) * b (16 positions x 80), halves in shared memory.
-__device__ __forceinline__ void mma_gradient(float (&d)[40], uint64_t a, uint64_t b) {
+// d (64 outputs x 64 positions) = or += a (64 x 16) * b (16 x 64), halves in shared memory.
+__device__ __forceinline__ void mma_outputs(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+        "%25, "
+        "%26, %27, %28, %29, %30, %31}, %32, %33, accumulate, 1, 1, 0, 0;\n}"
+        : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24)
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// d (64 outputs x 80 sums) += a (64 x 16 positions, in registers) * b (16 positions x 80, rows contiguous), halves.
+__device__ __forceinline__ void mma_gradient(float (&d)[40], const uint32_t* a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
         "%25, "
-        "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, %40, %41, 1, 1, 1, 0, 0;"
+        "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;"
         : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32)
-        : "l"(a), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 // Descriptors of a matrix without swizzle, made of core matrices of 8 rows x 16 bytes: distances of those adjacent in k, and of
@@ -352,14 +378,14 @@ struct Lane {
     __device__ __forceinline__ explicit Lane(int consumer_warp)
         : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), stream(consumer_warp / TILE_WARPS) {
         // Neighbouring pairs are spread so that the quarter-warps of a 16-byte load touch all banks.
-        const int n = lane / 4;
-        pair = (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
+        pair = pair_of(lane / 4);
 #pragma unroll
         for (int i = 0; i < CHUNKS; ++i) {
             const int column = (warp * WARP_POSITIONS + 2 * pair) * POOL_W + 4 * i, line = q * BLOCKS + column / 32;
             chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
         }
     }
+    __device__ __forceinline__ static int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
     __device__ __forceinline__ int position(int member) const { return warp * WARP_POSITIONS + 2 * pair + member; }
 };
 
@@ -505,16 +531,19 @@ __device__ __forceinline__ float scaled_weight(const float* weight, int i) {
 // are alike, and so lose less to rounding; the middle one's weight is then the sum of all.
 constexpr int MIDDLE = TAPS / 2;
 
+__device__ __forceinline__ float product_weight(const float* weight, int o, int c, int tap) {
+    float w = 0;
+#pragma unroll
+    for (int t = 0; o < OUT_CHANNELS && c < IN_CHANNELS && t < TAPS; ++t)
+        if (t == tap || tap == MIDDLE) w += scaled_weight(weight, (o * IN_CHANNELS + c) * TAPS + t);
+    return w;
+}
+
 // weight[o][c][tap] as right operands of one product a tap: 8 x 4 core matrices, those adjacent in k OUTPUTS * 16 bytes apart.
 __device__ void store_weights(const float* weight, char* to) {
     for (int i = threadIdx.x; i < TAPS * CHANNELS * OUTPUTS; i += CONSUMERS) {
         const int o = i % OUTPUTS, c = i / OUTPUTS % CHANNELS, tap = i / (OUTPUTS * CHANNELS);
-        const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
-        float w = 0;
-#pragma unroll
-        for (int t = 0; exists && t < TAPS; ++t)
-            if (t == tap || tap == MIDDLE) w += scaled_weight(weight, (o * IN_CHANNELS + c) * TAPS + t);
-        const float high = to_tf32(w);
+        const float w = product_weight(weight, o, c, tap), high = to_tf32(w);
         const int at = tap * OUTPUTS * 32 + c / 4 * OUTPUTS * 16 + o / 8 * 128 + o % 8 * 16 + c % 4 * 4;
         *reinterpret_cast<float*>(to + at) = high;
         *reinterpret_cast<float*>(to + WEIGHT_BYTES + at) = to_tf32(w - high);
@@ -558,146 +587,52 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
-// ---- the gradient of the weights: sigmoid' (64 outputs x 64 positions) times the sums (64 positions x 72), a group of four
-// warps at a time. Both are halves, pairs of a lane's two positions. Half has TF32's precision but not its range: so the sums
-// carry a power of two, which shrinks, with what has been summed so far, when a value would overflow. It starts larger than any
-// will need.
-constexpr float FIRST_SCALE = 0x1p96f, SHRINK = 0x1p-12f, LAST_SCALE = 0x1p-108f;
-
-struct Gradient {
-    float values[40];      // this lane's part of 64 outputs x (8 columns a tap, and a column of ones)
-    float scale;           // of the sums
-    uint32_t delta, sums;  // where this lane stores its first word of each
-    Operand<CORE, CORE_ROWS> left, right;
-    int barrier;  // the group's
-
-    __device__ __forceinline__ Gradient(uint32_t operands, const Lane& lane, int group)
-        : left(operands), right(operands + DELTA_BYTES), barrier(2 + group) {
-        const int n = lane.lane / 4;
-        const uint32_t at = (threadIdx.x / 32 % 4 * 2 + n / 4) * CORE + lane.q * 32 + n % 4 * 4;
-        delta = operands + at;
-        sums = operands + DELTA_BYTES + at;
-    }
-
-    __device__ __forceinline__ void clear() {
-        scale = FIRST_SCALE;
-#pragma unroll
-        for (int i = 0; i < 40; ++i) values[i] = 0;
-    }
-
-    // Pairs of halves; returns whether one overflows.
-    __device__ __forceinline__ bool pack(const Sums& from, uint32_t (&words)[2 * TAPS]) const {
-        const __half2 zero = __floats2half2_rn(0, 0);
-        __half2 checks[3] = {zero, zero, zero};  // sums of products with zero, which are NaN for what is not finite
-#pragma unroll
-        for (int i = 0; i < 2 * TAPS; ++i) {
-            words[i] = half_pair(from[i / 2][i % 2 * 2] * scale, from[i / 2][i % 2 * 2 + 1] * scale);
-            checks[i % 3] = __hfma2(*reinterpret_cast<const __half2*>(&words[i]), zero, checks[i % 3]);
-        }
-        const __half2 check = __hadd2(__hadd2(checks[0], checks[1]), checks[2]);
-        return (*reinterpret_cast<const uint32_t*>(&check) & 0x7fff7fff) && scale > LAST_SCALE;
-    }
-
-    // Stores the sums once nobody reads those of the step before. Columns of a tap: channel 0, 4, 1, 5, ...
-    __device__ __forceinline__ void store_sums(const Sums& from) {
-        uint32_t words[2 * TAPS];
-        bool overflow = pack(from, words);
-        mma_wait<0>();
-        while (named_barrier_or(barrier, 128, overflow)) {
-            scale *= SHRINK;
-#pragma unroll
-            for (int i = 0; i < 36; ++i) values[i] *= SHRINK;
-            overflow = pack(from, words);
-        }
-#pragma unroll
-        for (int i = 0; i < 2 * TAPS; ++i) store1(sums + i / 2 * CORE_ROWS + i % 2 * 16, words[i]);
-    }
-
-    // Replaces d by pairs of sigmoid': [output of the lane][position].
-    __device__ __forceinline__ void store_delta(const float (&d)[32], uint32_t (&words)[16]) const {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const float a = d[i / 2 * 4 + i % 2], b = d[i / 2 * 4 + i % 2 + 2], scaled_a = a * DELTA_SCALE,
-                        scaled_b = b * DELTA_SCALE;
-            words[i] = half_pair(fmaf(-scaled_a, a, scaled_a), fmaf(-scaled_b, b, scaled_b));
-            store1(delta + i / 2 * CORE_ROWS + i % 2 * 16, words[i]);
-        }
-    }
-
-    // Once all operands are there.
-    __device__ __forceinline__ void multiply() {
-        async_proxy_fence();
-        named_barrier(barrier, 128);
-        mma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) mma_gradient(values, left.at(k * 2 * CORE), right.at(k * 2 * CORE));
-        mma_commit();
-    }
-};
-
-// The sums' columns that no tap fills: one of ones, and zeros.
-__device__ void store_constant_columns(char* sums) {
-    for (int i = threadIdx.x % 128; i < (SUM_COLUMNS - 8 * TAPS) * 32; i += 128) {
-        const int column = 8 * TAPS + i / 32, pair = i % 32;
-        *reinterpret_cast<uint32_t*>(sums + column / 8 * CORE_ROWS + pair / 4 * CORE + column % 8 * 16 + pair % 4 * 4) =
-            column == ONES ? 0x3c003c00 : 0;
-    }
-}
-
-// In the order in which the input's gradient needs them, so that they come back to the lane that had them: the left operand's
-// words of four products.
-__device__ __forceinline__ void save(const uint32_t (&words)[16], uint4* to) {
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-        const uint32_t* w = words + 4 * v;
-        to[32 * v] =
-            make_uint4(lower_halves(w[0], w[1]), upper_halves(w[0], w[1]), lower_halves(w[2], w[3]), upper_halves(w[2], w[3]));
-    }
-}
-
+// ---- the forward pass
 struct Tensors {
     const float *weight, *bias;
     float *partial_sums, *gradients;  // one, and PARAMETERS, a segment
     uint4* deltas;
 };
 
-// The segment's gradients, from the accumulators of all groups.
-__device__ void write_gradients(const Gradient& gradient, char* operands, const Lane& lane, const Tensors& t, int slot) {
-    const auto of_group = [&](int group) { return reinterpret_cast<float*>(operands + group * (DELTA_BYTES + SUMS_BYTES)); };
-    const int row = threadIdx.x / 32 % 4 * 16 + lane.lane / 4;
-    float* const mine = of_group(threadIdx.x / 128);
-#pragma unroll
-    for (int i = 0; i < 40; ++i)
-        mine[(row + i / 2 % 2 * 8) * SUM_COLUMNS + i / 4 * 8 + 2 * lane.q + i % 2] =
-            gradient.values[i] * (1 / DELTA_SCALE) * (i < 36 ? 1 / gradient.scale / (POOL_H * POOL_W) : 1);
-    named_barrier(1, CONSUMERS);
-    for (int i = threadIdx.x; i < PARAMETERS; i += CONSUMERS) {
-        const bool is_weight = i < OUT_CHANNELS * WEIGHTS;
-        const int o = is_weight ? i / WEIGHTS : i - OUT_CHANNELS * WEIGHTS, c = i % WEIGHTS / TAPS, tap = i % TAPS;
-        const int column = is_weight ? 8 * tap + 2 * (c % 4) + c / 4 : ONES;
-        float sum = 0;
-#pragma unroll
-        for (int group = 0; group < GROUPS; ++group) sum += of_group(group)[o * SUM_COLUMNS + column];
-        t.gradients[static_cast<int64_t>(slot) * PARAMETERS + i] = sum;
+template <int STAGES>
+__device__ __forceinline__ void init_ring(uint32_t barriers) {
+    for (int i = 0; i < STAGES; ++i) {
+        barrier_init(barriers + 8 * i, 1);
+        barrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
     }
 }
 
-template <bool STRICT, bool TRAINING, bool SAVING>
+// What lies beyond the image's last window may be anything, and must not count.
+__device__ __forceinline__ void clear_outside(Sums& sums, const bool (&inside)[2]) {
+#pragma unroll
+    for (int i = 0; i < 4 * TAPS; ++i) sums[i / 4][i % 4] = inside[i % 2] ? sums[i / 4][i % 4] : 0;
+}
+
+// Writes the sum of all consumers' values. The next call needs a barrier before it.
+__device__ __forceinline__ void write_sum(float value, float* warp_sums, float* to) {
+    value = warp_sum(value);
+    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
+    named_barrier(1, CONSUMERS);
+    if (threadIdx.x == 0) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
+        *to = sum;
+    }
+}
+
+template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
     conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
-    using Memory = Shared<TRAINING>;
+    using Memory = Shared<false>;
     constexpr int STAGES = Memory::STAGES;
     extern __shared__ __align__(1024) char memory[];
-    char* const operands = memory + Memory::OPERANDS_AT;
     float* const biases = reinterpret_cast<float*>(memory + Memory::REST_AT);
     float* const warp_sums = biases + OUTPUTS;
     const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + 16);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; ++i) {
-            barrier_init(barriers + 8 * i, 1);
-            barrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
-        }
+        init_ring<STAGES>(barriers);
         barrier_init_fence();
     }
     __syncthreads();
@@ -714,36 +649,22 @@ __global__ void __launch_bounds__(THREADS, 1)
     named_barrier(1, CONSUMERS);
 
     const Lane lane(warp);
-    const int group = warp / 4;
-    Gradient gradient(data + Memory::OPERANDS_AT + group * (DELTA_BYTES + SUMS_BYTES), lane, group);
     BoxSums<STAGES> box(Ring<STAGES>(data, barriers, lane.stream), lane);
     const int64_t end = first_row(shape, blockIdx.x + 1);
     for (int64_t line = first_row(shape, blockIdx.x); line < end;) {
         const Segment segment = segment_at(shape, line, end);
         line += segment.count;
         const int count = segment.rows(lane.stream);
-        const int64_t image = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
-        // In vectors; 2^32 of them are 64 GB.
-        uint32_t saved = ((image * shape.rows + segment.first(lane.stream)) * TILE_WARPS + lane.warp) * 128 + lane.lane;
         const int columns = shape.columns - segment.tile * TILE_POSITIONS;
         const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
         const bool inside[2] = {lane.position(0) < columns, lane.position(1) < columns};
         float total = 0;
-        if (TRAINING) {
-            gradient.clear();
-            store_constant_columns(operands + group * (DELTA_BYTES + SUMS_BYTES) + DELTA_BYTES);
-        }
         box.shared_rows();
 #pragma unroll 1
         for (int step = 0; step < segment.steps(); ++step) {
             box.fresh_rows();
             box.shared_rows();
-            if (!whole) {
-                // What lies beyond the image's last window may be anything, and must not count.
-#pragma unroll
-                for (int i = 0; i < 4 * TAPS; ++i) box.sums[i / 4][i % 4] = inside[i % 2] ? box.sums[i / 4][i % 4] : 0;
-            }
-            if (TRAINING) gradient.store_sums(box.sums);
+            if (!whole) clear_outside(box.sums, inside);
             Sums high, low;
 #pragma unroll
             for (int i = 0; i < 4 * TAPS; ++i) {
@@ -772,28 +693,346 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
 #pragma unroll
             for (int i = 0; i < 32; ++i) total += d[i];
-            if (TRAINING) {
-                uint32_t words[16];
-                gradient.store_delta(d, words);
-                if (SAVING) {
-                    if (step < count) save(words, t.deltas + saved);
-                    saved += TILE_WARPS * 128;
+        }
+        named_barrier(1, CONSUMERS);  // the last segment's sums have been read
+        write_sum(total, warp_sums, t.partial_sums + segment.slot);
+    }
+}
+
+// ---- the forward pass with the gradients of weights and bias, a group of four warps and their 64 positions at a time
+// exponents (64 outputs x 64 positions) = weights * sums, and gradients (64 outputs x 80) += delta * sums: the sums lie in
+// shared memory once, and are the right operand of both products, transposed in the second. A lane's part of the first
+// product's result is its part of the second one's left operand, so delta passes through no memory.
+// All are halves, which have TF32's precision but not its range. So the weights carry a power of two, and the sums another,
+// which shrinks, with what has been summed so far, when a sum overflows. It starts larger than most will need.
+constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;  // the powers of two bring the largest below these
+constexpr int LARGEST_SHIFT = 96, LARGEST_WEIGHT_SHIFT = 120;
+constexpr float FIRST_SCALE = 0x1p96f;
+
+// The power of two that brings `largest` just below 2^exponent; at most 2^limit.
+__device__ __forceinline__ float scale_to(float largest, int exponent, int limit) {
+    const int shift = exponent + 126 - static_cast<int>(__float_as_uint(largest) >> 23);  // largest < 2^(its exponent - 126)
+    return __uint_as_float(static_cast<uint32_t>((shift < limit ? shift : limit) + 127) << 23);
+}
+
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+    for (int offset = 16; offset; offset /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, offset));
+    return v;
+}
+
+// Columns of a tap: channel 0, 4, 1, 5, ..., since a lane has channels q and q + 4.
+__device__ __forceinline__ int column_of(int channel) { return channel % 4 * 2 + channel / 4; }
+
+// Where an element of a matrix with 64 rows is, from its first byte: slabs of 8 columns, each of 8 core matrices.
+__device__ __forceinline__ int half_at(int row, int slab, int column) {
+    return slab * SLAB + row / 8 * CORE + row % 8 * 16 + column * 2;
+}
+
+// The weights as left operands, upper and lower parts; returns their power of two. The inner index is that of the sums' slabs:
+// the middle tap's lower parts, then the taps.
+__device__ float store_half_weights(const float* weight, float* warp_largest, char* to) {
+    constexpr int COUNT = ceil_div(TAPS * CHANNELS * OUTPUTS, CONSUMERS);
+    float w[COUNT], largest = 0;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        const int i = threadIdx.x + k * CONSUMERS;
+        w[k] = i < TAPS * CHANNELS * OUTPUTS
+                   ? product_weight(weight, i % OUTPUTS, i / OUTPUTS % CHANNELS, i / (OUTPUTS * CHANNELS))
+                   : 0;
+        largest = fmaxf(largest, fabsf(w[k]));
+    }
+    for (int i = threadIdx.x; i < 2 * HALF_WEIGHT_BYTES / 16; i += CONSUMERS)
+        reinterpret_cast<uint4*>(to)[i] = make_uint4(0, 0, 0, 0);
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
+    named_barrier(1, CONSUMERS);
+    for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
+    const float scale = scale_to(largest, WEIGHT_EXPONENT, LARGEST_WEIGHT_SHIFT);
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        const int i = threadIdx.x + k * CONSUMERS, o = i % OUTPUTS, c = i / OUTPUTS % CHANNELS, tap = i / (OUTPUTS * CHANNELS);
+        if (i >= TAPS * CHANNELS * OUTPUTS) break;
+        const float scaled = w[k] * scale;
+        const __half high = __float2half_rn(scaled), low = __float2half_rn(scaled - __half2float(high));
+        *reinterpret_cast<__half*>(to + half_at(o, 1 + tap, column_of(c))) = high;
+        *reinterpret_cast<__half*>(to + HALF_WEIGHT_BYTES + half_at(o, 1 + tap, column_of(c))) = low;
+        if (tap == MIDDLE) *reinterpret_cast<__half*>(to + half_at(o, 0, column_of(c))) = high;
+    }
+    return scale;
+}
+
+// A group's four warps.
+struct Gradient {
+    float values[40];                   // this lane's part of 64 outputs x (8 columns a tap, and a column of ones)
+    float scale, unit;                  // of the sums; what takes both powers of two out of the first product
+    float weight_unit;                  // takes out that of the weights
+    uint32_t mine;                      // where this lane's row of the first four matrices of sums is
+    Operand<SLAB, CORE> weights, sums;  // sums: [position][column], slabs of 8 columns, the middle tap's lower parts first
+    Operand<CORE, SLAB> transposed;     // the same without the lower parts
+    int barrier;
+    uint32_t unread, parity = 0;  // an mbarrier at which each warp arrives when its products have read the sums
+    float* warp_largest;
+
+    __device__ __forceinline__ Gradient(uint32_t weights, uint32_t sums, uint32_t unread, float* warp_largest,
+                                        float weight_scale, const Lane& lane, int group)
+        : weight_unit(1 / weight_scale), weights(weights), sums(sums), transposed(sums + SLAB), barrier(2 + group),
+          unread(unread), warp_largest(warp_largest) {
+        mine = sums + lane.lane / 16 * SLAB + (threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2) * CORE + lane.lane % 8 * 16;
+    }
+
+    // The unit is finite and not zero, so that of what overflows here or is too small to matter no NaN comes.
+    __device__ __forceinline__ void set_scale(float to) {
+        scale = to;
+        unit = fminf(fmaxf(1 / scale * weight_unit, 0x1p-126f), 0x1p127f);
+    }
+
+    __device__ __forceinline__ void clear() {
+        set_scale(FIRST_SCALE);
+#pragma unroll
+        for (int i = 0; i < 40; ++i) values[i] = 0;
+    }
+
+    // Pairs of halves, of the lane's two channels: [slab][member]. Returns whether one is not finite.
+    __device__ __forceinline__ bool pack(const Sums& from, uint32_t (&words)[2 * INNER_SLABS]) const {
+        const __half2 zero = __floats2half2_rn(0, 0);
+        __half2 checks[3] = {zero, zero, zero};  // sums of products with zero, which are NaN for what is not finite
+        float middle[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) middle[i] = from[MIDDLE][i] * scale;
+#pragma unroll
+        for (int i = 2 + 2 * TAPS; i < 2 * INNER_SLABS; ++i) words[i] = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * TAPS; ++i) {
+            const int tap = i / 2, member = i % 2;
+            const float a = tap == MIDDLE ? middle[member] : fmaf(from[tap][member], scale, -middle[member]);
+            const float b = tap == MIDDLE ? middle[2 + member] : fmaf(from[tap][2 + member], scale, -middle[2 + member]);
+            const __half2 pair = __floats2half2_rn(a, b);
+            words[2 + i] = *reinterpret_cast<const uint32_t*>(&pair);
+            if (tap == MIDDLE) words[member] = half_pair(a - __low2float(pair), b - __high2float(pair));
+            checks[i % 3] = __hfma2(pair, zero, checks[i % 3]);
+        }
+        const __half2 check = __hadd2(__hadd2(checks[0], checks[1]), checks[2]);
+        return *reinterpret_cast<const uint32_t*>(&check) & 0x7fff7fff;
+    }
+
+    __device__ __forceinline__ void store(const uint32_t (&words)[2 * INNER_SLABS]) const {
+#pragma unroll
+        for (int i = 0; i < INNER_SLABS / 2; ++i) store_matrices(mine + i * 2 * SLAB, words + 4 * i);
+        async_proxy_fence();
+    }
+
+    // Halves hold the group's sums with the new scale, but for those that are no numbers.
+    __device__ void shrink(const Sums& from) {
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4 * TAPS; ++i) {
+            const float sum = fabsf(i / 4 == MIDDLE ? from[MIDDLE][i % 4] : from[i / 4][i % 4] - from[MIDDLE][i % 4]);
+            if (sum < INFINITY) largest = fmaxf(largest, sum);
+        }
+        largest = warp_max(largest);
+        if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32 % 4] = largest;
+        named_barrier(barrier, 128);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, warp_largest[i]);
+        const float smaller = fminf(scale, scale_to(largest, SUM_EXPONENT, LARGEST_SHIFT));
+#pragma unroll
+        for (int i = 0; i < 36; ++i) values[i] *= smaller / scale;
+        set_scale(smaller);
+    }
+
+    // Waits for this warp's part of the last step's products.
+    __device__ __forceinline__ void finish(const Lane& lane) const {
+        mma_wait<0>();
+        __syncwarp();
+        if (lane.lane == 0) arrive(unread);
+    }
+
+    // Once all have read the last step's sums. The barrier lets all multiply, and asks whether a sum overflowed.
+    __device__ __forceinline__ void store_sums(const Sums& from) {
+        uint32_t words[2 * INNER_SLABS];
+        const bool overflow = pack(from, words);
+        wait(unread, parity);
+        parity ^= 1;
+        store(words);
+        if (named_barrier_or(barrier, 128, overflow)) {
+            shrink(from);
+            pack(from, words);
+            store(words);
+            named_barrier(barrier, 128);
+        }
+    }
+
+    // Small terms first.
+    __device__ __forceinline__ void multiply_weights(float (&d)[32]) const {
+        mma_fence();
+#pragma unroll
+        for (int k = 0; k < INNER_SLABS; k += 2)
+            mma_outputs(d, weights.at(HALF_WEIGHT_BYTES + k * SLAB), sums.at(k * SLAB), k > 0);
+#pragma unroll
+        for (int k = 0; k < INNER_SLABS; k += 2) mma_outputs(d, weights.at(k * SLAB), sums.at(k * SLAB), 1);
+        mma_commit();
+        mma_wait<0>();
+    }
+
+    __device__ __forceinline__ void multiply_deltas(const uint32_t (&deltas)[16]) {
+        mma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) mma_gradient(values, deltas + 4 * k, transposed.at(k * 2 * CORE));
+        mma_commit();
+    }
+};
+
+// The sums' columns that no tap fills: one of ones, and zeros.
+__device__ void store_constant_columns(char* sums) {
+    for (int i = threadIdx.x % 128; i < (SUM_COLUMNS / 8 - TAPS) * SLAB / 2; i += 128)
+        reinterpret_cast<__half*>(sums + (1 + TAPS) * SLAB)[i] =
+            __float2half_rn(i / (SLAB / 2) == ONES / 8 - TAPS && i % 8 == 0 ? 1 : 0);
+}
+
+// The segment's gradients, from the accumulators of all groups, which are added in `scratch` one after another.
+__device__ void write_gradients(const Gradient& gradient, float* scratch, const Lane& lane, const Tensors& t, int slot) {
+    static_assert(OUTPUTS * SUM_COLUMNS * 4 <= GROUPS * SUMS_BYTES, "they lie where the sums were");
+    const int row = threadIdx.x / 32 % 4 * 16 + lane.lane / 4;
+#pragma unroll 1
+    for (int group = 0; group < GROUPS; ++group) {
+        if (static_cast<int>(threadIdx.x) / 128 == group)
+#pragma unroll
+            for (int i = 0; i < 40; ++i) {
+                float& sum = scratch[(row + i / 2 % 2 * 8) * SUM_COLUMNS + i / 4 * 8 + 2 * lane.q + i % 2];
+                const float value =
+                    gradient.values[i] * (1 / DELTA_SCALE) * (i < 36 ? 1 / gradient.scale / (POOL_H * POOL_W) : 1);
+                sum = group ? sum + value : value;
+            }
+        named_barrier(1, CONSUMERS);
+    }
+    for (int i = threadIdx.x; i < PARAMETERS; i += CONSUMERS) {
+        const bool is_weight = i < OUT_CHANNELS * WEIGHTS;
+        const int o = is_weight ? i / WEIGHTS : i - OUT_CHANNELS * WEIGHTS, tap = i % TAPS;
+        const int column = column_of(i % WEIGHTS / TAPS);
+        const float* const sums = scratch + o * SUM_COLUMNS;
+        float sum = sums[is_weight ? 8 * tap + column : ONES];
+        if (is_weight && tap != MIDDLE) sum += sums[8 * MIDDLE + column];
+        t.gradients[static_cast<int64_t>(slot) * PARAMETERS + i] = sum;
+    }
+}
+
+template <bool SAVING>
+__global__ void __launch_bounds__(THREADS, 1)
+    conv_pool_gradients(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
+    using Memory = Shared<true>;
+    constexpr int STAGES = Memory::STAGES;
+    extern __shared__ __align__(1024) char memory[];
+    float* const warp_largest = reinterpret_cast<float*>(memory + Memory::REST_AT);
+    float* const warp_sums = warp_largest + OUTPUTS;
+    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + 16), unread = barriers + 32 * 8;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) {
+        init_ring<STAGES>(barriers);
+        for (int i = 0; i < GROUPS; ++i) barrier_init(unread + 8 * i, 4);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    if (warp >= CONSUMER_WARPS) {
+        give_registers<24>();
+        if (threadIdx.x == CONSUMERS) produce<STAGES>(x, shape, data, barriers);
+        return;
+    }
+    take_registers<160>();
+    const float weight_scale = store_half_weights(t.weight, warp_largest, memory + Memory::WEIGHT_AT);
+    async_proxy_fence();
+    named_barrier(1, CONSUMERS);
+
+    const Lane lane(warp);
+    const int group = warp / 4, rank = warp % 4;
+    float bias[2];  // of the lane's two outputs; the sigmoid of one that does not exist is zero
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int o = 16 * rank + lane.lane / 4 + 8 * i;
+        bias[i] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
+    }
+    Gradient gradient(data + Memory::WEIGHT_AT, data + Memory::SUMS_AT + group * SUMS_BYTES, unread + 8 * group,
+                      warp_largest + 4 * group, weight_scale, lane, group);
+    BoxSums<STAGES> box(Ring<STAGES>(data, barriers, lane.stream), lane);
+    const int64_t end = first_row(shape, blockIdx.x + 1);
+    for (int64_t line = first_row(shape, blockIdx.x); line < end;) {
+        const Segment segment = segment_at(shape, line, end);
+        line += segment.count;
+        const int64_t image = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
+        const int columns = shape.columns - segment.tile * TILE_POSITIONS;
+        const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
+        const bool inside[2] = {lane.position(0) < columns, lane.position(1) < columns};
+        // Bits of the group's four warps: which have positions beyond the image, and which are in the second stream. And bits
+        // of the lane's 16 columns of exponents, of each warp two of either member: which are inside.
+        uint32_t partial = 0, second = 0, columns_inside = 0;
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            const int other = 4 * group + part, first = other % TILE_WARPS * WARP_POSITIONS;
+            partial |= static_cast<uint32_t>(first + WARP_POSITIONS > columns) << part;
+            second |= static_cast<uint32_t>(other / TILE_WARPS) << part;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                columns_inside |= static_cast<uint32_t>(first + 2 * Lane::pair_of(2 * lane.q + i % 2) + i / 2 < columns)
+                                  << (4 * part + i);
+        }
+        // In vectors; 2^32 of them are 64 GB.
+        uint32_t saved = ((image * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
+        float total = 0;
+        gradient.clear();
+        store_constant_columns(memory + Memory::SUMS_AT + group * SUMS_BYTES);
+        box.shared_rows();
+#pragma unroll 1
+        for (int step = 0; step < segment.steps(); ++step) {
+            box.fresh_rows();
+            gradient.finish(lane);
+            box.shared_rows();
+            if (!whole) clear_outside(box.sums, inside);
+            gradient.store_sums(box.sums);
+            float d[32];
+            gradient.multiply_weights(d);
+#pragma unroll
+            for (int i = 0; i < 32; ++i) d[i] = fmaf(d[i], gradient.unit, bias[i / 2 % 2]);
+            const uint32_t ended = step < segment.rows(1) ? 0 : second;
+            if (partial | ended) {
+                // What does not count gets a sigmoid of zero.
+#pragma unroll
+                for (int part = 0; part < 4; ++part)
+                    if ((partial | ended) >> part & 1)
+#pragma unroll
+                        for (int i = 0; i < 8; ++i) {
+                            const bool counts = columns_inside >> (4 * part + i / 4 * 2 + i % 2) & ~(ended >> part) & 1;
+                            d[8 * part + i] = counts ? d[8 * part + i] : INFINITY;
+                        }
+            }
+            uint32_t deltas[16];
+            float sums[2];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const float a = reciprocal(1 + power_of_2(d[2 * i])), b = reciprocal(1 + power_of_2(d[2 * i + 1]));
+                sums[0] = i ? sums[0] + a : a;
+                sums[1] = i ? sums[1] + b : b;
+                deltas[i] = half_pair(a * fmaf(-a, DELTA_SCALE, DELTA_SCALE), b * fmaf(-b, DELTA_SCALE, DELTA_SCALE));
+            }
+            total += sums[0] + sums[1];
+            gradient.multiply_deltas(deltas);
+            if (SAVING) {
+                // Pairs of outputs, 8 apart: at both members of a pair of positions, then at those of the next pair.
+#pragma unroll
+                for (int part = 0; part < 4; ++part) {
+                    const uint32_t* w = deltas + 4 * part;
+                    const uint32_t rows_below = second >> part & 1 ? (segment.steps() - 1) * TILE_WARPS * 128 : 0;
+                    if (!(ended >> part & 1))
+                        t.deltas[saved + part * 128 + rows_below] =
+                            make_uint4(lower_halves(w[0], w[1]), lower_halves(w[2], w[3]), upper_halves(w[0], w[1]),
+                                       upper_halves(w[2], w[3]));
                 }
-                gradient.multiply();
+                saved += TILE_WARPS * 128;
             }
         }
         mma_wait<0>();
-        named_barrier(1, CONSUMERS);  // all have read their operands, and the last segment's sums
-        if (TRAINING) write_gradients(gradient, operands, lane, t, segment.slot);
-        total = warp_sum(total);
-        if (lane.lane == 0) warp_sums[warp] = total;
-        named_barrier(1, CONSUMERS);
-        if (threadIdx.x == 0) {
-            float sum = 0;
-#pragma unroll
-            for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
-            t.partial_sums[segment.slot] = sum;
-        }
+        named_barrier(1, CONSUMERS);  // all have multiplied, and the last segment's sums have been read
+        write_gradients(gradient, reinterpret_cast<float*>(memory + Memory::SUMS_AT), lane, t, segment.slot);
+        write_sum(total, warp_sums, t.partial_sums + segment.slot);  // its barrier: the gradients have been read
     }
 }
 
@@ -847,28 +1086,27 @@ __device__ __forceinline__ void store_wait_read() {
 }
 __device__ __forceinline__ void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// A power of two that brings the largest weight just below 2^14, so that halves hold it, and what rounding leaves of it.
+// The factor that lets halves hold the largest weight, and what rounding leaves of it.
 __device__ float weight_scale(const float* weight, float* warp_largest) {
     float largest = 0;
     for (int i = threadIdx.x; i < OUT_CHANNELS * WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(weight[i]));
-#pragma unroll
-    for (int offset = 16; offset; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
+    largest = warp_max(largest);
     if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
     __syncthreads();
     for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
-    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
-    const int limited = 14 - exponent < 120 ? 14 - exponent : 120;
-    return __uint_as_float(static_cast<uint32_t>(limited + 127) << 23);
+    return scale_to(largest, WEIGHT_EXPONENT, LARGEST_WEIGHT_SHIFT);
 }
 
-// weight[o][c][tap] as right operands: 72 columns (tap, channel), k is the output.
+// weight[o][c][tap] as right operands: 72 columns (tap, channel), k is the output, in the order in which deltas were saved: of
+// each 16 outputs 0, 8, 1, 9, ...
 __device__ void store_transposed_weights(const float* weight, float scale, char* to) {
     for (int i = threadIdx.x; i < COLUMNS * OUTPUTS; i += CONSUMERS) {
         const int o = i % OUTPUTS, column = i / OUTPUTS, tap = column / CHANNELS, c = column % CHANNELS;
         const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS && tap < TAPS;
         const float w = exists ? weight[(o * IN_CHANNELS + c) * TAPS + tap] * scale : 0;
         const __half high = __float2half_rn(w);
-        const int at = o / 8 * COLUMNS * 16 + column / 8 * 128 + column % 8 * 16 + o % 8 * 2;
+        const int k = o / 16 * 16 + o % 8 * 2 + o / 8 % 2;
+        const int at = k / 8 * COLUMNS * 16 + column / 8 * 128 + column % 8 * 16 + k % 8 * 2;
         *reinterpret_cast<__half*>(to + at) = high;
         *reinterpret_cast<__half*>(to + COLUMN_BYTES + at) = __float2half_rn(w - __half2float(high));
     }
@@ -913,13 +1151,20 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
         // The row before the first is for its part in the first; the image's last stream writes what lies below its windows.
         const int below = ceil_div(shape.height, POOL_H) - shape.rows;
         const int steps = 1 + segment.steps() + (segment.start + segment.count == shape.rows ? below : 0);
-        const uint4* from =
-            deltas + (static_cast<int64_t>(segment.sample) * shape.rows + first - 1) * ROW + lane.warp * 128 + lane.lane;
+        // A vector has two pairs of outputs at two neighbouring lanes' positions.
+        const int64_t image_row = static_cast<int64_t>(segment.sample) * shape.rows + first - 1;
+        const uint2* from =
+            reinterpret_cast<const uint2*>(deltas + image_row * ROW + lane.warp * 128) + lane.q * 8 + lane.lane / 4;
         uint4 next[4];  // the operands of the next step
         const auto load = [&](int row) {
 #pragma unroll
-            for (int v = 0; v < 4; ++v) next[v] = row >= 0 && row < last ? __ldcs(from + 32 * v) : make_uint4(0, 0, 0, 0);
-            from += ROW;
+            for (int v = 0; v < 4; ++v) {
+                const bool exists = row >= 0 && row < last;
+                const uint2 none = make_uint2(0, 0), a = exists ? __ldcs(from + 64 * v) : none,
+                            b = exists ? __ldcs(from + 64 * v + 32) : none;
+                next[v] = make_uint4(a.x, a.y, b.x, b.y);
+            }
+            from += 2 * ROW;
         };
         load(first < last ? first - 1 : -1);
         float carry[OVERLAP > 0 ? OVERLAP : 1][KERNEL_W][4] = {};
@@ -1093,14 +1338,12 @@ static cudaError_t describe(const float* x, const Shape& s, bool outgoing, CUten
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <bool STRICT, bool TRAINING, bool SAVING>
-static cudaError_t launch(const float* x, const Shape& shape, const Tensors& tensors, cudaStream_t stream) {
-    constexpr int BYTES = Shared<TRAINING>::BYTES;
-    const auto kernel = conv_pool_sum<STRICT, TRAINING, SAVING>;
+static cudaError_t launch(void (*kernel)(const CUtensorMap, const Shape, const Tensors), int bytes, const float* x,
+                          const Shape& shape, const Tensors& tensors, cudaStream_t stream) {
     CUtensorMap map;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error == cudaSuccess) error = describe(x, shape, false, &map);
-    if (error == cudaSuccess) kernel<<<shape.blocks, THREADS, BYTES, stream>>>(map, shape, tensors);
+    if (error == cudaSuccess) kernel<<<shape.blocks, THREADS, bytes, stream>>>(map, shape, tensors);
     return error;
 }
 
@@ -1123,10 +1366,12 @@ cudaError_t launch_conv_pool_sum(const float* x, const float* weight, const floa
     const Shape shape = make_shape(batch, height, width, multiprocessors);
     const Tensors tensors = {weight, bias, partial_sums ? partial_sums : out, partial_gradients ? partial_gradients : gradients,
                              static_cast<uint4*>(deltas)};
-    const cudaError_t error = deltas      ? launch<false, true, true>(x, shape, tensors, stream)
-                              : gradients ? launch<false, true, false>(x, shape, tensors, stream)
-                              : strict    ? launch<true, false, false>(x, shape, tensors, stream)
-                                          : launch<false, false, false>(x, shape, tensors, stream);
+    const auto kernel = deltas      ? conv_pool_gradients<true>
+                        : gradients ? conv_pool_gradients<false>
+                        : strict    ? conv_pool_sum<true>
+                                    : conv_pool_sum<false>;
+    const int bytes = gradients ? Shared<true>::BYTES : Shared<false>::BYTES;
+    const cudaError_t error = launch(kernel, bytes, x, shape, tensors, stream);
     if (error == cudaSuccess && partial_sums) launch_add_segments(partial_sums, out, 1, shape, stream);
     if (error == cudaSuccess && partial_gradients) launch_add_segments(partial_gradients, gradients, PARAMETERS, shape, stream);
     return error;
@@ -1966,8 +2211,9 @@ class Training(torch.autograd.Function):
         x, weight, bias, grads, deltas = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         operators = getattr(torch.ops, ctx.namespace)
-        grad_x = operators.input_grad(grad_out, x, weight, bias, deltas, ctx.pool) if needs_x else None
+        # This one first: the samples' gradients are still in the cache.
         grad_weight, grad_bias = operators.weighted_sum(grad_out, grads, weight, bias)
+        grad_x = operators.input_grad(grad_out, x, weight, bias, deltas, ctx.pool) if needs_x else None
         return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None
 
 

@@ -14,7 +14,7 @@ A value that is zero in mathematics, such as the gradient of a bias in front of 
 of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
 
 Where what is allowed is half of the spread or more, as for a model that draws random numbers, a wrong kernel would pass, so
-nothing does.
+nothing does but what is within a twentieth of the spread: that near the truth no wrong kernel comes.
 """
 
 import copy
@@ -27,6 +27,7 @@ from playground.judge.precision import Perturbed
 SLACK = 2.0
 ZERO = 1e-3  # of float32's error: what is smaller is zero in mathematics
 BLUNT = 0.5  # of the spread: what allows more than this cannot tell right from wrong
+NEAR = 0.05  # of the spread: an error that is right where what is allowed cannot tell
 UNITS_IN_THE_LAST_PLACE = 4
 FLOAT32_EPSILON = torch.finfo(torch.float32).eps
 SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneginf}
@@ -108,7 +109,11 @@ class Reference:
         if complaint is None:
             max_error, rms_error = self._errors(actual)
             if self.is_blunt:
-                complaint = f"{name} cannot be judged: rounding, or chance, moves it by {self._allowed_rms:.2g} of its spread"
+                if not max_error <= NEAR:
+                    complaint = (
+                        f"{name} cannot be judged: rounding, or chance, moves it by {self._allowed_rms:.2g} of its spread, "
+                        f"and it is off by {max_error:.2g}"
+                    )
             elif not max_error <= self.allowed:
                 complaint = f"{name} is off by {max_error:.2e} of {self._scale}; allowed are {self.allowed:.2e}"
             elif not rms_error <= self._allowed_rms:

@@ -209,6 +209,15 @@ def test_what_chance_or_rounding_moves_by_half_its_spread_cannot_be_judged():
     assert not Reference(truth, truth.float()).is_blunt
 
 
+def test_what_is_near_the_truth_is_right_where_what_is_allowed_cannot_tell():
+    """One sample of a sum that hardly varies: TF32 permits more than the spread, a variant with better products errs less."""
+    truth = double(0, 1, 2, 3)
+    blunt = Reference(truth, truth.float(), torch.tensor([2.0, 0.0, 3.0, 1.0]))
+    assert blunt.is_blunt
+    assert blunt.compare("y", (truth + 0.05).float()).complaint is None
+    assert "cannot be judged" in blunt.compare("y", (truth + 0.07).float()).complaint
+
+
 def noise(size, *shape):
     return size * torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
 
