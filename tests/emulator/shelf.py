@@ -1056,6 +1056,20 @@ void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
         right="104",
     ),
     Pair(
+        "registers_that_nobody_gives_up",
+        "registers that nobody gives up",
+        r"""
+__global__ void __launch_bounds__(384, 1) kernel(float* out) {
+    if (threadIdx.x >= 256) asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+    else asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GAP));  // here
+    if (threadIdx.x < 128) out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 384>>>(out); }
+""",
+        wrong="208",
+        right="200",
+    ),
+    Pair(
         "tensor_copy_not_waited_for",
         "asynchronous copy not waited for|shared memory race",
         r"""

@@ -51,6 +51,7 @@ struct Warpgroup {
     };
     std::vector<Read> reads;
     bool used = false;
+    int registers = 0, registers_line = 0;  // that setmaxnreg asked for, and where; 0 before
     void reset();
 };
 

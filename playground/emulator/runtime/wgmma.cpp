@@ -19,7 +19,7 @@
 namespace emulator {
 
 void Warpgroup::reset() {
-    arrived = 0;
+    arrived = registers = 0;
     if (!used) return;
     used = false;
     for (auto& products : pending) products.clear();
@@ -440,6 +440,30 @@ void wgmma_wait(int groups_left) {
                   g.reads.end());
 }
 
+// setmaxnreg deals out what the launch allocated, at most an equal part of the multiprocessor's registers for each thread; an
+// increase waits until others have given up enough, here forever. Warpgroups that have not asked yet count as the least.
+void examine_registers(const Block& b, const Warpgroup& last) {
+    constexpr int ALL = 65536, LEAST = 24, MOST = 256;
+    const int threads = b.threads.size(), launched = std::min(ALL / threads / 8 * 8, MOST);
+    int asked = 0;
+    const Warpgroup* greediest = &last;
+    std::string shares;
+    for (size_t k = 0; k < b.warpgroups.size(); ++k) {
+        const int size = std::min<int>(WARPGROUP, threads - k * WARPGROUP);
+        const Warpgroup* group = b.warpgroups[k].get();
+        const int registers = group ? group->registers : 0;
+        if (registers > greediest->registers) greediest = group;
+        asked += size * (registers ? registers : LEAST);
+        shares += (k ? ", " : "") + (registers ? std::to_string(registers) : "?");
+    }
+    if (asked > threads * launched)
+        worker->stop(worker->describe("registers that nobody gives up",
+                                      "setmaxnreg waits forever: the warpgroups ask for " + shares +
+                                          " registers a thread; a block of " + std::to_string(threads) + " threads has " +
+                                          std::to_string(launched) + " for each to deal out",
+                                      {greediest->registers_line, nullptr}));
+}
+
 void set_registers(int count, int line) {
     if (count % 8 || count < 24 || count > 256)
         worker->stop(worker->describe("invalid register count",
@@ -448,7 +472,10 @@ void set_registers(int count, int line) {
     if (!options.checked()) return;
     Thread& t = self();
     Warpgroup& g = group_of(t);
-    if (meet(t, g, &registers_tag, line)) release(t, g);
+    if (!meet(t, g, &registers_tag, line)) return;
+    g.registers = count, g.registers_line = line;
+    examine_registers(*t.owner, g);
+    release(t, g);
 }
 
 // ---- what check mode asks
