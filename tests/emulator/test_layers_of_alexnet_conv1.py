@@ -1,0 +1,57 @@
+"""alexnet_conv1/v5_hopper with other layers in the place of conv1, in check mode: outputs and gradients, in both precisions.
+
+What the judge changes of the model are sizes; the constants that kernels are built for change here.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from playground import catalog
+
+# (in_channels, out_channels, kernel_size, stride, padding), and the input: an output row in several runs and a group of outputs
+# that is not full; a stride longer than the kernel, and nothing square; more taps than the gradient's product has rows.
+LAYERS = {
+    "runs and groups": ((5, 100, (3, 5), (1, 2), (1, 0)), (2, 5, 9, 131)),
+    "stride over the kernel": ((2, 7, (2, 3), (5, 4), (0, 1)), (3, 2, 14, 40)),
+    "400 taps": ((1, 3, (20, 20), (4, 4), (2, 2)), (1, 1, 40, 44)),
+}
+
+RUN = """
+import ast, sys
+import torch
+from playground import catalog, emulator
+
+layer, shape = ast.literal_eval(sys.argv[1])
+path = catalog.ROOT / "kernels/alexnet_conv1/v5_hopper.py"
+with emulator.install(mode="check", source_file=path, time_limit=120):
+    new = catalog.load_variant(path).ModelNew()
+    torch.manual_seed(0)
+    new.conv1 = torch.nn.Conv2d(*layer)
+    exact = torch.nn.Conv2d(*layer).double()
+    exact.load_state_dict(new.conv1.state_dict())
+    x = torch.randn(shape)
+    for strict, allowed in (False, 4e-3), (True, 1e-5):
+        torch.backends.cudnn.allow_tf32 = not strict
+        new.zero_grad()
+        exact.zero_grad()
+        output, truth = new(x), exact(x.double())
+        upstream = torch.randn_like(output)
+        output.backward(upstream)
+        truth.backward(upstream.double())
+        results = (output, truth), (new.conv1.weight.grad, exact.weight.grad), (new.conv1.bias.grad, exact.bias.grad)
+        for what, (got, right) in zip(("output", "weight", "bias"), results):
+            error = ((got - right).abs().max() / right.std()).item()
+            assert error <= allowed, f"{what}, strict {strict}: off by {error:.1e} of the spread"
+    assert emulator.launches(), "the variant has run no kernel"
+print("right in both precisions")
+"""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layer(layer):
+    command = [sys.executable, "-c", RUN, repr(LAYERS[layer])]
+    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "right in both precisions" in done.stdout
