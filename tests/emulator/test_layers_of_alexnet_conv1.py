@@ -25,7 +25,7 @@ from playground import catalog, emulator
 
 layer, shape = ast.literal_eval(sys.argv[1])
 path = catalog.ROOT / "kernels/alexnet_conv1/v5_hopper.py"
-with emulator.install(mode="check", source_file=path, time_limit=120):
+with emulator.install(mode="check", source_file=str(path), time_limit=120):
     new = catalog.load_variant(path).ModelNew()
     torch.manual_seed(0)
     new.conv1 = torch.nn.Conv2d(*layer)
