@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playground.judge.behaviour import Conduct, Trials
 from playground.judge.probes import AT_OWN_SIZE, PROBES, size_of
-from playground.worker import WorkerProcess
+from playground.worker import UNTIMED, WorkerProcess
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
@@ -39,7 +39,7 @@ class Truth:
         self._original = original
         self._probe_seed = probe_seed
         self._limit = limit
-        self._referee = WorkerProcess()
+        self._referee = WorkerProcess(UNTIMED)
         self._lock = threading.RLock()
         self._prepared = {}
         self._mutants = {}

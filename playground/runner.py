@@ -20,7 +20,7 @@ from playground.judging import Truth, give, give_doubt, give_examination, give_f
 from playground.machine import ptxas
 from playground.sanitizer import examine
 from playground.timing import Rejected, Stopwatch
-from playground.worker import WorkerFailure, WorkerProcess, kill_all
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all
 
 MOST_BUILDS = 4  # at once: a compiler takes up to 2 GB
 
@@ -142,7 +142,7 @@ class Runner:
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
         self._progress.started("build", task.model.name, task.variant.name)
         try:
-            with WorkerProcess() as worker:
+            with WorkerProcess(UNTIMED) as worker:
                 load_candidate(worker, self._original(task), task, self._options, None)
                 self.build_in(worker, task, result)
         except WorkerFailure as failure:
@@ -231,7 +231,7 @@ class Bench:
                 self._sanitize(task, result)
             if result["verdict"]:
                 return
-            with WorkerProcess() as worker:
+            with WorkerProcess(UNTIMED if task.place == "emulator" else None) as worker:
                 self._check(worker, task, result, build)
                 if result["verdict"] is None:
                     give_doubt(result)

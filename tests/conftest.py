@@ -1,9 +1,14 @@
 """What the tests share: a tiny problem, and variants of it written on the spot."""
 
+import os
 import signal
 import textwrap
 
 import pytest
+
+# The tests run side by side: a thread that waits actively would take a processor from another test. OpenMP reads this when
+# torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from playground import catalog
 

@@ -3,7 +3,11 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from playground.runner import _SharedBench
+import pytest
+
+from playground import catalog
+from playground.report.progress import Progress
+from playground.runner import Options, Runner, Task, _SharedBench
 
 
 class Bench:
@@ -44,3 +48,23 @@ def test_what_was_never_used_is_closed_all_the_same():
         pass
     shared.close()
     assert made[0].closed == 1
+
+
+# Appends how its process waits between parallel loops to the file `seen`.
+WRITES_POLICY = """
+import os
+with open({seen!r}, "a") as seen:
+    print(os.environ.get("OMP_WAIT_POLICY"), file=seen)
+return torch.tanh(self.linear(x))
+"""
+
+
+@pytest.mark.parametrize("place, policies", [("cpu", ["PASSIVE", "None"]), ("emulator", ["PASSIVE"])])
+def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny_problem, write_forward, place, policies):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    seen = tmp_path / "seen"
+    variant = write_forward(f"writes_policy_{place}", WRITES_POLICY.format(seen=str(seen)))
+    with Progress() as progress:
+        (result,) = Runner(Options(quick=True), progress).run([Task(catalog.find_model(str(tiny_problem)), variant, place)])
+    assert result["verdict"] == "pass", result["reason"]
+    assert list(dict.fromkeys(seen.read_text().split())) == policies

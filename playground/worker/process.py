@@ -14,6 +14,10 @@ from playground.catalog import ROOT
 from playground.worker.channel import Channel, ChannelClosed
 from playground.worker.replies import malformed
 
+# For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
+# take it from the compilers and the other workers: a referee beside them needs three times its processor time.
+UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
+
 _living = set()
 _living_lock = threading.Lock()
 
