@@ -14,6 +14,11 @@ from .text import UnsupportedError
 IMPLICIT_CPP = "#include <torch/extension.h>\n"
 IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
 REGISTERS = re.compile(r"#\s*include\s*<torch/library\.h>")
+NAME = re.compile(r"\bTORCH_EXTENSION_NAME\b")
+NAMED_LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\s*\(\s*TORCH_EXTENSION_NAME\b")
+# In a binding that is compiled once for all names and all files: the library's name, and the file of its lines.
+STAND_IN = "emulator_stand_in"
+STAND_IN_FILE = "<cpp_sources>"
 KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
 
 
@@ -52,8 +57,14 @@ def first_errors(messages, name):
     return EmulatorError(f"{name}: the text does not compile for the emulator\n" + "\n".join(shown) + more)
 
 
+def is_the_same_under_any_name(text):
+    """Whether a binding uses its library's name for nothing but registering operators."""
+    named = len(NAMED_LIBRARY.findall(text))
+    return REGISTERS.search(text) is not None and named > 0 and named == len(NAME.findall(text))
+
+
 class Prepared:
-    """One text made ready for the host compiler."""
+    """One text made ready for the host compiler. `shared`: it can be used under any library name, and from any file."""
 
     def __init__(self, text, source_file, fallback_name, is_cuda):
         source_map = SourceMap(text, source_file, fallback_name)
@@ -64,6 +75,7 @@ class Prepared:
             raise EmulatorError(f"{place}: the emulator does not support {error.construct}") from None
         self.file = source_map.file
         self.uses_torch = rewritten.uses_torch or not is_cuda
+        self.shared = not is_cuda and is_the_same_under_any_name(text)
         self.kernel_lines = {name: source_map.line(found[-1].line) for name, found in rewritten.kernels.items()}
 
         # The rewriter writes a kernel's line as the text counts it; make it the file's.
@@ -75,10 +87,15 @@ class Prepared:
         source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
         added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"] if self.uses_torch else []
         added += ["#include <emulator/nvcc_macros.h>"] if is_cuda else []
+        added += ["#include <emulator/library_name.h>"] if self.shared else []
         at = rewritten.last_include_line
         text = after_line(text, at, "\n".join(added))
         source_map.lines[at:at] = [None] * len(added)
-        self.text = source_map.with_directives(text)
+        self.text = source_map.with_directives(text, STAND_IN_FILE if self.shared else self.file)
+
+    def explain(self, name):
+        """What makes an exception of the compiler's messages."""
+        return lambda messages: first_errors(messages.replace(STAND_IN_FILE, str(self.file)), name)
 
 
 class Builder:
@@ -133,8 +150,9 @@ class Builder:
         with ThreadPoolExecutor() as pool:
             jobs = [pool.submit(toolchain.runtime_library), pool.submit(self.compile_binding, name, binding, cpp_flags)]
             if kernels:
-                jobs.append(pool.submit(self.compile_kernels, name, kernels, cuda_flags))
-            objects = [job.result() for job in jobs][1:]
+                jobs.append(pool.submit(lambda: [self.compile_kernels(name, kernels, cuda_flags)]))
+            objects = [path for job in jobs[1:] for path in job.result()]
+            jobs[0].result()
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
         library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
         self.files[str(library)] = self.namespaces[name] = self.last_file
@@ -163,22 +181,26 @@ class Builder:
         return library
 
     def compile_binding(self, name, prepared, flags):
+        """The object files of a binding: it, and its library's name where the one serves all names."""
         own = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-fno-gnu-unique", "-w"]
         if REGISTERS.search(prepared.text):
             own += ["-include", str(toolchain.precompiled_torch_header([*own, *toolchain.torch_flags()[0]]))]
-        return compile_with_torch(name, prepared, [*own, *flags])
+        if not prepared.shared:
+            return [compile_with_torch(name, prepared, [*own, *flags])]
+        shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'], shown_as=name)
+        hidden = '__attribute__((visibility("hidden")))'
+        named = f'extern "C" {hidden} const char emulator_library_name[];\nconst char emulator_library_name[] = "{name}";\n'
+        return [shared, toolchain.compile_text(named, ".cpp", ["-fPIC"])]
 
     def compile_kernels(self, name, prepared, flags):
         flags = [*toolchain.kernel_flags(self.checked, self.debug), *flags]
         prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
         if prepared.uses_torch:
             return compile_with_torch(name, prepared, flags)
-        return toolchain.compile_text(
-            prepared.text, ".cpp", ["-std=c++17", *flags], lambda messages: first_errors(messages, name)
-        )
+        return toolchain.compile_text(prepared.text, ".cpp", ["-std=c++17", *flags], prepared.explain(name))
 
 
-def compile_with_torch(name, prepared, flags):
+def compile_with_torch(name, prepared, flags, shown_as=None):
     """Texts that include all of PyTorch's headers are first tried with a small part of them."""
     flags = [*flags, *toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
     if re.search(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>", prepared.text):
@@ -189,4 +211,4 @@ def compile_with_torch(name, prepared, flags):
             return toolchain.compile_text(prepared.text, ".cpp", [*light, *flags], uses_torch=True)
         except EmulatorError:
             pass  # the full headers decide
-    return toolchain.compile_text(prepared.text, ".cpp", flags, lambda messages: first_errors(messages, name), True)
+    return toolchain.compile_text(prepared.text, ".cpp", flags, prepared.explain(shown_as or name), True)

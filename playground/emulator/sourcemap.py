@@ -97,9 +97,9 @@ class SourceMap:
             return number
         return self.lines[number - 1] or next((line for line in self.lines[number - 1 :] if line), number)
 
-    def with_directives(self, text):
-        """The text with a #line wherever the numbering jumps."""
-        quoted = str(self.file).replace("\\", "\\\\").replace('"', '\\"')
+    def with_directives(self, text, file=None):
+        """The text with a #line wherever the numbering jumps. They name `file` where it is given, in place of `self.file`."""
+        quoted = str(file or self.file).replace("\\", "\\\\").replace('"', '\\"')
         if self.explicit:
             return "\n".join(LINE_DIRECTIVE.sub(rf'#line \1 "{quoted}"', line) for line in text.split("\n"))
         if not self.found:

@@ -1,14 +1,17 @@
-"""The cache of compiled things, and PyTorch's headers in it."""
+"""The cache of compiled things, PyTorch's headers and the bindings in it."""
 
 import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 
 from playground.emulator import toolchain
 from playground.emulator.errors import EmulatorError
+from playground.emulator.extension import Builder, is_the_same_under_any_name
 
 
 @pytest.fixture
@@ -56,3 +59,85 @@ def test_the_compiler_takes_the_precompiled_headers(tmp_path):
         run = subprocess.run(command, capture_output=True, text=True)
         assert (f"! {header}.gch" in run.stderr) is precompiled
         assert run.returncode == 0 or own
+
+
+BINDING = """
+#include <torch/library.h>
+#include <string>
+
+void launch(int64_t* result);
+
+int64_t answer() {
+    int64_t result = 0;
+    launch(&result);
+    return result;
+}
+
+TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("answer() -> int"); }
+TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) { m.impl("answer", &answer); }
+"""
+
+KERNEL = """
+#include <cstdint>
+
+__global__ void answer(int64_t* result) { *result = 42; }
+
+void launch(int64_t* result) { answer<<<1, 1>>>(result); }
+"""
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The sources that are compiled while the test runs."""
+    texts, run_compiler = [], toolchain.run_compiler
+
+    def watched(command, explain=None):
+        texts.extend(Path(part).read_text() for part in command if part.endswith(".cpp"))
+        run_compiler(command, explain)
+
+    monkeypatch.setattr(toolchain, "run_compiler", watched)
+    return texts
+
+
+def load(folder, name, binding, kernel):
+    """Load the two as a variant's file would that contains them; returns the file."""
+    file = folder / f"{name}.py"
+    file.write_text(f'BINDING = r"""{binding}"""\nCUDA = r"""{kernel}"""\n')
+    builder = Builder(checked=False, debug=False, source_file=str(file))
+    builder.load_inline(name, binding, kernel, is_python_module=False, no_implicit_headers=True)
+    return file
+
+
+def test_a_binding_is_compiled_once_for_every_edit_of_the_kernels(tmp_path, compiled):
+    binding = BINDING.replace("#include <string>", f"// {tmp_path}")  # no earlier run has compiled it
+    load(tmp_path, "shared_before", binding, KERNEL)
+    load(tmp_path, "shared_after", binding, KERNEL.replace("42", "43"))
+    assert sum("int64_t answer()" in text for text in compiled) == 1
+    assert torch.ops.shared_before.answer() == 42
+    assert torch.ops.shared_after.answer() == 43
+
+
+def test_an_edited_binding_is_compiled_again(tmp_path):
+    load(tmp_path, "binding_before", BINDING, KERNEL)
+    load(tmp_path, "binding_after", BINDING.replace("return result", "return -result"), KERNEL)
+    assert (torch.ops.binding_before.answer(), torch.ops.binding_after.answer()) == (42, -42)
+
+
+def test_a_mistake_in_a_shared_binding_is_reported_in_its_file(tmp_path):
+    with pytest.raises(EmulatorError) as raised:
+        load(tmp_path, "mistaken", BINDING.replace("return result", "return reslut"), KERNEL)
+    assert f"{tmp_path / 'mistaken.py'}:10:" in str(raised.value) and "mistaken: the text" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "more, shared",
+    [
+        ("", True),
+        ("TORCH_LIBRARY_FRAGMENT( TORCH_EXTENSION_NAME, m) {}", True),
+        ("TORCH_LIBRARY_IMPL(aten, CPU, m) {}", True),
+        ("PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}", False),
+        ("const char* name = C10_STRINGIZE(TORCH_EXTENSION_NAME);", False),
+    ],
+)
+def test_which_bindings_are_the_same_under_any_name(more, shared):
+    assert is_the_same_under_any_name(BINDING + more) is shared
