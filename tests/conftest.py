@@ -1,8 +1,9 @@
-"""What the tests share: a tiny problem, and variants of it written on the spot."""
+"""What the tests share: their order, a tiny problem, and variants of it written on the spot."""
 
 import os
 import signal
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,18 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from playground import catalog
+
+TESTS = Path(__file__).parent
+# The files that take longest, longest first. Test processes that take one file after another begin with them: a long one that
+# is begun last keeps one process busy when the others have nothing left.
+LONGEST = (
+    "emulator/test_recorded_counts.py",
+    "emulator/test_checked_conv_pool_sigmoid_sum.py",
+    "emulator/test_checked_alexnet_conv1.py",
+    "emulator/test_checked_conv3d_div_max_gap_bias_sum.py",
+    "kernels/test_notebook.py",
+    "distributed/test_torchrun.py",
+)
 
 TINY_PROBLEM = """
 import torch
@@ -47,6 +60,16 @@ class ModelNew(nn.Module):
     def forward(self, x):
         {forward}
 """
+
+
+def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # pytest-xdist's own order: the files with the most tests first
+
+
+def pytest_collection_modifyitems(items):
+    ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(scope="session", autouse=True)
