@@ -225,16 +225,12 @@ void begin_store(const void* shared, unsigned bytes, unsigned alignment, const v
 
 // Everything that the barrier's phase waits for.
 void land_for(Block& b, uint32_t mbarrier) {
-    auto& arrivals = b.async.arrivals;
-    for (size_t i = 0; i < arrivals.size();) {
-        const PendingArrival a = arrivals[i];
-        if (a.mbarrier != mbarrier) {
-            ++i;
-            continue;
+    if (const auto found = b.async.arrivals.find(mbarrier); found != b.async.arrivals.end()) {
+        const std::vector<PendingArrival> arrivals = std::exchange(found->second, {});
+        for (const PendingArrival& a : arrivals) {
+            land_groups(b.threads[a.thread], a.group);
+            arrive(b, mbarrier, 1, 0, b.threads[a.thread], nullptr);
         }
-        arrivals.erase(arrivals.begin() + i);
-        land_groups(b.threads[a.thread], a.group);
-        arrive(b, mbarrier, 1, 0, b.threads[a.thread], nullptr);
     }
     auto& loads = b.async.loads;
     for (size_t i = 0; i < loads.size();) {
@@ -293,7 +289,7 @@ void async_arrive(uint32_t mbarrier, bool counted, int line) {
         write(b, mbarrier, m);
     }
     // The copies of the open group count, too: close it.
-    b.async.arrivals.push_back({mbarrier, t.linear, ++b.async.groups[t.linear]});
+    b.async.arrivals[mbarrier].push_back({t.linear, ++b.async.groups[t.linear]});
     if (somebody_waits(b, mbarrier)) land_for(b, mbarrier);
     (void)line;
 }

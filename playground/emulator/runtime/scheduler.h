@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -158,7 +159,6 @@ struct PendingStore {
     const void* instruction;
 };
 struct PendingArrival {
-    uint32_t mbarrier;
     int thread, group;  // arrives when the thread's copies of the groups up to this one have landed
 };
 struct MbarrierWait {
@@ -171,7 +171,7 @@ struct AsyncState {
     std::vector<PendingBulk> loads;
     std::vector<std::vector<PendingStore>> stores;  // by thread, whose reads have not been waited for (check mode)
     std::vector<int> store_groups;
-    std::vector<PendingArrival> arrivals;
+    std::unordered_map<uint32_t, std::vector<PendingArrival>> arrivals;  // by mbarrier
     std::vector<MbarrierWait> waiting;
     bool used = false;
     void reset(int threads);
