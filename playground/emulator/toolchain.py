@@ -216,6 +216,9 @@ def kernel_flags(checked, debug):
         # Only the calls that it puts at loads and stores are wanted; they lead to the emulator's runtime. Functions that are
         # equal stay apart, or one would be reported under the other's lines.
         flags += ["-fsanitize=thread", "-fno-ipa-icf", "--param=tsan-distinguish-volatile=1", "-DEMULATOR_CHECKED"]
+    else:
+        # What it vectorises of a fully unrolled tile can keep GCC 12 busy for half a minute (in the choice of induction variables).
+        flags += ["-fno-tree-vectorize", "-fno-tree-slp-vectorize"]
     return tuple(flags)
 
 
