@@ -16,9 +16,8 @@ IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_run
 REGISTERS = re.compile(r"#\s*include\s*<torch/library\.h>")
 NAME = re.compile(r"\bTORCH_EXTENSION_NAME\b")
 NAMED_LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\s*\(\s*TORCH_EXTENSION_NAME\b")
-# In a binding that is compiled once for all names and all files: the library's name, and the file of its lines.
-STAND_IN = "emulator_stand_in"
-STAND_IN_FILE = "<cpp_sources>"
+STAND_IN = "emulator_stand_in"  # the library's name in a binding that is compiled once for all names
+STAND_IN_FILE = "<cpp_sources>"  # the file of a binding's lines: copies of a file share its object
 KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
 
 
@@ -64,7 +63,7 @@ def is_the_same_under_any_name(text):
 
 
 class Prepared:
-    """One text made ready for the host compiler. `shared`: it can be used under any library name, and from any file."""
+    """One text made ready for the host compiler. `shared`: it is a binding that serves under any library name."""
 
     def __init__(self, text, source_file, fallback_name, is_cuda):
         source_map = SourceMap(text, source_file, fallback_name)
@@ -91,7 +90,7 @@ class Prepared:
         at = rewritten.last_include_line
         text = after_line(text, at, "\n".join(added))
         source_map.lines[at:at] = [None] * len(added)
-        self.text = source_map.with_directives(text, STAND_IN_FILE if self.shared else self.file)
+        self.text = source_map.with_directives(text, self.file if is_cuda else STAND_IN_FILE)
 
     def explain(self, name):
         """What makes an exception of the compiler's messages."""
