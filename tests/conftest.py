@@ -22,7 +22,13 @@ LONGEST = (
     "emulator/test_checked_alexnet_conv1.py",
     "emulator/test_checked_conv3d_div_max_gap_bias_sum.py",
     "kernels/test_notebook.py",
+    "emulator/test_variants_fast.py",
+    "emulator/test_strangers.py",
     "distributed/test_torchrun.py",
+    "judge/test_wrong_kernels.py",
+    "kernels/test_new_variant.py",
+    "test_commands.py",
+    "distributed/test_data_parallel.py",
 )
 
 TINY_PROBLEM = """

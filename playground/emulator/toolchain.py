@@ -217,7 +217,7 @@ def kernel_flags(checked, debug):
         # equal stay apart, or one would be reported under the other's lines.
         flags += ["-fsanitize=thread", "-fno-ipa-icf", "--param=tsan-distinguish-volatile=1", "-DEMULATOR_CHECKED"]
     else:
-        # What it vectorises of a fully unrolled tile can keep GCC 12 busy for half a minute (in the choice of induction variables).
+        # GCC 12 can take half a minute to choose the induction variables of an unrolled tile that it has vectorised.
         flags += ["-fno-tree-vectorize", "-fno-tree-slp-vectorize"]
     return tuple(flags)
 
