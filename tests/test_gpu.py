@@ -130,6 +130,48 @@ def test_empty_batches_and_graphs(model):
             assert torch.equal(captured, expected)
 
 
+CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
+SAMPLES = 3  # at either end of a large batch
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 100 << 30,
+    reason="needs 100 GiB of GPU memory: v1's convolutions leave that much",
+)
+@pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
+def test_more_than_2_to_the_31_elements(model, variant):
+    """The first and the last samples of a batch that 32 bits cannot index give what they give by themselves."""
+    problem = catalog.load_problem(model.path, {"batch_size": 1})
+    (one,) = problem.get_inputs()
+    batch = (1 << 31) // one.numel() + 2 * SAMPLES
+    few = torch.randn(2 * SAMPLES, *one.shape[1:], device="cuda")
+    many = torch.zeros(batch, *one.shape[1:], device="cuda")
+    assert many.numel() > 1 << 31
+    many[:SAMPLES], many[-SAMPLES:] = few[:SAMPLES], few[SAMPLES:]
+    new = catalog.load_variant(variant.path).ModelNew(*problem.get_init_inputs()).cuda()
+
+    def ends(output):
+        return torch.cat([output[:SAMPLES], output[-SAMPLES:]])
+
+    def near(got, expected):
+        return (got - expected).abs().max() <= 1e-2 * expected.std()
+
+    with torch.no_grad():
+        expected = new(few)
+        assert near(ends(new(many)), expected)
+    if variant.name < "v3":  # their training keeps PyTorch's own intermediate results, which are larger than the GPU's memory
+        return
+    upstream = torch.randn_like(expected)
+    new(few).backward(upstream)
+    alone = [parameter.grad for parameter in new.parameters()]
+    new.zero_grad()
+    output = new(many)
+    large = torch.zeros_like(output)
+    large[:SAMPLES], large[-SAMPLES:] = upstream[:SAMPLES], upstream[SAMPLES:]
+    output.backward(large)
+    assert all(near(parameter.grad, expected) for parameter, expected in zip(new.parameters(), alone, strict=True))
+
+
 @pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
 def test_wrong_tensors_are_refused(model):
     problem = catalog.load_problem(model.path, {"batch_size": 1})
