@@ -15,16 +15,17 @@ import torch
 TEXT = r"""
 #include <cstdint>
 
+// A thread an output; a grid's third dimension is the output channel.
 __global__ void convolution(const float* x, const float* weight, float* y, int channels, int size, int outputs) {
-    const int side = size - 2, index = blockIdx.x * blockDim.x + threadIdx.x, plane = side * side;
-    if (index >= outputs * plane) return;
-    const int out = index / plane, row = index % plane / side, column = index % side;
+    const int side = size - 2, column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y * blockDim.y + threadIdx.y;
+    const int out = blockIdx.z;
+    if (row >= side || column >= side) return;
     float sum = 0;
     for (int c = 0; c < channels; ++c)
         for (int u = 0; u < 3; ++u)
             for (int v = 0; v < 3; ++v)
                 sum += weight[(out * channels + c) * 9 + u * 3 + v] * x[(c * size + row + u) * size + column + v];
-    y[index] = sum;
+    y[(out * side + row) * side + column] = sum;
 }
 
 __global__ void product(const float* a, const float* b, float* c, int n) {
@@ -63,8 +64,8 @@ __global__ void tensor_core(const float* a, const float* b, float* c, int n) {
 
 extern "C" {
 void run_convolution(float* x, float* weight, float* y, int channels, int size, int outputs) {
-    const int count = outputs * (size - 2) * (size - 2);
-    convolution<<<(count + 127) / 128, 128>>>(x, weight, y, channels, size, outputs);
+    const dim3 blocks((size - 2 + 31) / 32, (size - 2 + 7) / 8, outputs);
+    convolution<<<blocks, dim3(32, 8)>>>(x, weight, y, channels, size, outputs);
 }
 void run_product(float* a, float* b, float* c, int n) { product<<<dim3(n / 16, n / 16), dim3(16, 16)>>>(a, b, c, n); }
 void run_tensor_core(float* a, float* b, float* c, int n) { tensor_core<<<dim3(n / 8, n / 16), 32>>>(a, b, c, n); }
