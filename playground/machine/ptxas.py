@@ -85,7 +85,10 @@ def describe(codes, capability=None):
 
 
 def compile_cubin(nvcc, code, architecture, folder):
-    """(kernels, warnings) of the text for one architecture. Raises Refused."""
+    """(kernels, warnings) of the text for one architecture. Raises Refused.
+
+    What ptxas calls a potential loss of performance, matrix products that it makes wait for one another, is a warning, too.
+    """
     source = folder / f"text_{architecture}.cu"
     source.write_text(code.text, encoding="utf-8")
     named = [flag for flag in code.flags if "arch" not in flag and flag != "-gencode"]
@@ -94,7 +97,7 @@ def compile_cubin(nvcc, code, architecture, folder):
     output = result.stdout + result.stderr
     if result.returncode:
         raise Refused(f"{' '.join(command)}\n{output}")
-    warnings = [line for line in output.splitlines() if re.search(r"\bwarning\b", line, re.IGNORECASE)]
+    warnings = [line for line in output.splitlines() if re.search(r"\bwarning\b|performance loss", line, re.IGNORECASE)]
     return _kernels(output, nvcc), warnings
 
 

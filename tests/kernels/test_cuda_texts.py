@@ -74,3 +74,35 @@ def test_spills_and_warnings_are_seen(tmp_path):
     refused = ptxas.DeviceCode("int undeclared() { return undeclared_thing; }")
     with pytest.raises(ptxas.Refused, match="undeclared_thing"):
         ptxas.compile_cubin(NVCC, refused, "sm_80", tmp_path)
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
+def test_products_that_wait_for_one_another_are_seen(tmp_path):
+    """A product reads registers until it is waited for; where they change before, ptxas waits, and says so by the by."""
+    text = r"""
+    #include <cstdint>
+    __device__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint64_t b) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, 1, 1, 1;"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+    __global__ void __launch_bounds__(128) kernel(float* out, const uint32_t* in, uint64_t b) {
+        float d[4] = {};
+        uint32_t a[4] = {in[threadIdx.x], in[128 + threadIdx.x], in[256 + threadIdx.x], in[384 + threadIdx.x]};
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    #pragma unroll 1
+        for (int k = 0; k < 8; ++k) {
+            multiply(d, a, b);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            WAIT
+            for (int i = 0; i < 4; ++i) a[i] = in[k * 512 + i * 128 + threadIdx.x];
+        }
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        for (int i = 0; i < 4; ++i) out[i * 128 + threadIdx.x] = d[i];
+    }
+    """
+    flags = ["-gencode=arch=compute_90a,code=sm_90a"]
+    wait = 'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");'
+    for waits, expected in ("", True), (wait, False):
+        _, warnings = ptxas.compile_cubin(NVCC, ptxas.DeviceCode(text.replace("WAIT", waits), flags), "sm_90a", tmp_path)
+        assert any("serialized" in warning for warning in warnings) == expected, warnings
