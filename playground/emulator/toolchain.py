@@ -211,7 +211,7 @@ KERNEL_FLAGS = (
 def kernel_flags(checked, debug):
     """How kernel text is compiled: nvcc contracts a * b + c, so this does."""
     flags = [*KERNEL_FLAGS, *machine_flags(), f"-I{INCLUDE}"]
-    flags += ["-O0", "-g3", "-gdwarf-4"] if debug else ["-O2"]
+    flags += ["-O0", "-g3", "-gdwarf-4"] if debug else ["-O2" if checked else "-O3"]
     if checked:
         # Only the calls that it puts at loads and stores are wanted; they lead to the emulator's runtime. Functions that are
         # equal stay apart, or one would be reported under the other's lines.
