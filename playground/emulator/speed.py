@@ -16,7 +16,7 @@ TEXT = r"""
 #include <cstdint>
 
 // A thread an output; a grid's third dimension is the output channel.
-__global__ void convolution(const float* x, const float* weight, float* y, int channels, int size, int outputs) {
+__global__ void convolution(const float* x, const float* weight, float* y, int channels, int size) {
     const int side = size - 2, column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y * blockDim.y + threadIdx.y;
     const int out = blockIdx.z;
     if (row >= side || column >= side) return;
@@ -65,7 +65,7 @@ __global__ void tensor_core(const float* a, const float* b, float* c, int n) {
 extern "C" {
 void run_convolution(float* x, float* weight, float* y, int channels, int size, int outputs) {
     const dim3 blocks((size - 2 + 31) / 32, (size - 2 + 7) / 8, outputs);
-    convolution<<<blocks, dim3(32, 8)>>>(x, weight, y, channels, size, outputs);
+    convolution<<<blocks, dim3(32, 8)>>>(x, weight, y, channels, size);
 }
 void run_product(float* a, float* b, float* c, int n) { product<<<dim3(n / 16, n / 16), dim3(16, 16)>>>(a, b, c, n); }
 void run_tensor_core(float* a, float* b, float* c, int n) { tensor_core<<<dim3(n / 8, n / 16), 32>>>(a, b, c, n); }
