@@ -171,10 +171,16 @@ def _run(given, make_tasks, options, show):
             _tell_how_to_step(tasks, given.device)
         if rank is None or rank.local_rank == 0:
             _clear_locks()
-        report = measure(tasks, options, given.json, given.resume, _comparing_with(earlier, given.against))
+        compared = _comparing_with(earlier, given.against)
+        report = measure(tasks, options, given.json, given.resume, compared, lambda finished: _passed(finished, axes))
     except (catalog.CatalogError, CannotMeasure, CannotPlot, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
+    except distributed.RunLost as complaint:
+        print(complaint, file=sys.stderr)
+        return FAILED
+    except distributed.RunFailed:
+        return FAILED
     except KeyboardInterrupt:
         kept = given.json and given.json.is_file()
         print(f"interrupted; --resume {given.json} goes on" if kept else "interrupted", file=sys.stderr)
@@ -191,8 +197,7 @@ def _run(given, make_tasks, options, show):
     if given.html:
         known = [page.Files(task.model.path, task.variant.path) for task in tasks]
         document.write_whole(given.html, page.render(report, known))
-    whole = report["environment"]["complete"] and not report["environment"].get("lost_ranks")
-    return PASSED if whole and not any(_is_wrong(result, axes) for result in report["results"]) else FAILED
+    return PASSED if _passed(report, axes) else FAILED
 
 
 def _earlier(file):
@@ -206,6 +211,11 @@ def _earlier(file):
 def _comparing_with(earlier, file):
     """The function that adds to a document how it compares with an earlier one, where there is one."""
     return lambda finished: against.compare(finished, earlier, file.name) if earlier else finished
+
+
+def _passed(report, axes):
+    whole = report["environment"]["complete"] and not report["environment"].get("lost_ranks")
+    return whole and not any(_is_wrong(result, axes) for result in report["results"])
 
 
 def _is_wrong(result, axes):

@@ -4,13 +4,19 @@
 
 Each rank takes its part of the batch. Three ways are compared with one process that has the whole: DistributedDataParallel as
 it is, compiled by torch.compile, and with gradients accumulated over two halves of the part. They may differ from the one
-process's by twice the error of the original in eager PyTorch against float64. With --time a rank has the model's whole batch
-for itself (weak scaling), and a step is timed with and without the other ranks.
+process's by twice the error of the original in eager PyTorch against float64; the rank that is furthest off counts.
+
+With --time each rank has the model's whole batch for itself (weak scaling), and a step is timed: forward, backward and the
+exchange of gradients, without an optimizer. Steps follow one another as in training, with no wait between. "alone" is a rank
+without DistributedDataParallel, one rank after another while the rest wait in a barrier; the slowest rank counts there, too.
+
+--json keeps the figures: one file a number of ranks, from which playground.report.many_gpus makes README's table.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import statistics
 import sys
 import time
@@ -23,12 +29,15 @@ from rich.text import Text
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import catalog, distributed, tensors
-from playground.machine import requirements
-from playground.report.figures import one_line, scientific, significant
+from playground.machine import environment, requirements
+from playground.report.document import write_whole
+from playground.report.figures import NOTHING, one_line, scientific, significant, with_unit
 from playground.report.layout import make_console, print_rows, verdict
 
 SEED = 20240229
-STEPS, WARM_UP = 20, 5
+KIND = "data_parallel"  # of the JSON file
+ROUNDS, ROUND_SECONDS = 9, 0.1  # a time is the median of so many rounds, each of as many steps as take about so long
+WARM_UP = 5  # steps; DistributedDataParallel arranges its buckets anew after the first
 ROUNDING = 16 * torch.finfo(torch.float32).eps  # of the largest gradient: what another order of additions may change
 WAYS = ("as it is", "compiled", "accumulated")
 
@@ -48,10 +57,14 @@ class Batch:
 
         return Batch([share(value) for value in self.inputs], [share(value) for value in self.upstream])
 
-    def backward(self, model, factor=1.0):
+    def scaled(self, factor):
+        """With the gradients of the outputs, and so those of the parameters, so many times as large."""
+        return Batch(self.inputs, [factor * gradient for gradient in self.upstream])
+
+    def backward(self, model):
         """Add to the parameters' gradients."""
         outputs = tensors.flatten(model(*self.inputs))
-        torch.autograd.backward(outputs, [factor * g.to(o) for o, g in zip(outputs, self.upstream, strict=True)])
+        torch.autograd.backward(outputs, [g.to(o) for o, g in zip(outputs, self.upstream, strict=True)])
 
 
 def main(arguments=None):
@@ -65,7 +78,8 @@ def main(arguments=None):
     device = torch.device(given.device, rank.local_rank if given.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    on_gpu = device.type == "cuda"
+    torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     try:
         rows = [_examine(*each, given, device) for each in _chosen(given)]
     except catalog.CatalogError as complaint:
@@ -76,9 +90,9 @@ def main(arguments=None):
     if rank.rank == 0:
         _show(rows)
         if given.json:
-            given.json.write_text(
-                json.dumps({"ranks": rank.world_size, "device": _name(device), "results": rows}, indent=1) + "\n"
-            )
+            found = {"kind": KIND, "ranks": rank.world_size, "device": _name(device)}
+            found |= {"environment": environment.describe(), "results": rows}
+            write_whole(given.json, json.dumps(found, indent=1, allow_nan=False) + "\n")
     return 0 if all(row["verdict"] != "fail" for row in rows) else 1
 
 
@@ -107,11 +121,16 @@ def _name(device):
 
 
 def _examine(model, variant, given, device):
-    """{"model", "variant", "verdict", "reason", "errors", "step_ms", "alone_ms"}; errors as shares of what is allowed."""
+    """A row of the JSON document. "errors" are shares of what is allowed; one that is no finite number is None.
+
+    "samples_per_second" is that of all ranks together, "efficiency" the share of a step that a rank would take alone.
+    """
     settings = catalog.SETTINGS[given.device].get(model.name, {}) | catalog.parse_settings(given.set)
     problem = catalog.load_problem(model.path, settings)
     row = {"model": model.name, "variant": variant.name, "settings": settings, "verdict": "pass", "reason": None}
-    row |= {"errors": {}, "step_ms": None, "alone_ms": None}
+    row |= {"errors": {}, "samples": None, "alone_ms": None, "step_ms": None, "samples_per_second": None, "efficiency": None}
+    row |= {"source_sha256": catalog.sha256(variant.path), "code_sha256": catalog.code_sha256(variant.path)}
+    row |= {"model_sha256": catalog.sha256(model.path)}
     module = catalog.load_variant(variant.path)
     original = tensors.make_model(problem, problem.Model, SEED).to(device)
     batch = _batch(problem, original, device)
@@ -122,14 +141,19 @@ def _examine(model, variant, given, device):
     allowed = _allowed(original, batch)
     for way in WAYS:
         found = _in_parallel(way, _fresh(problem, module, original, device), batch)
-        row["errors"][way] = max(_largest(found[name] - alone[name]) / allowed[name] for name in allowed)
-    wrong = [way for way, share in row["errors"].items() if not share <= 1]
+        worst = _largest_of_ranks(max(share_of_allowed(found[name] - alone[name], allowed[name]) for name in allowed), device)
+        row["errors"][way] = worst if math.isfinite(worst) else None
+    wrong = [way for way, share in row["errors"].items() if share is None or share > 1]
     if wrong:
         reason = f"gradients of {', '.join(wrong)} are not those of one process with the whole batch"
         return row | {"verdict": "fail", "reason": reason}
     if given.time:
-        for key, parallel in (("alone_ms", False), ("step_ms", True)):
-            row[key] = _milliseconds(_fresh(problem, module, original, device), batch, parallel)
+        ranks = torch.distributed.get_world_size()
+        row["samples"] = batch.inputs[0].shape[0]  # of a rank
+        row["alone_ms"] = _alone(_fresh(problem, module, original, device), batch)
+        row["step_ms"] = _together(_fresh(problem, module, original, device), batch)
+        row["samples_per_second"] = 1e3 * ranks * row["samples"] / row["step_ms"]
+        row["efficiency"] = row["alone_ms"] / row["step_ms"]
     return row
 
 
@@ -175,35 +199,70 @@ def _largest(value):
     return value.abs().max().item()
 
 
+def share_of_allowed(difference, allowed):
+    """Of two gradients; infinite where one of them is no number, which no comparison would notice otherwise."""
+    largest = _largest(difference)
+    if largest == 0:
+        return 0.0
+    return largest / allowed if math.isfinite(largest) and allowed > 0 else math.inf
+
+
+def _largest_of_ranks(value, device):
+    found = torch.tensor(value, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+    return found.item()
+
+
 def _in_parallel(way, model, batch):
     """Gradients under DistributedDataParallel, which averages those of the ranks: hence the factor."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    parallel = DistributedDataParallel(model, device_ids=[torch.cuda.current_device()] if batch.inputs[0].is_cuda else None)
+    parallel = _parallel(model)
     run = torch.compile(parallel) if way == "compiled" else parallel
-    own = batch.part(rank, ranks)
+    own = batch.part(rank, ranks).scaled(ranks)
     halves = [own.part(half, 2) for half in range(2)] if way == "accumulated" else [own]
     for number, half in enumerate(halves):
         last = number == len(halves) - 1
         with contextlib.nullcontext() if last else parallel.no_sync():
-            half.backward(run, factor=ranks)
+            half.backward(run)
     return _of(model)
 
 
-def _milliseconds(model, batch, parallel):
-    """The median over steps of the slowest rank's time for forward, backward and the exchange of gradients."""
-    run = DistributedDataParallel(model) if parallel else model
-    samples = []
-    for _ in range(WARM_UP + STEPS):
-        model.zero_grad()
-        _wait(batch)
+def _parallel(model):
+    """Without device_ids, which would only move inputs: they are on the rank's device already."""
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def _alone(model, batch):
+    """Milliseconds of a step that exchanges nothing, the slowest rank's; the ranks take turns."""
+    own = None
+    for turn in range(torch.distributed.get_world_size()):
+        if turn == torch.distributed.get_rank():
+            own = _milliseconds(model, batch, agree=lambda seconds: seconds)
         torch.distributed.barrier()
-        began = time.perf_counter()
-        batch.backward(run)
-        _wait(batch)
-        took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=batch.inputs[0].device)
-        torch.distributed.all_reduce(took, torch.distributed.ReduceOp.MAX)
-        samples.append(1e3 * took.item())
-    return statistics.median(samples[WARM_UP:])
+    return _largest_of_ranks(own, batch.inputs[0].device)
+
+
+def _together(model, batch):
+    """Milliseconds of a step of all ranks at once, which exchange gradients; of each round the slowest rank's count."""
+    return _milliseconds(_parallel(model), batch, agree=lambda seconds: _largest_of_ranks(seconds, batch.inputs[0].device))
+
+
+def _milliseconds(model, batch, agree):
+    """The median over rounds of a step's time; what one rank measures becomes what counts by `agree`."""
+    _seconds(model, batch, WARM_UP)
+    steps = max(1, round(ROUND_SECONDS / agree(_seconds(model, batch, WARM_UP) / WARM_UP)))
+    return 1e3 * statistics.median(agree(_seconds(model, batch, steps) / steps) for _ in range(ROUNDS))
+
+
+def _seconds(model, batch, steps):
+    """Of so many steps, one behind the other."""
+    _wait(batch)
+    began = time.perf_counter()
+    for _ in range(steps):
+        model.zero_grad()
+        batch.backward(model)
+    _wait(batch)
+    return time.perf_counter() - began
 
 
 def _wait(batch):
@@ -220,12 +279,14 @@ def _show(rows):
             **{head: Text(scientific(row["errors"].get(way))) for way, head in ways.items()},
             "alone ms": Text(significant(row["alone_ms"])),
             "step ms": Text(significant(row["step_ms"])),
+            "samples/s": Text(significant(row["samples_per_second"])),
+            "efficiency": Text(with_unit(100 * row["efficiency"], "%") if row["efficiency"] else NOTHING),
         }
         for row in rows
     ]
     console = make_console()
     plan = tuple((name,) for name in table[0])
-    stacked = (("variant", "verdict"), tuple(ways.values()), ("alone ms", "step ms"))
+    stacked = (("variant", "verdict"), tuple(ways.values()), ("alone ms", "step ms"), ("samples/s", "efficiency"))
     print_rows(console, (plan, stacked), table, {"variant", "verdict"})
     for row in rows:
         if row["reason"]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from playground import catalog, distributed
@@ -21,26 +22,35 @@ class CannotMeasure(Exception):
     """An earlier run that cannot be continued, or a place where nothing can be written; the text says why."""
 
 
-def measure(tasks, options, file=None, resume=None, add=lambda finished: finished):
+def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, passes=lambda finished: True):
     """The document of a run, or None on a rank that leaves showing it to rank 0.
 
     Every result is written to `file` as soon as it is there. Results that the document in the file `resume` has of these tasks
     are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
-    document is what is written last, and returned. Raises CannotMeasure.
+    document is what is written last, and returned. `passes` says of a finished document whether the run passed, which the ranks
+    on other hosts are told. Raises CannotMeasure, distributed.RunLost and, on such a rank, distributed.RunFailed.
     """
+    began = time.monotonic()
     record = _Record(tasks, options, file)
-    if resume:
+    rank = distributed.current_rank()
+    if resume and (rank is None or rank.rank == 0):  # the file may be on one host, and grows while others start
         record.take_over(resume)
     left = record.left()
-    rank = distributed.current_rank()
     if rank:
-        collected = distributed.run(rank, left, options, record.keep)
-        if collected is None:
+        named = {_plain(_identity_of_task(task)): task for task in left}
+
+        def conclude(collected):
+            record.keep(collected.results)
+            record.environment |= {"ranks": collected.ranks, "lost_ranks": collected.lost}
+            return passes(record.document())
+
+        distributed.run(rank, named, options, record.keep, conclude)
+        if rank.rank != 0:
             return None
-        record.keep(collected.results)
-        record.environment |= {"ranks": collected.ranks, "lost_ranks": collected.lost}
     else:
         _run_here(left, options, record)
+    if not resume:
+        record.environment |= {"seconds": time.monotonic() - began}  # of the whole run
     return record.finished(add)
 
 

@@ -28,9 +28,12 @@ class Board:
         """Whoever knows that a rank has ended spares the others the wait."""
         self._store.set(f"lost/{rank}", "1")
 
+    def was_declared_lost(self, rank):
+        return bool(self._read(f"lost/{rank}"))
+
     def is_lost(self, rank):
         """Whether a rank was declared lost, or has given no sign of life for too long."""
-        if self._read(f"lost/{rank}"):
+        if self.was_declared_lost(rank):
             return True
         now, count = time.monotonic(), self._store.add(f"life/{rank}", 0)
         last, since = self._seen.get(rank, (None, now))

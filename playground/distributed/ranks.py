@@ -1,7 +1,12 @@
 """What a rank does: a process of its own works, and the one that torchrun started watches over it.
 
 torchrun ends a run as soon as one of its processes fails. So the process that it knows does nothing that could fail: it starts
-the worker of the rank, says when that has died, and waits for the others. Rank 0's also collects what comes of the tasks.
+the worker of the rank, says when that has died, and waits for the others. Rank 0's also says what is to be done, and collects
+what comes of it.
+
+With several hosts a torchrun on each looks after its own processes only, and the store is on the host of rank 0: without that
+host a run ends, without another one it goes on. A torchrun whose processes succeeded waits minutes for those whose processes
+did not, so all hosts end with the same status.
 """
 
 import contextlib
@@ -17,8 +22,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
+from torch.distributed import DistError
 
-from playground.distributed.board import ATTEMPTS, PAUSE, Board, work_off
+from playground.distributed.board import ATTEMPTS, LOST_AFTER, PAUSE, Board, work_off
 from playground.judging import give
 from playground.machine import environment
 from playground.report.progress import Progress
@@ -28,8 +34,16 @@ from playground.worker import kill_all
 RUN = "run"
 COLLECTOR = "collector"  # gives signs of life under this name
 SECONDS_BETWEEN_SIGNS = 1.0
-FAREWELL_SECONDS = 2.0  # for the other ranks to see that the run is over
+FAREWELL_SECONDS = 10.0  # at most, for the other ranks to see that the run is over, and how it ended: then the store is gone
 RANK_ENDED = "each rank that took it ended before it was done ({attempts} of them)"
+
+
+class RunLost(Exception):
+    """This rank cannot take part in the run, or no longer; the text says why."""
+
+
+class RunFailed(Exception):
+    """The run is over and did not pass, as rank 0 on another host tells."""
 
 
 class Collected:
@@ -41,28 +55,85 @@ class Collected:
         self.lost = lost
 
 
-def run(rank, tasks, options, keep):
-    """Work off the tasks together with the other ranks. Returns Collected on rank 0, None elsewhere.
+def run(rank, tasks, options, keep, conclude):
+    """Work off the tasks, {identity: Task}, together with the other ranks.
 
-    `keep(results)` is called on rank 0 with all results so far whenever there is a new one. Interrupted, rank 0 returns what
-    it has.
+    Those of rank 0 count; the others must have tasks of the same identities and may have more. On rank 0 `keep(results)` is
+    called with all results so far whenever there is a new one, and at the end `conclude(Collected)`, which says whether the run
+    passed; interrupted, it is called with what there is. Raises RunLost, and RunFailed on other hosts than rank 0's: on its own
+    torchrun would end rank 0, which has still to show the results, when another fails.
     """
-    board = Board(rank.connect(serve=rank.rank == 0), rank.rank)
-    engine = multiprocessing.get_context("spawn").Process(target=_work, args=(rank, tasks, options), name=str(rank))
+    try:
+        board = Board(rank.connect(serve=rank.rank == 0), rank.rank)
+        ours = list(_agreed(rank, board, tasks).values())
+    except DistError:
+        raise _without_rank_0(rank) from None
+    engine = multiprocessing.get_context("spawn").Process(target=_work, args=(rank, ours, options), name=str(rank))
     engine.start()
     try:
-        return _collect(rank, board, engine, tasks, keep) if rank.rank == 0 else _attend(rank, board, engine)
+        if rank.rank == 0:
+            _collect(rank, board, engine, ours, keep, conclude)
+        elif not _attend(rank, board, engine) and rank.host != 0:
+            _outlast_rank_0(board)
+            raise RunFailed
+    except DistError:
+        raise _without_rank_0(rank) from None
     finally:
         engine.terminate()
         engine.join()
 
 
-def _attend(rank, board, engine):
-    """Until rank 0 says that the run is over."""
+def _agreed(rank, board, tasks):
+    """The tasks that rank 0 has, in its order: it alone knows which results of an earlier run there are already."""
+    if rank.rank == 0:
+        Board(rank.connect(), COLLECTOR).sign_of_life()
+        board.announce("tasks", list(tasks))
+        return tasks
     collector = Board(rank.connect(), COLLECTOR)
-    while not board.announced("over") and not collector.is_lost(COLLECTOR):
-        _watch(rank, board, engine)
+    while (names := board.announced("tasks")) is None:
+        if collector.is_lost(COLLECTOR):
+            raise _without_rank_0(rank)
         time.sleep(PAUSE)
+    if missing := [name for name in names if name not in tasks]:
+        board.declare_lost(rank.rank)
+        raise RunLost(f"{rank} has other files or options than rank 0: it does not know the task {missing[0]}")
+    return {name: tasks[name] for name in names}
+
+
+def _without_rank_0(rank):
+    return RunLost(f"{rank} cannot reach the host of rank 0, which has the results so far, and ends; --resume goes on there")
+
+
+def _attend(rank, board, engine):
+    """Until rank 0 says that the run is over. Returns whether it passed."""
+    collector = Board(rank.connect(), COLLECTOR)
+    try:
+        while not board.announced("over"):
+            if collector.is_lost(COLLECTOR):
+                raise _without_rank_0(rank)
+            _watch(rank, board, engine)
+            time.sleep(PAUSE)
+        board.announce(f"present/{rank.rank}", True)
+        latest = time.monotonic() + LOST_AFTER
+        while (passed := board.announced("passed")) is None and time.monotonic() < latest:
+            time.sleep(PAUSE)
+    except (KeyboardInterrupt, SystemExit):
+        with contextlib.suppress(DistError):
+            board.declare_lost(rank.rank)  # its task is free at once
+            board.announce(f"farewell/{rank.rank}", True)
+        raise
+    with contextlib.suppress(DistError):  # rank 0 has not waited for it
+        board.announce(f"farewell/{rank.rank}", True)
+    return bool(passed)
+
+
+def _outlast_rank_0(board):
+    """Until the torchrun of rank 0 has ended: it needs the rendezvous, which may be kept by the torchrun of this rank."""
+    latest = time.monotonic() + LOST_AFTER
+    with contextlib.suppress(DistError):
+        while time.monotonic() < latest:
+            board.announced("over")
+            time.sleep(PAUSE)
 
 
 def _watch(rank, board, engine):
@@ -75,15 +146,19 @@ def _cause(status):
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
-def _collect(rank, board, engine, tasks, keep):
+def _collect(rank, board, engine, tasks, keep, conclude):
     life = Board(rank.connect(), COLLECTOR)
     everybody = range(rank.world_size)
-    results = {}
+    results, lost, told = {}, [], set()
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         while len(results) < len(tasks):
             life.sign_of_life()
             _watch(rank, board, engine)
             lost = [each for each in everybody if board.is_lost(each)]
+            silent = {each for each in lost if not board.was_declared_lost(each)}
+            for each in sorted(silent - told):
+                print(f"rank {each} gives no sign of life; the others go on", file=sys.stderr)
+            told |= silent
             if _gather(board, tasks, results):
                 keep(_ordered(tasks, results))
             if len(lost) == rank.world_size:
@@ -91,10 +166,23 @@ def _collect(rank, board, engine, tasks, keep):
             time.sleep(PAUSE)
     _gather(board, tasks, results)
     board.announce("over", True)
-    lost = [each for each in everybody if board.is_lost(each)]
     ranks = [board.announced(f"rank/{each}") for each in everybody]
-    time.sleep(FAREWELL_SECONDS if rank.world_size > 1 else 0)
-    return Collected(_ordered(tasks, results), [each for each in ranks if each], lost)
+    others = set(everybody) - {rank.rank}
+    absent = _wait_for(board, others, "present", "farewell")
+    passed = conclude(Collected(_ordered(tasks, results), [each for each in ranks if each], sorted({*lost, *absent})))
+    board.announce("passed", passed)
+    _wait_for(board, others - absent, "farewell")
+
+
+def _wait_for(board, ranks, *words):
+    """Until each of the ranks has said one of the words; those of a lost host never do. Returns them."""
+    latest = time.monotonic() + FAREWELL_SECONDS
+    silent = set(ranks)
+    while True:
+        silent -= {each for each in silent if any(board.announced(f"{word}/{each}") for word in words)}
+        if not silent or time.monotonic() > latest:
+            return silent
+        time.sleep(PAUSE / 4)
 
 
 def _gather(board, tasks, results):
@@ -127,6 +215,8 @@ def _work(rank, tasks, options):
     try:
         with Progress(prefix=f"[{rank}] ") as progress:
             _Worker(rank, tasks, options, progress).work()
+    except DistError:
+        sys.exit(1)  # the process above says that the store is gone
     finally:
         kill_all()
 
@@ -138,10 +228,11 @@ def _end_with_parent():
 
 
 def _live(rank):
-    board = Board(rank.connect(), rank.rank)
-    while True:
-        board.sign_of_life()
-        time.sleep(SECONDS_BETWEEN_SIGNS)
+    with contextlib.suppress(DistError):  # the store is gone, and with it the run
+        board = Board(rank.connect(), rank.rank)
+        while True:
+            board.sign_of_life()
+            time.sleep(SECONDS_BETWEEN_SIGNS)
 
 
 class _Worker:
@@ -157,6 +248,8 @@ class _Worker:
 
     def work(self):
         seeds = {"seed": self._runner.seed, "probe_seed": self._runner.probe_seed}
+        if not self._tasks:
+            return
         self._board.announce(f"rank/{self._rank.rank}", self._device(self._tasks[0].place) | seeds)
         items = range(len(self._tasks))
         try:

@@ -89,11 +89,11 @@ def main(arguments=None, root=ROOT):
     return int(check and bool(outdated))
 
 
-def with_table(text, block, path="README.md"):
+def with_table(text, block, path="README.md", begin=BEGIN, end=END):
     """The text of a page with `block` between its markers."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ReadmeError(f"{path} must contain {BEGIN} and, below it, {END}, once each")
-    return text[: text.index(BEGIN) + len(BEGIN)] + f"\n{block}\n" + text[text.index(END) :]
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ReadmeError(f"{path} must contain {begin} and, below it, {end}, once each")
+    return text[: text.index(begin) + len(begin)] + f"\n{block}\n" + text[text.index(end) :]
 
 
 def table(root, page):
@@ -130,9 +130,9 @@ def _run(root, page, path, document):
         parts.append(_model(root, page, root / "models" / f"{model}.py", full_size))
     day = date_of(document["environment"]).date().isoformat()
     earlier = document["environment"].get("joined")  # a remark on which results of the record are from other runs
-    day += f" ({_cell(earlier)})" if earlier else ""
+    day += f" ({cell(earlier)})" if earlier else ""
     parts.append(
-        f"Measured on {_cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
+        f"Measured on {cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
         "fastest baseline."
         + (" The models' ladders (below) have all baselines, strict fp32, and training." if page.short else "")
         + (f" {STALE} measured before the file's last change." if any(STALE in part for part in parts) else "")
@@ -150,7 +150,7 @@ def _model(root, page, model_file, results):
         if not source.stem.startswith("cpu_"):
             result = results.get(source.stem)
             rows.append(_variant_row(page, source, result, result is None or result in of_this_model))
-    title = f"**{model}**" + (f", input {_cell(sizes)}" if sizes else "")
+    title = f"**{model}**" + (f", input {cell(sizes)}" if sizes else "")
     shown = len(HEAD) - len(TRAINING) if page.short else len(HEAD)
     return title + "\n\n" + "\n".join(f"| {' | '.join(row[:shown])} |" for row in rows)
 
@@ -178,7 +178,7 @@ def _baseline_rows(results, short):
             continue
         over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
         training = [significant(modes[mode][name]) if name in modes[mode] else "" for mode in TRAINING]
-        yield (_cell(baseline_name(name)), "", significant(forward[name]), over_eager, "", "", "", *training)
+        yield (cell(baseline_name(name)), "", significant(forward[name]), over_eager, "", "", "", *training)
 
 
 def _variant_row(page, source, result, of_this_model):
@@ -191,14 +191,14 @@ def _variant_row(page, source, result, of_this_model):
     if is_stale(result, source):
         name += f" {STALE}"
     if result["verdict"] != "pass":
-        return (name, "", _cell(f"{result['verdict']}: {result['reason']}"), *blank)
+        return (name, "", cell(f"{result['verdict']}: {result['reason']}"), *blank)
     if result["time_ms"] is None:
         return (name, "", "passed, not timed", *blank)
     check, speedup, share = result["check"], result["speedup"] or {}, share_of_floor(result)
     training = [_training_cell((result["training"] or {}).get(mode)) for mode in TRAINING]
     return (
         name,
-        _cell(result.get("precision") or ""),
+        cell(result.get("precision") or ""),
         significant(result["time_ms"]["median"]),
         with_unit(speedup["eager"]["ratio"], "x") if "eager" in speedup else "",
         _over_best(result),
@@ -210,7 +210,7 @@ def _variant_row(page, source, result, of_this_model):
 
 def _over_best(result):
     best, ratio = headline(result)
-    return f"{with_unit(ratio['ratio'], 'x')} ({_cell(baseline_name(best))})" if best else ""
+    return f"{with_unit(ratio['ratio'], 'x')} ({cell(baseline_name(best))})" if best else ""
 
 
 def _training_cell(timings):
@@ -222,7 +222,7 @@ def _training_cell(timings):
     return significant(timings["time_ms"]["median"]) + over + (f"; {GRAPH} {graphed}" if graphed else "")
 
 
-def _cell(text):
+def cell(text):
     """One line of text that cannot end a table's cell, the comment marker or the table."""
     return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 

@@ -1,14 +1,16 @@
 """Variants under DistributedDataParallel, on the CPU over gloo."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from playground import catalog
-from playground.data_parallel import WAYS
+from playground.data_parallel import WAYS, share_of_allowed
 
 # Its result for a sample depends on the other samples, so that parts of a batch give other gradients than the whole.
 MIXES_SAMPLES = "return torch.tanh(self.linear(x - x.mean(0)))"
@@ -45,13 +47,32 @@ def tiny(tiny_problem, write_forward, tmp_path_factory):
 
 def test_unequal_parts(tiny):
     assert tiny[1]["plain"]["verdict"] == "pass", tiny[2]
-    assert tiny[1]["plain"]["step_ms"] > 0 and tiny[1]["plain"]["alone_ms"] > 0
+
+
+def test_a_step_is_timed(tiny):
+    row = tiny[1]["plain"]
+    assert row["step_ms"] > 0 and row["alone_ms"] > 0
+    assert row["samples"] == 7
+    assert row["samples_per_second"] == pytest.approx(3 * 7 * 1000 / row["step_ms"])
+    assert row["efficiency"] == pytest.approx(row["alone_ms"] / row["step_ms"])
 
 
 def test_a_variant_whose_samples_depend_on_one_another(tiny):
     status, rows, _ = tiny
     assert status == 1
     assert rows["mixes_samples"]["verdict"] == "fail" and "one process with the whole batch" in rows["mixes_samples"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "share"), [([0.0, -0.5], 0.25), ([0.0, 0.0], 0.0), ([math.nan, 0.0], math.inf), ([math.inf, 0.0], math.inf)]
+)
+def test_a_gradient_that_is_no_number_is_not_within_what_is_allowed(difference, share):
+    assert share_of_allowed(torch.tensor(difference), 2.0) == share
+
+
+def test_where_nothing_may_differ():
+    assert share_of_allowed(torch.zeros(2), 0.0) == 0
+    assert share_of_allowed(torch.ones(2), 0.0) == math.inf
 
 
 def test_without_torchrun():

@@ -1,8 +1,10 @@
 """The commands under torchrun, without a GPU: ranks share the work, one of them dies, and a run goes on where it ended."""
 
+import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -23,19 +25,78 @@ return torch.tanh(self.linear(x))
 """
 
 
+# A process that judges has as forebears the rank's worker, the rank's process, and the host's torchrun. In its second call,
+# when `until` holds, it kills the first of them, as many as `doomed` says, once.
+KILLS_FOREBEARS = """
+import os, psutil, time
+if not hasattr(self, "called"):
+    self.called = 0
+self.called += 1
+if self.called == 2:
+    forebears = psutil.Process().parents()
+    rank = int(forebears[1].environ()["RANK"])
+    while not ({until}):
+        time.sleep(0.1)
+    if {doomed} and not os.path.exists({mark!r}):
+        os.mkdir({mark!r})
+        for process in reversed(forebears[:{doomed}]):
+            process.kill()
+        os._exit(1)
+return torch.tanh(self.linear(x))
+"""
+
+
 @pytest.fixture(scope="module")
 def torchrun(tiny_problem):
     """torchrun(ranks, variants, *arguments) -> (exit status, stdout, stderr) of compare.py on them."""
 
     def run(ranks, variants, *arguments):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        files = [str(variant.path) for variant in variants]
-        command = [*launcher, "compare.py", "--model", str(tiny_problem), "--quick", "--variant", *files, *map(str, arguments)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "PYTEST"))}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
-        return done.returncode, done.stdout, done.stderr
+        launcher = ["--standalone", f"--nproc-per-node={ranks}"]
+        with started(launcher, tiny_problem, variants, arguments) as process:
+            out, err = process.communicate(timeout=400)
+        return process.returncode, out, err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tiny_problem, tmp_path_factory):
+    """two_hosts(variants, *arguments): the same of two torchruns with a rank each, rank 0's first.
+
+    Both are on this machine; what makes a host is that its torchrun knows its own processes only, and a folder for temporary
+    files of its own, where the lock is that those who time on the host's CPU share.
+    """
+
+    def run(variants, *arguments):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            endpoint = f"localhost:{free.getsockname()[1]}"
+        launcher = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=two"]
+        found = []
+        with contextlib.ExitStack() as ending:
+            folders = [tmp_path_factory.mktemp("host") for _ in range(2)]
+            hosts = [ending.enter_context(started(launcher, tiny_problem, variants, arguments, TMPDIR=str(f))) for f in folders]
+            for host in hosts:
+                out, err = host.communicate(timeout=250)
+                found.append((host.returncode, out, err))
+        return sorted(found, key=lambda host: "[rank 0]" not in host[2])
+
+    return run
+
+
+@contextlib.contextmanager
+def started(launcher, problem, variants, arguments, **variables):
+    """compare.py below a torchrun, which ends with the block."""
+    files = [str(variant.path) for variant in variants]
+    command = [sys.executable, "-m", "torch.distributed.run", *launcher, "compare.py", "--model", str(problem), "--quick"]
+    command += ["--variant", *files, *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "PYTEST"))}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment | variables, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +162,58 @@ def test_a_run_resumes_where_it_ended(shared, torchrun, right, tmp_path):
     assert "right_a" not in err and "build tiny/right_b" in err
     whole = document.read(tmp_path / "whole.json")
     assert whole["results"][0] == report["results"][0] and whole["results"][1]["verdict"] == "pass"
+
+
+def test_two_hosts_share_the_work_and_what_an_earlier_run_has(shared, two_hosts, right, tmp_path):
+    report = json.loads(shared[3].read_text())
+    report["results"] = report["results"][:1]
+    (tmp_path / "out.json").write_text(json.dumps(report))
+    (status, out, err), (other_status, other_out, other_err) = two_hosts(
+        right, "--resume", tmp_path / "out.json", "--json", tmp_path / "out.json"
+    )
+    assert status == other_status == 0, err + other_err
+    whole = document.read(tmp_path / "out.json")
+    assert [result["verdict"] for result in whole["results"]] == ["pass", "pass"] and whole["environment"]["complete"]
+    assert [(each["rank"], each["host"]) for each in whole["environment"]["ranks"]] == [(0, 0), (1, 1)]
+    assert "right_b pass" in out and not other_out, "one table"
+    for rank, said in enumerate((err, other_err)):
+        assert len(re.findall(rf"\[rank {rank}\] build tiny/right_b: ", said)) == 1, "a build happens once a host"
+    assert len(re.findall(r"check tiny/right_b: pass", err + other_err)) == 1
+    assert "right_a" not in err + other_err
+
+
+def test_both_hosts_end_with_status_1_when_a_variant_fails(two_hosts, write_forward, tmp_path):
+    """At once: a torchrun whose processes succeeded would wait for the other for minutes."""
+    refuses = write_forward("refuses", "raise NotImplementedError")
+    (status, _, err), (other_status, _, other_err) = two_hosts([refuses], "--json", tmp_path / "out.json")
+    assert status == other_status == 1
+    assert "exit barrier" not in err + other_err
+    assert document.read(tmp_path / "out.json")["environment"]["complete"]
+
+
+def test_a_host_that_is_lost(two_hosts, write_forward, tmp_path):
+    """All its processes end at once and say nothing; its task is taken by the other host."""
+    mark = str(tmp_path / "killed")
+    body = KILLS_FOREBEARS.format(until=f"rank == 1 or os.path.exists({mark!r})", doomed="(3 if rank == 1 else 0)", mark=mark)
+    variants = [write_forward(f"kills_host_{name}", body) for name in "ab"]
+    (status, _, err), (other_status, _, _) = two_hosts(variants, "--json", tmp_path / "out.json")
+    assert status == 1 and other_status < 0, err
+    assert "rank 1 gives no sign of life; the others go on" in err
+    report = document.read(tmp_path / "out.json")
+    assert [result["verdict"] for result in report["results"]] == ["pass", "pass"]
+    assert report["environment"]["lost_ranks"] == [1] and report["environment"]["complete"]
+
+
+def test_when_torchrun_ends_a_run_its_results_are_kept(torchrun, right, write_forward, tmp_path):
+    """torchrun knows only the process of a rank that does not work, and ends all of them when that is killed."""
+    file, mark = tmp_path / "out.json", str(tmp_path / "killed")
+    kills = write_forward("kills_rank", KILLS_FOREBEARS.format(until=f"os.path.exists({str(file)!r})", doomed=2, mark=mark))
+    status, _, err = torchrun(1, [right[0], kills], "--json", file)
+    assert status == 1, err
+    report = document.read(file)
+    assert [(result["variant"], result["verdict"]) for result in report["results"]] == [("right_a", "pass")]
+    assert not report["environment"]["complete"]
+    status, _, err = torchrun(1, [right[0], kills], "--resume", file, "--json", file)
+    assert status == 0, err
+    assert "right_a" not in err
+    assert [result["verdict"] for result in document.read(file)["results"]] == ["pass", "pass"]

@@ -17,7 +17,7 @@ VARIANT = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w.<>/-]+(/|\.(py|md|cpp|h|npz|txt))|(docs|kernels|models|playground|results|tests)/[\w./-]+")
 COMMANDS = ("python", "compare.py", "run_all.py", "torchrun", "pip")
-OPTIONS_OF_OTHERS = {"--nproc-per-node", "--standalone"}
+OPTIONS_OF_OTHERS = {"--nproc-per-node", "--rdzv-endpoint", "--standalone"}
 EMULATOR = "playground/emulator"
 # Where the files stand that a page names without their folder.
 FOLDERS = {
