@@ -161,17 +161,43 @@ def under_graphs(result):
     return f"{GRAPH}: {'; '.join(parts)}" if parts else None
 
 
-def geometric_means(results):
-    """{place: (geometric mean, number of models)} of the best variant of each model against the best baseline.
+def by_device(results):
+    """{device: results}. The device is None, but where ranks measured the same kind of thing on devices of several names.
 
-    Variants that compute in a lower precision than the original are left out.
+    Times on different devices are never set against one another.
+    """
+    names = {}
+    for result in results:
+        names.setdefault(result["ran_on"], set()).add(_device_name(result))
+    groups = {}
+    for result in results:
+        several = len(names[result["ran_on"]] - {None}) > 1
+        groups.setdefault(_device_name(result) if several else None, []).append(result)
+    return groups
+
+
+def _device_name(result):
+    name = (result.get("device") or {}).get("name")  # that of a rank; a run without ranks has one device
+    return name and one_line(name)
+
+
+def on_device(what, device):
+    """`what` with the device's name, where by_device gives it one."""
+    return f"{what} on {device}" if device else what
+
+
+def geometric_means(results):
+    """{(place, device): (geometric mean, number of models)} of the best variant of each model against the best baseline.
+
+    The device is that of `by_device`. Variants that compute in a lower precision than the original are left out.
     """
     best = {}
-    for result in results:
-        _, ratio = headline(result)
-        if ratio and not result.get("variant_precision"):
-            of_place = best.setdefault(result["ran_on"], {})
-            of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
+    for device, of_device in by_device(results).items():
+        for result in of_device:
+            _, ratio = headline(result)
+            if ratio and not result.get("variant_precision"):
+                of_place = best.setdefault((result["ran_on"], device), {})
+                of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
     return {place: (statistics.geometric_mean(of_place.values()), len(of_place)) for place, of_place in best.items()}
 
 

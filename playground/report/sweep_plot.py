@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from playground import sweep
-from playground.report.figures import baseline_name
+from playground.report.figures import baseline_name, on_device
 from playground.report.sweep_table import by_variant
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -24,7 +24,7 @@ def require(file):
 
 
 def write(report, axes, file):
-    """A column of two panels for each model and each combination of the other axes; the first axis runs to the right."""
+    """A column of two panels for each model, device and combination of the other axes; the first axis runs to the right."""
     from matplotlib.figure import Figure
 
     axis = next(iter(axes))
@@ -47,9 +47,9 @@ def write(report, axes, file):
 def _columns(results, axes, axis):
     """{title: {variant: results along the axis}}."""
     columns = {}
-    for (model, variant), own in by_variant(results).items():
+    for (model, variant, device), own in by_variant(results).items():
         for others, line in sweep.lines_along(own, axes, axis):
-            title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
+            title = ", ".join([on_device(model, device), *(f"{name}={each}" for name, each in others.items())])
             columns.setdefault(title, {})[variant] = [result for result in line if result["time_ms"]]
     return columns
 

@@ -5,8 +5,10 @@ from rich.text import Text
 from playground import sweep
 from playground.report.figures import (
     baseline_name,
+    by_device,
     headline,
     machine,
+    on_device,
     one_line,
     outcome_verdict,
     share_of_floor,
@@ -19,9 +21,9 @@ from playground.report.layout import INDENT, print_folded, print_rows, verdict
 def show(report, axes, console):
     """Everything about a swept document; `axes` are {name: values}."""
     print_folded(console, machine(report["environment"]), style="dim")
-    for (model, variant), results in by_variant(report["results"]).items():
+    for (model, variant, device), results in by_variant(report["results"]).items():
         console.print()
-        print_folded(console, f"{model} {variant}", style="bold")
+        print_folded(console, on_device(f"{model} {variant}", device), style="bold")
         ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
         rows = [_row(result, axes) for result in ordered]
         plans = (tuple((name,) for name in rows[0]), (*((name,) for name in axes), ("verdict", "outcome"), *_pairs()))
@@ -34,10 +36,11 @@ def show(report, axes, console):
 
 
 def by_variant(results):
-    """{(model, variant, where it ran): results}, in their order."""
+    """{(model, variant, device): results}, in their order; the device is that of by_device."""
     groups = {}
-    for result in results:
-        groups.setdefault((result["model"], result["variant"]), []).append(result)
+    for device, of_device in by_device(results).items():
+        for result in of_device:
+            groups.setdefault((result["model"], result["variant"], device), []).append(result)
     return groups
 
 

@@ -8,6 +8,7 @@ from playground.report.figures import (
     FORWARD,
     NOTHING,
     baseline_name,
+    by_device,
     geometric_means,
     gradient_verdict,
     gradients_unsupported,
@@ -15,6 +16,7 @@ from playground.report.figures import (
     is_within,
     machine,
     mutants,
+    on_device,
     one_line,
     ordered_baselines,
     outcome_verdict,
@@ -81,8 +83,8 @@ def summary(document, console):
     console.print()
     if any(result["ran_on"] == "emulator" for result in document["results"]):
         print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
-    for place, (mean, models) in geometric_means(document["results"]).items():
-        what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
+    for (place, device), (mean, models) in geometric_means(document["results"]).items():
+        what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {device or place}"
         print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
     print_folded(console, _tally(document["results"]))
 
@@ -114,9 +116,11 @@ def _each_in_depth(document, console, show):
 
 
 def _by_model(results):
+    """{model: results}, the model with the device's name where there were several."""
     models = {}
-    for result in results:
-        models.setdefault(result["model"], []).append(result)
+    for device, of_device in by_device(results).items():
+        for result in of_device:
+            models.setdefault(on_device(result["model"], device), []).append(result)
     return models
 
 

@@ -6,12 +6,14 @@ from playground.report.figures import (
     NOTHING,
     baseline_medians,
     baseline_name,
+    by_device,
     geometric_means,
     gradient_verdict,
     gradients_unsupported,
     headline,
     machine,
     mutants,
+    on_device,
     one_line,
     ordered_baselines,
     outcome_verdict,
@@ -32,10 +34,13 @@ def page(document, known):
     """Everything the template needs. `known` are Files, in any order."""
     results, environment = document["results"], document["environment"]
     pairs = [(result, _files(result, known)) for result in results]
-    models = dict.fromkeys(result["model"] for result in results)
+    models = {}
+    for device, of_device in by_device(results).items():
+        for result in of_device:
+            models.setdefault((result["model"], device), []).append(id(result))
     sections = [
-        _model(f"model-{number}", name, [pair for pair in pairs if pair[0]["model"] == name])
-        for number, name in enumerate(models, 1)
+        _model(f"model-{number}", on_device(name, device), [pair for pair in pairs if id(pair[0]) in own])
+        for number, ((name, device), own) in enumerate(models.items(), 1)
     ]
     return {
         "machine": machine(environment),
@@ -44,9 +49,9 @@ def page(document, known):
         "environment": list(_environment(environment)),
         "tally": _tally(results),
         "means": [
-            f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} model{'s' * (count > 1)}, of the "
-            "best variant's speed-up over the best that PyTorch does"
-            for place, (mean, count) in geometric_means(results).items()
+            f"{with_unit(mean, 'x')} on the {device or PLACES[place]}: the geometric mean, over {count} "
+            f"model{'s' * (count > 1)}, of the best variant's speed-up over the best that PyTorch does"
+            for (place, device), (mean, count) in geometric_means(results).items()
         ],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
         "timed": any(result["time_ms"] for result in results),
