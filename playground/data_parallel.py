@@ -75,24 +75,21 @@ def main(arguments=None):
         print("start it with torchrun --standalone --nproc-per-node=N -m playground.data_parallel ...", file=sys.stderr)
         return 2
     requirements.prepare_environment()
-    device = torch.device(given.device, rank.local_rank if given.device == "cuda" else None)
-    if device.type == "cuda":
+    on_gpu = given.device == "cuda"
+    device = torch.device(given.device, rank.local_rank if on_gpu else None)
+    if on_gpu:
         torch.cuda.set_device(device)
-    on_gpu = device.type == "cuda"
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     try:
         rows = [_examine(*each, given, device) for each in _chosen(given)]
+        if rank.rank == 0:
+            _report(rows, rank, device, given.json)
+        torch.distributed.barrier()  # torchrun would end rank 0 before it has written, were another to fail earlier
     except catalog.CatalogError as complaint:
         print(complaint, file=sys.stderr)
         return 2
     finally:
         torch.distributed.destroy_process_group()
-    if rank.rank == 0:
-        _show(rows)
-        if given.json:
-            found = {"kind": KIND, "ranks": rank.world_size, "device": _name(device)}
-            found |= {"environment": environment.describe(), "results": rows}
-            write_whole(given.json, json.dumps(found, indent=1, allow_nan=False) + "\n")
     return 0 if all(row["verdict"] != "fail" for row in rows) else 1
 
 
@@ -113,7 +110,10 @@ def _chosen(given):
     for model in map(catalog.find_model, given.model) if given.model else catalog.models():
         named = [catalog.find_variant(model, name) for name in given.variant or []]
         found += [(model, variant) for variant in named or catalog.variants(model)]
-    return [(model, variant) for model, variant in found if variant.backend == given.device]
+    found = [(model, variant) for model, variant in found if variant.backend == given.device]
+    if not found:
+        raise catalog.CatalogError(f"none of these variants runs on --device {given.device}")
+    return found
 
 
 def _name(device):
@@ -268,6 +268,14 @@ def _seconds(model, batch, steps):
 def _wait(batch):
     if batch.inputs[0].is_cuda:
         torch.cuda.synchronize()
+
+
+def _report(rows, rank, device, file):
+    _show(rows)
+    if file:
+        found = {"kind": KIND, "ranks": rank.world_size, "device": _name(device)}
+        found |= {"environment": environment.describe(), "results": rows}
+        write_whole(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def _show(rows):
