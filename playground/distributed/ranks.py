@@ -34,7 +34,7 @@ from playground.worker import kill_all
 RUN = "run"
 COLLECTOR = "collector"  # gives signs of life under this name
 SECONDS_BETWEEN_SIGNS = 1.0
-FAREWELL_SECONDS = 10.0  # at most, for the other ranks to see that the run is over, and how it ended: then the store is gone
+FAREWELL_SECONDS = 10.0  # at most, for the other ranks to see how the run ended: then the store is gone
 RANK_ENDED = "each rank that took it ended before it was done ({attempts} of them)"
 
 
@@ -60,8 +60,8 @@ def run(rank, tasks, options, keep, conclude):
 
     Those of rank 0 count; the others must have tasks of the same identities and may have more. On rank 0 `keep(results)` is
     called with all results so far whenever there is a new one, and at the end `conclude(Collected)`, which says whether the run
-    passed; interrupted, it is called with what there is. Raises RunLost, and RunFailed on other hosts than rank 0's: on its own
-    torchrun would end rank 0, which has still to show the results, when another fails.
+    passed; interrupted, it is called with what there is. Raises RunLost, and RunFailed on other hosts than that of rank 0:
+    there torchrun would end rank 0, which has still to show the results, when another rank fails.
     """
     try:
         board = Board(rank.connect(serve=rank.rank == 0), rank.rank)
@@ -114,7 +114,7 @@ def _attend(rank, board, engine):
             _watch(rank, board, engine)
             time.sleep(PAUSE)
         board.announce(f"present/{rank.rank}", True)
-        latest = time.monotonic() + LOST_AFTER
+        latest = time.monotonic() + 2 * LOST_AFTER  # rank 0 waits for those that are late
         while (passed := board.announced("passed")) is None and time.monotonic() < latest:
             time.sleep(PAUSE)
     except (KeyboardInterrupt, SystemExit):
@@ -149,7 +149,7 @@ def _cause(status):
 def _collect(rank, board, engine, tasks, keep, conclude):
     life = Board(rank.connect(), COLLECTOR)
     everybody = range(rank.world_size)
-    results, lost, told = {}, [], set()
+    results, lost, told, interrupted = {}, [], set(), True
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         while len(results) < len(tasks):
             life.sign_of_life()
@@ -164,19 +164,21 @@ def _collect(rank, board, engine, tasks, keep, conclude):
             if len(lost) == rank.world_size:
                 break
             time.sleep(PAUSE)
+        interrupted = False
     _gather(board, tasks, results)
     board.announce("over", True)
     ranks = [board.announced(f"rank/{each}") for each in everybody]
-    others = set(everybody) - {rank.rank}
-    absent = _wait_for(board, others, "present", "farewell")
+    others = set() if interrupted else set(everybody) - {rank.rank}  # interrupted, torchrun gives little time
+    absent = _wait_for(board, others - set(lost), LOST_AFTER, "present", "farewell")  # one may have just been started
+    absent |= _wait_for(board, others & set(lost), FAREWELL_SECONDS, "present", "farewell")
     passed = conclude(Collected(_ordered(tasks, results), [each for each in ranks if each], sorted({*lost, *absent})))
     board.announce("passed", passed)
-    _wait_for(board, others - absent, "farewell")
+    _wait_for(board, others - absent, FAREWELL_SECONDS, "farewell")
 
 
-def _wait_for(board, ranks, *words):
+def _wait_for(board, ranks, seconds, *words):
     """Until each of the ranks has said one of the words; those of a lost host never do. Returns them."""
-    latest = time.monotonic() + FAREWELL_SECONDS
+    latest = time.monotonic() + seconds
     silent = set(ranks)
     while True:
         silent -= {each for each in silent if any(board.announced(f"{word}/{each}") for word in words)}

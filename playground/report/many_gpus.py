@@ -27,7 +27,7 @@ BEGIN, END = "<!-- many GPUs:begin -->", "<!-- many GPUs:end -->"
 FOLDER = Path("results") / "many_gpus"
 SHARED = "shared"  # the kind of a record of ranks that share the work; TRAINED is that of DistributedDataParallel
 KEPT = ("model", "variant", "ran_on", "verdict", "source_sha256", "code_sha256", "model_sha256", "device")
-HEAD = ("trained with", "GPUs", "samples a GPU", "step ms", "samples/s", "of so many alone")
+HEAD = ("trained with", "GPUs", "samples a GPU", "step ms", "samples/s", "efficiency")
 
 
 def main(arguments=None, root=ROOT):
@@ -58,6 +58,8 @@ def main(arguments=None, root=ROOT):
 def condensed(file):
     """The record of a run: all that playground.data_parallel has written; of a run that was shared what KEPT names."""
     record = _read(file)
+    if not (record.get("environment") or {}).get("gpu"):
+        raise DocumentError(f"{file}: measured on no GPU")
     if record.get("kind") == TRAINED:
         if not any(row["step_ms"] for row in record["results"]):
             raise DocumentError(f"{file}: nothing was timed; run it with --time")
@@ -71,11 +73,7 @@ def condensed(file):
         {**{key: row.get(key) for key in KEPT}, "settings": (row["shape"] or {}).get("settings", {})}
         for row in found["results"]
     ]
-    return {"kind": SHARED, "ranks": ranks, "device": machine_name(environment), "environment": environment, "results": results}
-
-
-def machine_name(environment):
-    return environment.get("gpu") or environment.get("cpu")
+    return {"kind": SHARED, "ranks": ranks, "device": environment["gpu"], "environment": environment, "results": results}
 
 
 def _file_name(record):
@@ -201,8 +199,8 @@ def _explained(records):
     variants = {(row["model"], row["variant"]) for _, row in rows}
     counts = " and on ".join(dict.fromkeys(_gpus(record["ranks"]) for record in records))
     text = (
-        "Every GPU has the model's whole batch; a step is forward, backward and the exchange of gradients; the last column is "
-        "the time of a step on one GPU by itself over that of all together. "
+        "Every GPU has the model's whole batch; a step is forward, backward and the exchange of gradients; efficiency is the time "
+        "of a step on one GPU by itself over that of all together. "
     )
     wrong = [
         f"{row['variant']} of {row['model']} on {_gpus(ranks)}: {one_line(row['reason'])}"
@@ -213,7 +211,7 @@ def _explained(records):
         return text + f"Gradients were wrong: {cell('; '.join(wrong))}."
     worst = max(share for _, row in rows for share in row["errors"].values())
     return text + (
-        f"The gradients of {len(variants)} variants were those of one process on {counts}, under DistributedDataParallel "
+        f"The gradients of {len(variants)} variant{'' if len(variants) == 1 else 's'} were those of one process on {counts}, under DistributedDataParallel "
         f"{_listed(WAYS)}; the largest difference was {with_unit(100 * worst, '%')} of what is allowed."
     )
 

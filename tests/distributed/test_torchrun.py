@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -70,18 +71,37 @@ def two_hosts(tiny_problem, tmp_path_factory):
     def run(variants, *arguments):
         with socket.socket() as free:
             free.bind(("localhost", 0))
-            endpoint = f"localhost:{free.getsockname()[1]}"
-        launcher = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=two"]
+            port = free.getsockname()[1]
+        launcher = [
+            "--nnodes=2",
+            "--nproc-per-node=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=localhost:{port}",
+            "--rdzv-id=2",
+        ]
         found = []
         with contextlib.ExitStack() as ending:
-            folders = [tmp_path_factory.mktemp("host") for _ in range(2)]
-            hosts = [ending.enter_context(started(launcher, tiny_problem, variants, arguments, TMPDIR=str(f))) for f in folders]
+            hosts = []
+            for _ in range(2):
+                folder = str(tmp_path_factory.mktemp("host"))
+                hosts.append(ending.enter_context(started(launcher, tiny_problem, variants, arguments, TMPDIR=folder)))
+                wait_for_rendezvous(port)  # the first keeps it, and has rank 0, since its process has the lower number
             for host in hosts:
                 out, err = host.communicate(timeout=250)
                 found.append((host.returncode, out, err))
         return sorted(found, key=lambda host: "[rank 0]" not in host[2])
 
     return run
+
+
+def wait_for_rendezvous(port):
+    """Until somebody listens there."""
+    latest = time.monotonic() + 60
+    while time.monotonic() < latest:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("localhost", port)):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the first torchrun keeps no rendezvous")
 
 
 @contextlib.contextmanager

@@ -159,6 +159,11 @@ def test_training_without_times_is_refused(root, trained, capsys):
     assert "run it with --time" in capsys.readouterr().err
 
 
+def test_what_ran_on_no_gpu_is_refused(root, shared, capsys):
+    assert many_gpus.main(["--keep", str(shared(2, 100.0, gpu=None))], root) == 2
+    assert "measured on no GPU" in capsys.readouterr().err
+
+
 def test_what_changed_since_is_marked(root, trained, shared):
     assert "†" not in keep(root, trained(2, 2.0, 2.5), shared(2, 100.0))
     for variant in VARIANTS:
