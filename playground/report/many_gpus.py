@@ -143,8 +143,7 @@ def _shared(root, records):
     for (models, results, swept), same in works.items():
         times = [f"{significant(record['environment']['seconds'])} s on {_gpus(record['ranks'])}" for record in same]
         over = f" of {' and '.join(swept)}" if swept else ""
-        count = f"{results} measurement{'' if results == 1 else 's'}"
-        what = f"{'a sweep' if swept else 'a run'}{over} with {', '.join(models)}, {count}"
+        what = f"{'a sweep' if swept else 'a run'}{over} with {', '.join(models)}, {_counted(results, 'measurement')}"
         stale = any(is_stale(row, _source(root, row)) for record in same for row in record["results"])
         yield f"The whole of {what}: {', '.join(times)}{f' {STALE}' if stale else ''}."
 
@@ -159,7 +158,11 @@ def _work(rows):
 
 
 def _gpus(count):
-    return f"{count} GPU{'' if count == 1 else 's'}"
+    return _counted(count, "GPU")
+
+
+def _counted(count, what):
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 # ---- training under DistributedDataParallel
@@ -199,8 +202,8 @@ def _explained(records):
     variants = {(row["model"], row["variant"]) for _, row in rows}
     counts = " and on ".join(dict.fromkeys(_gpus(record["ranks"]) for record in records))
     text = (
-        "Every GPU has the model's whole batch; a step is forward, backward and the exchange of gradients; efficiency is the time "
-        "of a step on one GPU by itself over that of all together. "
+        "Every GPU has the model's whole batch; a step is forward, backward and the exchange of gradients; efficiency is the "
+        "time of a step on one GPU by itself over that of all together. "
     )
     wrong = [
         f"{row['variant']} of {row['model']} on {_gpus(ranks)}: {one_line(row['reason'])}"
@@ -211,8 +214,8 @@ def _explained(records):
         return text + f"Gradients were wrong: {cell('; '.join(wrong))}."
     worst = max(share for _, row in rows for share in row["errors"].values())
     return text + (
-        f"The gradients of {len(variants)} variant{'' if len(variants) == 1 else 's'} were those of one process on {counts}, under DistributedDataParallel "
-        f"{_listed(WAYS)}; the largest difference was {with_unit(100 * worst, '%')} of what is allowed."
+        f"The gradients of {_counted(len(variants), 'variant')} were those of one process on {counts}, under "
+        f"DistributedDataParallel {_listed(WAYS)}; the largest difference was {with_unit(100 * worst, '%')} of what is allowed."
     )
 
 
