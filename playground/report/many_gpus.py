@@ -77,8 +77,12 @@ def condensed(file):
 
 
 def _file_name(record):
+    """One file a device, a number of ranks, and a kind of work: what is recorded again replaces what was."""
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower()).strip("-")
-    return f"{device}-x{record['ranks']}{'' if record['kind'] == TRAINED else '-shared'}.json"
+    work = ""
+    if record["kind"] == SHARED:
+        work = "-sweep" if _work(record["results"])[2] else "-run"
+    return f"{device}-x{record['ranks']}{work}.json"
 
 
 def _read(path):

@@ -133,12 +133,14 @@ def test_sharing(root, shared):
     text = keep(root, shared(1, 300.4), shared(4, 80.25), shared(2, 151.0))
     assert "The whole of a sweep of 2 values of batch_size with pool, 2 measurements: " in text
     assert "300 s on 1 GPU, 151 s on 2 GPUs, 80.3 s on 4 GPUs.\n" in text.replace("80.2 s", "80.3 s")
-    kept = json.loads((root / "results" / "many_gpus" / "nvidia-h200-x4-shared.json").read_text())
+    kept = json.loads((root / "results" / "many_gpus" / "nvidia-h200-x4-sweep.json").read_text())
     assert kept["ranks"] == 4 and len(kept["results"]) == 2 and "time_ms" not in kept["results"][0]
 
 
 def test_only_the_same_work_is_compared(root, shared):
     text = keep(root, shared(1, 300.0), shared(2, 100.0, sizes=(128,)))
+    kept = {path.name for path in (root / "results" / "many_gpus").iterdir()}
+    assert kept == {"nvidia-h200-x1-sweep.json", "nvidia-h200-x2-run.json"}
     assert "a sweep of 2 values of batch_size with pool, 2 measurements: 300 s on 1 GPU." in text
     assert "a run with pool, 1 measurement: 100 s on 2 GPUs." in text
 
