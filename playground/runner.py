@@ -19,6 +19,7 @@ from playground import catalog
 from playground.judging import Truth, give, give_doubt, give_examination, give_failure, judge
 from playground.machine import ptxas
 from playground.sanitizer import examine
+from playground.sanitizer.subject import small_case
 from playground.timing import Rejected, Stopwatch
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all
 
@@ -143,7 +144,7 @@ class Runner:
         self._progress.started("build", task.model.name, task.variant.name)
         try:
             with WorkerProcess(UNTIMED) as worker:
-                load_candidate(worker, self._original(task), task, self._options, None)
+                load_candidate(worker, self.original(task), task, self._options, None)
                 self.build_in(worker, task, result)
         except WorkerFailure as failure:
             give_failure(result, failure)
@@ -175,9 +176,9 @@ class Runner:
         self._bench.check_and_time(task, result)
 
     def _bench_for(self, task):
-        return Bench(task, self._original(task), self._options, self._progress, self)
+        return Bench(task, self.original(task), self._options, self._progress, self)
 
-    def _original(self, task):
+    def original(self, task):
         """How a worker makes the original of a task."""
         return {
             "problem": str(task.model.path),
@@ -250,10 +251,10 @@ class Bench:
     def _sanitize(self, task, result):
         names = task.model.name, task.variant.name
         self._progress.started("sanitize", *names)
-        load = candidate_arguments(self._original, task, self._options, self._truth.weights)
-        probes = [self._truth.inputs(probe) for probe in self._truth.probes_for_training()]
-        with tempfile.TemporaryDirectory(prefix="playground-") as folder:
-            examination = examine(load, probes, folder, self._options.time_limit)
+        limit = self._options.time_limit
+        with small_case(task.model, self._run.original(task), self._run.probe_seed, limit) as (original, probes, folder):
+            load = candidate_arguments(original, task, self._options, original["weights"])
+            examination = examine(load, probes, folder, limit)
         give_examination(result, examination)
         self._progress.finished("sanitize", *names, examination.outcome)
 

@@ -1121,10 +1121,38 @@ constexpr int EDGE = KERNEL_W - 1, EDGES = EDGE > 0 ? EDGE : 1, EXCHANGED = KERN
 constexpr int OUT_BLOCKS = WARP_POSITIONS * POOL_W / 32, OUT_BYTES = POOL_H * OUT_BLOCKS * CHANNELS * LINE;
 constexpr int INPUT_GRADIENT_BYTES = 2 * CONSUMER_WARPS * OUT_BYTES + 2 * COLUMN_BYTES;
 
+// Gradients of the parameters, from each sample's. The input's gradient leaves some multiprocessors idle, or ends on some
+// earlier, so blocks behind its own do this.
+struct ParameterSums {
+    const float* samples;  // (batch, PARAMETERS)
+    float *weight, *bias;
+};
+constexpr int SUM_WIDTH = 128, SUM_PARTS = CONSUMERS / SUM_WIDTH, SUM_BLOCKS = ceil_div(PARAMETERS, SUM_WIDTH);
+
+__device__ void sum_parameters(const ParameterSums& sums, const float* grad_out, int batch, int block, float* part_sums) {
+    const int part = threadIdx.x / SUM_WIDTH, i = block * SUM_WIDTH + threadIdx.x % SUM_WIDTH;
+    float sum = 0;
+    if (i < PARAMETERS)
+#pragma unroll 8
+        for (int sample = part; sample < batch; sample += SUM_PARTS)
+            sum += grad_out[sample] * sums.samples[static_cast<int64_t>(sample) * PARAMETERS + i];
+    part_sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (part > 0 || i >= PARAMETERS) return;
+#pragma unroll
+    for (int other = 1; other < SUM_PARTS; ++other) sum += part_sums[other * SUM_WIDTH + threadIdx.x];
+    constexpr int ALL_WEIGHTS = OUT_CHANNELS * WEIGHTS;
+    if (i < ALL_WEIGHTS) sums.weight[i] = sum;
+    else sums.bias[i - ALL_WEIGHTS] = sum;
+}
+
 __global__ void __launch_bounds__(CONSUMERS, 1)
     input_gradient(const __grid_constant__ CUtensorMap grad_x, const uint4* __restrict__ deltas,
-                   const float* __restrict__ weight, const float* __restrict__ grad_out, const Shape shape) {
+                   const float* __restrict__ weight, const float* __restrict__ grad_out, const ParameterSums parameters,
+                   const Shape shape) {
     extern __shared__ __align__(1024) char memory[];
+    if (static_cast<int>(blockIdx.x) >= shape.blocks)
+        return sum_parameters(parameters, grad_out, shape.batch, blockIdx.x - shape.blocks, reinterpret_cast<float*>(memory));
     __shared__ float exchange[2][STREAMS][1 + TILE_WARPS][4][EXCHANGED];  // the first of a stream stays zero
     __shared__ float warp_largest[CONSUMER_WARPS];
     char* const weights = memory + 2 * CONSUMER_WARPS * OUT_BYTES;
@@ -1378,16 +1406,18 @@ cudaError_t launch_conv_pool_sum(const float* x, const float* weight, const floa
     return error;
 }
 
-cudaError_t launch_input_gradient(const void* deltas, const float* weight, const float* grad_out, float* grad_x, int64_t batch,
-                                  int64_t height, int64_t width, int multiprocessors, cudaStream_t stream) {
+// Also those of the parameters, from each sample's, `grads` (batch, PARAMETERS).
+cudaError_t launch_input_gradient(const void* deltas, const float* weight, const float* grad_out, const float* grads,
+                                  float* grad_x, float* grad_weight, float* grad_bias, int64_t batch, int64_t height,
+                                  int64_t width, int multiprocessors, cudaStream_t stream) {
     const Shape shape = make_shape(batch, height, width, multiprocessors);
     CUtensorMap map;
     cudaError_t error =
         cudaFuncSetAttribute(input_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, INPUT_GRADIENT_BYTES);
     if (error == cudaSuccess) error = describe(grad_x, shape, true, &map);
     if (error == cudaSuccess)
-        input_gradient<<<shape.blocks, CONSUMERS, INPUT_GRADIENT_BYTES, stream>>>(map, static_cast<const uint4*>(deltas),
-                                                                                  weight, grad_out, shape);
+        input_gradient<<<shape.blocks + SUM_BLOCKS, CONSUMERS, INPUT_GRADIENT_BYTES, stream>>>(
+            map, static_cast<const uint4*>(deltas), weight, grad_out, ParameterSums{grads, grad_weight, grad_bias}, shape);
     return error;
 }
 
@@ -1398,8 +1428,8 @@ cudaError_t launch_conv_pool_sum(const float*, const float*, const float*, float
                                  int64_t, int64_t, int, cudaStream_t) {
     return cudaErrorNotSupported;
 }
-cudaError_t launch_input_gradient(const void*, const float*, const float*, float*, int64_t, int64_t, int64_t, int,
-                                  cudaStream_t) {
+cudaError_t launch_input_gradient(const void*, const float*, const float*, const float*, float*, float*, float*, int64_t,
+                                  int64_t, int64_t, int, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 
@@ -1930,8 +1960,8 @@ void launch_input_grad(const float*, const float*, const float*, float*, int, in
 int64_t count_partial_sums(int64_t, int64_t, int64_t, int);
 cudaError_t launch_conv_pool_sum(const float*, const float*, const float*, float*, float*, float*, float*, void*, bool, int64_t,
                                  int64_t, int64_t, int, cudaStream_t);
-cudaError_t launch_input_gradient(const void*, const float*, const float*, float*, int64_t, int64_t, int64_t, int,
-                                  cudaStream_t);
+cudaError_t launch_input_gradient(const void*, const float*, const float*, const float*, float*, float*, float*, int64_t,
+                                  int64_t, int64_t, int, cudaStream_t);
 
 constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W, PARAMETERS = WEIGHTS + OUT_CHANNELS;
 constexpr int64_t TILE_POSITIONS = 96, OUTPUTS = 64;  // of the tensor-core kernels
@@ -2086,8 +2116,8 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
     return out;
 }
 
-// Also each sample's gradients of the parameters, and, if `keep`, what input_grad needs. Strict gradients are the general
-// kernels' work: the tensor cores' are products of numbers with 11 bits.
+// Also each sample's gradients of the parameters, and, if `keep`, what the gradient of x needs. Strict gradients are the
+// general kernels' work: the tensor cores' are products of numbers with 11 bits.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_parameter_grads(const at::Tensor& x, const at::Tensor& weight,
                                                                             const at::Tensor& bias, at::IntArrayRef pool,
                                                                             bool keep) {
@@ -2098,26 +2128,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_parameter_grads(cons
     if (call.fits() && (kept || !is_strict())) tensor_core_forward(call, false, out, &grads, kept ? &deltas : nullptr);
     if (!call.fits() || is_strict()) general::forward_with_parameter_grads(call, out, grads);
     return {out, grads, deltas};
-}
-
-at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& deltas, at::IntArrayRef pool) {
-    const Call call(x, weight, bias, pool);
-    check("grad_out", grad_out_in, {call.batch});
-    check_device(x, "grad_out", grad_out_in);
-    const at::Tensor grad_out = grad_out_in.contiguous();
-    at::Tensor grad_x = call.empty(x.sizes());
-    if (call.batch == 0) return grad_x;
-    if (deltas.numel() == 0 || is_strict()) {
-        general::input_grad(call, grad_out, grad_x);
-        return grad_x;
-    }
-    const at::Tensor kept = deltas.contiguous();
-    C10_CUDA_CHECK(launch_input_gradient(kept.const_data_ptr(), call.weight.const_data_ptr<float>(),
-                                         grad_out.const_data_ptr<float>(), grad_x.mutable_data_ptr<float>(), call.batch,
-                                         call.height, call.width, call.multiprocessors, call.stream));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return grad_x;
 }
 
 // Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out.
@@ -2139,12 +2149,39 @@ std::tuple<at::Tensor, at::Tensor> weighted_sum(const at::Tensor& grad_out_in, c
     return {grad_weight, grad_bias};
 }
 
+// Gradients of x, weight and bias. `grads` and `deltas` are what forward_with_parameter_grads gave.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> all_grads(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
+                                                         const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                                                         const at::Tensor& deltas, at::IntArrayRef pool) {
+    const Call call(x, weight, bias, pool);
+    check("grad_out", grad_out_in, {call.batch});
+    check("grads", grads_in, {call.batch, PARAMETERS});
+    check_device(x, "grad_out", grad_out_in);
+    check_device(x, "grads", grads_in);
+    const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous();
+    at::Tensor grad_x = call.empty(x.sizes());
+    if (call.batch == 0 || deltas.numel() == 0 || is_strict()) {
+        if (call.batch > 0) general::input_grad(call, grad_out, grad_x);
+        auto [grad_weight, grad_bias] = weighted_sum(grad_out, grads, weight, bias);
+        return {grad_x, grad_weight, grad_bias};
+    }
+    at::Tensor grad_weight = call.empty(weight.sizes()), grad_bias = call.empty(bias.sizes());
+    const at::Tensor kept = deltas.contiguous();
+    C10_CUDA_CHECK(launch_input_gradient(kept.const_data_ptr(), call.weight.const_data_ptr<float>(),
+                                         grad_out.const_data_ptr<float>(), grads.const_data_ptr<float>(),
+                                         grad_x.mutable_data_ptr<float>(), grad_weight.mutable_data_ptr<float>(),
+                                         grad_bias.mutable_data_ptr<float>(), call.batch, call.height, call.width,
+                                         call.multiprocessors, call.stream));
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return {grad_x, grad_weight, grad_bias};
+}
+
 TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
     m.def("forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", {at::Tag::pt2_compliant_tag});
     m.def("forward_with_parameter_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool, bool keep) -> "
           "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad_out, Tensor x, Tensor weight, Tensor bias, Tensor deltas, int[2] pool) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
+    m.def("all_grads(Tensor grad_out, Tensor grads, Tensor x, Tensor weight, Tensor bias, Tensor deltas, int[2] pool) -> "
+          "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
     m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
           {at::Tag::pt2_compliant_tag});
 }
@@ -2153,7 +2190,7 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
 TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
     m.impl("forward", &forward);
     m.impl("forward_with_parameter_grads", &forward_with_parameter_grads);
-    m.impl("input_grad", &input_grad);
+    m.impl("all_grads", &all_grads);
     m.impl("weighted_sum", &weighted_sum);
 }
 """
@@ -2176,9 +2213,9 @@ def register(namespace):
         grads = x.new_empty(batch, weight.numel() + bias.numel())
         return x.new_empty(batch), grads, x.new_empty(batch, rows, 96 * 64, dtype=torch.float16)
 
-    @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad_out, x, weight, bias, deltas, pool):
-        return x.new_empty(x.shape)
+    @torch.library.register_fake(f"{namespace}::all_grads")
+    def all_grads(grad_out, grads, x, weight, bias, deltas, pool):
+        return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
     @torch.library.register_fake(f"{namespace}::weighted_sum")
     def weighted_sum(grad_out, grads, weight, bias):
@@ -2191,7 +2228,7 @@ def register(namespace):
         raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
 
     torch.library.register_autograd(f"{namespace}::forward", refuse, setup_context=save)
-    for name in ("input_grad", "weighted_sum"):
+    for name in ("all_grads", "weighted_sum"):
         torch.library.register_autograd(f"{namespace}::{name}", refuse)
 
 
@@ -2212,9 +2249,10 @@ class Training(torch.autograd.Function):
         x, weight, bias, grads, deltas = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         operators = getattr(torch.ops, ctx.namespace)
-        # This one first: the samples' gradients are still in the cache.
-        grad_weight, grad_bias = operators.weighted_sum(grad_out, grads, weight, bias)
-        grad_x = operators.input_grad(grad_out, x, weight, bias, deltas, ctx.pool) if needs_x else None
+        if needs_x:
+            grad_x, grad_weight, grad_bias = operators.all_grads(grad_out, grads, x, weight, bias, deltas, ctx.pool)
+        else:
+            grad_x, (grad_weight, grad_bias) = None, operators.weighted_sum(grad_out, grads, weight, bias)
         return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None
 
 

@@ -243,7 +243,7 @@ class Trials:
         """A producer that is late, on a stream that is not the default one: only who works on that stream sees its result."""
         if self._device.type != "cuda":
             return Trial(note="not run: only CUDA has streams")
-        held = [torch.full_like(v, float("nan")) if tensors.differentiable(v) else v for v in _copies(self._first)]
+        held = _without_content(self._first)
         side = torch.cuda.Stream()
         self._synchronize()
         with torch.no_grad(), torch.cuda.stream(side):
@@ -254,13 +254,27 @@ class Trials:
         return Trial(outputs)
 
     def _second_device(self):
+        """Inputs that are late on a device that is not the current one: only who works on that device sees them.
+
+        The call before leaves NaN in the memory that its intermediate results had, and libraries that have been started.
+        """
         if self._device.type != "cuda" or torch.cuda.device_count() < 2:
             return Trial(note="not run: there is no second GPU")
         other = torch.device("cuda", 1)
         try:
             self._model.to(other)
+            content = tensors.to(self._first, other)
+            held = _without_content(content)
             with torch.no_grad():
-                outputs = tensors.flatten(self._model(*tensors.to(self._first, other)))
+                self._model(*held)
+            torch.cuda.synchronize()
+            torch.cuda.synchronize(other)
+            with torch.cuda.device(other):
+                torch.cuda._sleep(DELAY_CYCLES)
+            _refill(held, content)
+            with torch.no_grad():
+                outputs = tensors.flatten(self._model(*held))
+            torch.cuda.synchronize()
             torch.cuda.synchronize(other)
         finally:
             self._model.to(self._device)
@@ -333,6 +347,11 @@ class _Dispatched(TorchDispatchMode):
 
 def _copies(inputs):
     return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
+
+
+def _without_content(inputs):
+    """The same with NaN for every number, for content that comes later."""
+    return [torch.full_like(v, float("nan")) if tensors.differentiable(v) else v for v in _copies(inputs)]
 
 
 def _other_content(value):

@@ -41,7 +41,8 @@ def sanitizer(examination):
     elif tools:
         kernels = ", ".join(examination["kernels"])
         found = f"{len(examination['findings']) or 'no'} mistake{'' if len(examination['findings']) == 1 else 's'}"
-        yield "sanitizer", f"{tools}: {found} in {kernels} ({passes})"
+        size = "".join(f", {name}={value}" for name, value in examination.get("settings", {}).items())
+        yield "sanitizer", f"{tools}: {found} in {kernels} ({passes}{size})"
         others = {tool: counts["of_other_kernels"] for tool, counts in examination["tools"].items()}
         if reports := ", ".join(f"{tool} {count}" for tool, count in others.items() if count):
             yield "note", f"reports on kernels that are not the variant's, which do not count: {reports}"

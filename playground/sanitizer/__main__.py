@@ -5,15 +5,13 @@ python -m playground.sanitizer --model NAME_OR_PATH --variant NAME_OR_PATH [...]
 
 import argparse
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 from playground import catalog
-from playground.judging import Truth
 from playground.machine import requirements
 from playground.sanitizer import examine, missing
 from playground.sanitizer.command import TOOLS
+from playground.sanitizer.subject import small_case
 
 SEED, LIMIT = 0, 300.0
 
@@ -35,20 +33,14 @@ def main():
         print(complaint, file=sys.stderr)
         return 2
     original = {"problem": str(model.path), "settings": settings, "place": "cuda", "seed": SEED}
-    with tempfile.TemporaryDirectory(prefix="playground-") as folder:
-        truth = Truth(original, Path(folder), SEED, LIMIT)
-        try:
-            truth.prepare()
-            for variant in variants:
-                _show(variant, original | {"weights": truth.weights}, truth, Path(folder))
-        finally:
-            truth.close()
+    with small_case(model, original, SEED, LIMIT) as case:
+        for variant in variants:
+            _show(variant, *case)
     return 0
 
 
-def _show(variant, original, truth, folder):
+def _show(variant, original, probes, folder):
     began = time.monotonic()
-    probes = [truth.inputs(probe) for probe in truth.probes_for_training()]
     examination = examine(original | {"variant": str(variant.path)}, probes, folder, LIMIT)
     for tool in TOOLS:
         print(f"== {variant.name}, {tool}")

@@ -25,7 +25,7 @@ class Examination:
     """What the tools found: `findings`, one line each; `problem`, why their silence would prove nothing; `notes`.
 
     `passes` are those that were run ("forward", "backward"), `tools` says of each how many reports concern the variant's
-    kernels and how many others it made, `kernels` are the names it went by.
+    kernels and how many others it made, `kernels` are the names it went by, `settings` the model's constants that were changed.
     """
 
     findings: list = field(default_factory=list)
@@ -34,6 +34,7 @@ class Examination:
     passes: list = field(default_factory=list)
     tools: dict = field(default_factory=dict)
     kernels: list = field(default_factory=list)
+    settings: dict = field(default_factory=dict)
 
     @property
     def outcome(self):
@@ -53,9 +54,9 @@ def examine(load, probes, folder, limit):
     `folder` is for files. Raises KeyboardInterrupt and the like with nothing left running.
     """
     variant = Path(load["variant"])
-    found = Examination()
+    found = Examination(settings=load.get("settings", {}))
     for inputs in probes:  # without a tool: it builds, and tells what the variant takes
-        request = {"load": load, "inputs": str(inputs), "scratch": str(Path(folder) / "scratch"), "tool": None, "limit": limit}
+        request = {"load": load, "inputs": str(inputs), "tool": None, "limit": limit}
         with _Run("no tool", request, folder) as plain:
             plain.wait(time.monotonic() + limit)
         reply = plain.reply()
@@ -124,7 +125,7 @@ class _Run:
         request_file, self._reply, self._log, self._output = files
         self._reply.unlink(missing_ok=True)  # of another variant
         self._log.unlink(missing_ok=True)
-        request_file.write_text(json.dumps(request | {"scratch": f"{request['scratch']}-{tool}"}))  # all run at once
+        request_file.write_text(json.dumps(request))
         line = [*TARGET, str(request_file), str(self._reply)]
         if program:
             line = command(program, tool, kernels, self._log, line)

@@ -1,7 +1,7 @@
 """The shelf of wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
 
 The docstring of a file says what is expected of it: "Verdict: fail: <regular expression of the reason>", and what it needs.
-Those that need a GPU are run on one by hand, and what came out is recorded:
+Those that need a GPU, or two, are run by hand where there are two, and what came out is recorded:
 
     python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/shelf/<GPU>.json
 """
@@ -33,7 +33,7 @@ NO_COMPILER = requirements.missing_for("cpu")
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A file of the shelf. `needs` is "", "a process of its own", "a compiler" or "a GPU"."""
+    """A file of the shelf. `needs` is "", "a process of its own", "a compiler", "a GPU" or "two GPUs"."""
 
     path: Path
     verdict: str
@@ -43,6 +43,11 @@ class Exhibit:
     @property
     def name(self):
         return f"{self.path.parent.name}/{self.path.stem}"
+
+    @property
+    def gpus(self):
+        """How many it needs."""
+        return ("a GPU", "two GPUs").index(self.needs) + 1 if "GPU" in self.needs else 0
 
 
 def exhibits():
@@ -72,7 +77,7 @@ def court(tmp_path_factory):
 
         def truth_at(place):
             if place not in truths:
-                original = runner._original(task(exhibits()[0], place))
+                original = runner.original(task(exhibits()[0], place))
                 truths[place] = Truth(original, tmp_path_factory.mktemp(place), runner.probe_seed, OPTIONS.time_limit)
                 stack.callback(truths[place].close)
                 truths[place].prepare()
@@ -82,7 +87,7 @@ def court(tmp_path_factory):
             case, truth = task(exhibit, place), truth_at(place)
             result = blank_result(case)
             try:
-                load_candidate(worker, runner._original(case), case, OPTIONS, truth.weights)
+                load_candidate(worker, runner.original(case), case, OPTIONS, truth.weights)
                 judge(worker, truth, result, OPTIONS.time_limit)
             except WorkerFailure as failure:
                 give_failure(result, failure)
@@ -128,17 +133,17 @@ def record(request):
 
 
 def identifier(exhibit):
-    return exhibit.name.replace("/", "-") + ("-on_a_gpu" if exhibit.needs == "a GPU" else "")
+    return exhibit.name.replace("/", "-") + ("-on_a_gpu" if exhibit.gpus else "")
 
 
 @pytest.mark.parametrize("exhibit", exhibits(), ids=identifier)
 def test_the_verdict_and_its_reason(court, record, exhibit):
-    if exhibit.needs == "a GPU" and not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
+    if exhibit.gpus > torch.cuda.device_count():
+        pytest.skip(f"needs {exhibit.needs}, of NVIDIA")
     if exhibit.needs == "a compiler" and NO_COMPILER:
         pytest.skip(f"needs a C++ compiler: {NO_COMPILER}")
-    result = court(exhibit, "cuda" if exhibit.needs == "a GPU" else "cpu")
-    if exhibit.needs == "a GPU":
+    result = court(exhibit, "cuda" if exhibit.gpus else "cpu")
+    if exhibit.gpus:
         record(exhibit, result)
     expect(result, exhibit)
 
@@ -166,11 +171,11 @@ def complaint_about_records(exhibit, entries):
 
 def test_what_needs_a_gpu_was_run_on_one():
     entries = recorded()
-    wanted = [exhibit for exhibit in exhibits() if exhibit.needs == "a GPU"]
+    wanted = [exhibit for exhibit in exhibits() if exhibit.gpus]
     wrong = {each.name: complaint_about_records(each, entries.get(each.name, [])) for each in wanted}
     wrong = {name: complaint for name, complaint in wrong.items() if complaint}
     command = "python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/shelf/<GPU>.json"
-    assert not wrong, f"on a machine with a GPU run: {command}"
+    assert not wrong, f"on a machine with two GPUs run: {command}"
 
 
 def test_a_record_counts_for_the_present_file_only():

@@ -49,8 +49,8 @@ def run(tmp_path, monkeypatch, tiny_problem, write_variant):
         probe = {"inputs": [torch.randn(3, 8)], "upstream": [torch.randn(3, 4)] if gradients else None, "wanted_inputs": [0]}
         tensors.save(probe, tmp_path / "inputs")
         load = {"problem": str(tiny_problem), "variant": str(variant.path), "settings": {}, "place": "cpu", "weights": None}
-        files = {name: str(tmp_path / name) for name in ("inputs", "scratch")}
-        (tmp_path / "request").write_text(json.dumps({"load": load | {"seed": 1}, "tool": None, "limit": 60, **files}))
+        request = {"load": load | {"seed": 1}, "inputs": str(tmp_path / "inputs"), "tool": None, "limit": 60}
+        (tmp_path / "request").write_text(json.dumps(request))
         try:
             target.main(tmp_path / "request", tmp_path / "reply")
         finally:
