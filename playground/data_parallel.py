@@ -4,7 +4,7 @@
 
 Each rank takes its part of the batch. Three ways are compared with one process that has the whole: DistributedDataParallel as
 it is, compiled by torch.compile, and with gradients accumulated over two halves of the part. They may differ from the one
-process's by twice the error of the original in eager PyTorch against float64; the rank that is furthest off counts.
+process's by what the judge allows one gradient (playground/judge/tolerance.py); the rank that is furthest off counts.
 
 With --time each rank has the model's whole batch for itself (weak scaling), and a step is timed: forward, backward and the
 exchange of gradients, without an optimizer. Steps follow one another as in training, with no wait between. "alone" is a rank
@@ -29,6 +29,9 @@ from rich.text import Text
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import catalog, distributed, tensors
+from playground.judge.oracle import Oracle
+from playground.judge.probes import Probe
+from playground.judge.tolerance import Reference
 from playground.machine import environment, requirements
 from playground.report.document import write_whole
 from playground.report.figures import NOTHING, one_line, scientific, significant, with_unit
@@ -38,7 +41,6 @@ SEED = 20240229
 KIND = "data_parallel"  # of the JSON file
 ROUNDS, ROUND_SECONDS = 9, 0.1  # a time is the median of so many rounds, each of as many steps as take about so long
 WARM_UP = 5  # steps; DistributedDataParallel arranges its buckets anew after the first
-ROUNDING = 16 * torch.finfo(torch.float32).eps  # of the largest gradient: what another order of additions may change
 WAYS = ("as it is", "compiled", "accumulated")
 
 
@@ -138,7 +140,7 @@ def _examine(model, variant, given, device):
         alone = _gradients(_fresh(problem, module, original, device), batch)
     except NotImplementedError as refusal:
         return row | {"verdict": "skipped", "reason": one_line(refusal)}
-    allowed = _allowed(original, batch)
+    allowed = _allowed(original, batch, device)
     for way in WAYS:
         found = _in_parallel(way, _fresh(problem, module, original, device), batch)
         worst = _largest_of_ranks(max(share_of_allowed(found[name] - alone[name], allowed[name]) for name in allowed), device)
@@ -180,19 +182,17 @@ def _gradients(model, batch):
     return _of(model)
 
 
-def _allowed(original, batch):
-    """{parameter: how far two right gradients of it may be apart}."""
-    eager = _gradients(original, batch)
-    original.zero_grad()
-    double = original.double()
-    samples = batch.inputs[0].shape[0]
-    whole = Batch([v.double() if tensors.differentiable(v) else v for v in batch.inputs], batch.upstream)
-    for number in range(samples):  # one at a time, so that it needs little memory
-        whole.part(number, samples).backward(double)
-    truth = _of(double)
-    original.zero_grad()
-    original.float()
-    return {name: 2 * _largest(eager[name] - true) + ROUNDING * _largest(true) for name, true in truth.items()}
+def _allowed(original, batch, device):
+    """{parameter: how far two right gradients of it may be apart}, by the judge's rule for one."""
+    probe = Probe("the whole batch", batch.inputs, batch.upstream)
+    oracle = Oracle(original, device)
+    mode = "tf32" if oracle.uses(probe) & oracle.tf32_families else "fp32"
+    truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, mode)
+    allowed = {}
+    for name, gradient in truth.gradients.items():
+        reference = Reference(gradient, eager.gradients[name], *(each.gradients[name] for each in permitted))
+        allowed[name] = reference.allowed * reference.spread
+    return allowed
 
 
 def _largest(value):

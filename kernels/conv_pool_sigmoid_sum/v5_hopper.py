@@ -22,10 +22,12 @@ Why it is faster
     the same, next row's sums while the tensor core multiplies     0.156      0.169     not examined
     input gradient, each lane stores its float4                    0.20       0.274     half-written sectors, latency
     input gradient, halves on the tensor core, rows stored by TMA  0.19       0.208     memory (its writes alone: 0.154)
+    step with it, sum over samples behind it instead of a launch   0.406      0.406     memory (0.413 before)
 
-    The kernels of a training step take 0.156 with the sum over samples (PyTorch's best step is 20.9), with the input gradient
-    0.403 (30.4); in a CUDA graph a step takes 0.158 and 0.413. Called from Python it lasts 0.5, since autograd's part on the
-    CPU takes longer than they do. The input gradient's rows stored by one copy instead of six: 0.206 for 0.207, dropped.
+    In a CUDA graph a training step takes 0.159 (PyTorch's best is 20.7), with the input gradient 0.406 (30.2). Called from
+    Python it lasts 0.4 to 0.6, since autograd's part on the CPU takes longer than the kernels do. The input gradient's rows
+    stored by one copy instead of six: 0.206 for 0.207, dropped. What the two forward kernels share at their beginning made into
+    functions of its own: other registers, and 0.148 and 0.196 for 0.146 and 0.193 side by side, dropped.
 
     Training multiplies the other way round, outputs x positions. Box sums then lie in shared memory once, and are the right
     operand of both products; and a lane's delta are its part of the second one's left operand, as they come out of the
@@ -44,8 +46,8 @@ Mathematics
     Where PyTorch's settings forbid TF32 in convolutions, all have a lower part, and the product is
     l * box_h + h * box_l + h * box_h: what is left out is of the order of 2^-24. The sigmoid is v3's.
     Error against float64, in units of the outputs' spread, weights 8 times as large as usual: 8.5e-6, strict 3.5e-6, eager
-    strict 1.1e-6. Gradients in the recorded run: of the weights 3.9e-4 of the spread (eager with TF32 6.4e-3), of the input
-    3.2e-3 (4.8e-3) at most at one element, from deltas of 11 bits, as TF32 convolutions have.
+    strict 1.1e-6. Gradients in the recorded run: of the weights 3.6e-4 of the spread (eager with TF32 1.4e-3), of the input
+    2.2e-3 (3.1e-3) at most at one element, from deltas of 11 bits, as TF32 convolutions have.
 
     Training takes both products in halves, which have TF32's 11 bits but not its range: the same differences and parts as
     above, and for the gradient
@@ -63,8 +65,9 @@ Launches
     conv_pool_sum        multiprocessors, or samples  512    193 KB  2 positions x 2 channels of a pooled row at a time
     conv_pool_gradients  the same                     512    210 KB  the same, and 40 elements of 64 x 80 weight gradients
     add_segments         batch x size / 128           128    0       adds a sample's segments, where blocks share samples
-    weighted_sum         (parameters / 32)            256    1 KB    v3's
+    weighted_sum         (parameters / 32)            256    1 KB    v3's, where the input's gradient is not asked for
     input_gradient       multiprocessors, or samples  384    216 KB  2 positions x 2 channels of every row of their windows
+                         and (parameters / 128)                      a third of a parameter's samples
 
     Of the first two kernels' registers the twelve warps that compute have 160 each (setmaxnreg), the others 24; nothing spills.
     All pooled rows of the batch stand in one line, and every block takes an equal part of it: any batch keeps all
