@@ -1,4 +1,4 @@
-"""Nsight Compute's CSV, from a sample that was written by hand (see README.md)."""
+"""Nsight Compute's CSV: a sample that was written by hand, and one that was measured (see README.md)."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 from playground.profiler import metrics, reading
 
 SAMPLE = (Path(__file__).parent / "sample_raw.csv").read_text()
+MEASURED = (Path(__file__).parent / "ncu_2025_3.csv").read_text()
 
 
 @pytest.fixture
@@ -45,6 +46,18 @@ def test_stalls_are_shares_of_the_warps_time(kernels):
     assert kernels["sum_sigmoids<1>"]["stalls"] == {"long_scoreboard": 0.5, "barrier": 0.25}
     assert list(kernels["weighted_sum"]["stalls"].items()) == [("long_scoreboard", 0.9)]
     assert kernels["weighted_sum"]["per_request"] == {}, "no request, or none known"
+
+
+def test_what_was_measured_on_a_gpu():
+    launches = reading.launches(MEASURED)
+    assert all(launch[metric] is not None for launch in launches for metric in metrics.ALL), "this GPU knows all of them"
+    products, sums = reading.kernels(launches)
+    assert (products["kernel"], sums["kernel"]) == ("stream_windows<0, 1>", "add_part_sums")
+    assert (products["launches"], products["microseconds"], products["registers"]) == (1, 248.512, 238)
+    shares = {"dram": 52.48, "matrix": 42.26, "issue": 37.89, "occupancy": 12.24, "occupancy_limit": 12.5}
+    assert products["shares"] == pytest.approx(shares)
+    assert list(products["stalls"])[:2] == ["wait", "math_pipe_throttle"] and sum(products["stalls"].values()) < 1
+    assert products["per_request"]["shared memory written"] == pytest.approx(1.033, abs=1e-3)
 
 
 @pytest.mark.parametrize(
