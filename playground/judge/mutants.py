@@ -24,8 +24,9 @@ from playground.judge import probes
 from playground.judge.mutations import MUTATIONS, Call, Unfit
 from playground.judge.tolerance import FLOAT32_EPSILON
 
-MOST = 24  # that count
-MOST_TRIED = 36  # of those that run
+# A model with a dozen operators has no more than these; they bound the time that one with a hundred takes.
+MOST = 64  # that count
+MOST_TRIED = 96  # of those that run
 MOST_BACKWARD = 3
 NEGLIGIBLE = 1e-6  # of the largest output or gradient: the size below which a difference is float64's rounding
 CHEAP = 1 << 21  # elements of a probe's inputs: larger probes are for mutants that pass all others

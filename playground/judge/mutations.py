@@ -9,6 +9,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+ROW = -2  # the dimension of an image's rows, or of a volume's
+
 
 class Unfit(Exception):
     """The mutation does not apply to this call."""
@@ -220,11 +222,23 @@ def _square_transpose(matrix):
     return matrix.transpose(-1, -2)
 
 
+def _strides(call):
+    """Of a convolution, or of pooling, whose stride is its window unless it is given."""
+    return _each(call.get("stride") or call.get("kernel_size", 1), call.again().dim() - 2)
+
+
 def _stride_smaller(call):
-    result = call.again()
-    strides = _each(call.get("stride", 1), result.dim() - 2)
+    strides = _strides(call)
     _require(max(strides) > 1)
-    return _cropped(call.again(stride=[max(1, stride - 1) for stride in strides]), result.shape)
+    return _cropped(call.again(stride=[max(1, stride - 1) for stride in strides]), call.again().shape)
+
+
+def _stride_larger(call):
+    """What would be read beyond the input's end is 0."""
+    _require("transpose" not in call.name)
+    shape = call.again().shape
+    beyond = [side for size in reversed(shape[2:]) for side in (0, size)]
+    return _cropped(call.again(input=F.pad(call.input, beyond), stride=[each + 1 for each in _strides(call)]), shape)
 
 
 def _padding(call):
@@ -234,7 +248,7 @@ def _padding(call):
 
 
 def _padding_larger(call):
-    return call.again(padding=[width + 1 for width in _padding(call)])
+    return _cropped(call.again(padding=[width + 1 for width in _padding(call)]), call.again().shape)
 
 
 def _padded_with_the_border(call):
@@ -255,6 +269,7 @@ def _output_rolled(dim):
 def _last_of_output_dropped(dim):
     def mutation(call):
         result = call.again()
+        _require(dim != ROW or _values(result).dim() > 3)
         return _form(result, _last_zeroed(_values(result), dim))
 
     return mutation
@@ -284,6 +299,8 @@ _CONVOLUTION = {
     "last column dropped": _last_of_output_dropped(-1),
     "padding larger by one": _padding_larger,
     "last input channel dropped": _changed_weight(lambda weight: _last_zeroed(weight, 1)),
+    "last row dropped": _last_of_output_dropped(ROW),
+    "stride larger by one": _stride_larger,
 }
 
 _LINEAR = {
@@ -349,6 +366,8 @@ _MAXIMUM_POOLING = {
     "last column dropped": _last_of_output_dropped(-1),
     "minimum for maximum": lambda call: -call.again(input=-call.input),
     "last column of the window dropped": _window_smaller,
+    "last row dropped": _last_of_output_dropped(ROW),
+    "stride smaller by one": _stride_smaller,
 }
 
 _AVERAGE_POOLING = {
@@ -358,6 +377,8 @@ _AVERAGE_POOLING = {
     "padding counted otherwise": _padding_counted_otherwise,
     "last column dropped": _last_of_output_dropped(-1),
     "last column of the window dropped": _window_smaller,
+    "last row dropped": _last_of_output_dropped(ROW),
+    "stride smaller by one": _stride_smaller,
 }
 
 
