@@ -67,6 +67,29 @@ def test_it_opens_quietly_and_fits(browser, pages, width, theme):
     assert (sum(map(int, paper.strip("rgb()").split(","))) < 200) == (theme == "dark")
 
 
+def test_mathematics_is_folded_and_not_cut_off(browser, pages):
+    open_page(browser, pages / "h200.html", 390, "light")
+    browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true);")
+    blocks = "[...document.querySelectorAll('pre.columns')]"
+    assert browser.execute_script(f"return {blocks}.length") > 10
+    assert browser.execute_script(f"return {blocks}.filter(each => each.scrollWidth > each.clientWidth).length") == 0
+
+
+@pytest.mark.parametrize("width", [360, 390, 1100, 1400])
+def test_no_verdict_runs_out_of_its_cell(browser, pages, width):
+    open_page(browser, pages / "h200.html", width, "light")
+    assert (
+        browser.execute_script("""
+        const bounds = node => { const range = document.createRange(); range.selectNodeContents(node);
+                                 return range.getBoundingClientRect(); };
+        return [...document.querySelectorAll('.verdicts tbody td, .verdicts tbody th')].filter(cell => {
+            const box = cell.getBoundingClientRect(), text = bounds(cell);
+            return text.left < box.left - 1 || text.right > box.right + 1;
+        }).map(cell => cell.textContent)""")
+        == []
+    )
+
+
 def test_a_hostile_page_does_nothing(browser, tmp_path, make_passed, make_environment):
     document, _ = hostile.document(make_passed, make_environment)
     file = tmp_path / "hostile.html"
