@@ -161,6 +161,11 @@ def under_graphs(result):
     return f"{GRAPH}: {'; '.join(parts)}" if parts else None
 
 
+def peak_memory(title, timings):
+    """MiB on top of what was in use before the call; '-' in a CUDA graph, which took its memory when it was captured."""
+    return NOTHING if title.endswith(GRAPH) else significant(timings.get("peak_mib"))
+
+
 def by_device(results):
     """{device: results}. The device is None, but where ranks measured the same kind of thing on devices of several names.
 

@@ -20,6 +20,7 @@ from playground.report.figures import (
     one_line,
     ordered_baselines,
     outcome_verdict,
+    peak_memory,
     precisions,
     printable,
     scientific,
@@ -323,8 +324,8 @@ def _time_rows(result):
         if rows:
             rows.append([Text()] * len(TIMES))
         own = timings["time_ms"]
-        title = Text(one_line(title), style="bold")
-        rows.append([title, *_spread(own), Text(), Text(), Text(significant(timings["peak_mib"]))])
+        name = Text(one_line(title), style="bold")
+        rows.append([name, *_spread(own), Text(), Text(), Text(peak_memory(title, timings))])
         speedup, baselines = timings["speedup"] or {}, timings.get("baselines_ms") or {}
         without_graph = timings.get("not_graphed") or []
         for name in ordered_baselines({**baselines, **speedup}):

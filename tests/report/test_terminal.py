@@ -132,8 +132,10 @@ def test_details_show_how_it_was_timed(gpu_document):
     clock = {"max_sm_mhz": 1980, "celsius": 50, "slowdowns": []}
     result["clocks"] = {"before": {"sm_mhz": 1975, **clock}, "after": {"sm_mhz": 1960, **clock}}
     result["graphed"] = {**{key: result[key] for key in ("time_ms", "speedup", "baselines_ms", "peak_mib", "outcome")}}
-    result["graphed"] |= {"rounds": 12, "calls": 50}
+    result["graphed"] |= {"rounds": 12, "calls": 50, "peak_mib": 0.0}
     text = unfolded(draw("details", gpu_document))
+    (graphed,) = [line for line in draw("details", gpu_document).splitlines() if line.startswith("  forward, CUDA graph  ")]
+    assert graphed.split()[-1] == "-", "a replay takes no memory, and the graph's is not known"
     for part in [
         "timing forward: win over torch.compile, 49.4x (48.9x-49.9x), 9 rounds, 41 calls, 97.9% of the floor",
         "timing forward, CUDA graph: win over torch.compile, 49.4x (48.9x-49.9x), 12 rounds, 50 calls",

@@ -17,6 +17,7 @@ from playground.report.figures import (
     one_line,
     ordered_baselines,
     outcome_verdict,
+    peak_memory,
     share_of_floor,
     significant,
     size_note,
@@ -45,6 +46,7 @@ def page(document, known):
     return {
         "machine": machine(environment),
         "device": one_line(environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"),
+        "joined": one_line(environment.get("joined") or ""),
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
         "environment": list(_environment(environment)),
         "tally": _tally(results),
@@ -214,20 +216,20 @@ def _speed(members):
             {
                 "title": title,
                 "baselines": [(baseline_name(name), significant(medians[name])) for name in names],
-                "rows": [_speed_row(shown, each, names) for shown, each in timings],
+                "rows": [_speed_row(shown, title, each, names) for shown, each in timings],
             }
         )
     return tables
 
 
-def _speed_row(shown, timings, names):
+def _speed_row(shown, title, timings, names):
     time, share, speedup = timings["time_ms"], share_of_floor(timings), timings.get("speedup") or {}
     return {
         "variant": shown,
         "time": significant(time["median"]),
         "spread": span(time["p20"], time["p80"]),
         "share": with_unit(share and 100 * share, "%"),
-        "peak": significant(timings.get("peak_mib")),
+        "peak": peak_memory(title, timings),
         "ratios": [_ratio(speedup.get(name)) for name in names],
     }
 

@@ -106,6 +106,12 @@ def test_a_real_run(h200_page):
     assert sum(tag == "svg" for tag, _ in made.tags) >= 3 + 2  # bars of three models, and the roofline in two widths
 
 
+def test_results_of_other_runs_are_told_apart_at_the_top(make_passed, make_environment):
+    environment = make_environment() | {"joined": "m v1 is from 2026-11-20"}
+    document = {"schema": 1, "environment": environment, "results": [make_passed("m", "v1_x")]}
+    assert "m v1 is from 2026-11-20" in page.render(document, []).split("</header>")[0].split("<nav")[0]
+
+
 def test_every_variants_source_is_there_letter_by_letter(h200_page):
     shown = [part.split("</pre>")[0] for part in h200_page.split('<pre class="code" tabindex="0">')[1:]]
     texts = {Page(f"<pre>{part}</pre>").text for part in shown}
