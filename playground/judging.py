@@ -263,7 +263,7 @@ class _Case:
             compared = self._compare("outputs", probes[done["of"]])
             complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
         elif trial in self._truth.habits:
-            return self._behaved(trial, None, f"{done['complaint']}; nor does the original" if complaint else done["note"])
+            return self._behaved(trial, None, "bits differ, as the original's do" if complaint else done["note"])
         self._behaved(trial, complaint, done["note"])
 
 

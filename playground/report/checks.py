@@ -50,17 +50,27 @@ def sanitizer(examination):
         yield "note", f"sanitizer: {note}"
 
 
+def sorted_out(entries):
+    """{"right", "wrong", "not run", "noted": [names of probes, or of checks of the behaviour]}.
+
+    "noted" are those with a remark instead of a result, such as an exception that the variant may raise there.
+    """
+    found = {"right": [], "wrong": [], "not run": [], "noted": []}
+    for name, entry in entries.items():
+        note = entry.get("note") or ""
+        if entry.get("complaint"):
+            found["wrong"].append(name)
+        elif note.startswith(NOT_RUN):
+            found["not run"].append(name)
+        else:
+            found["noted" if note and entry.get("max_error") is None else "right"].append(name)
+    return found
+
+
 def _tally(entries):
-    wrong = [name for name, entry in entries.items() if entry["complaint"]]
-    idle = [name for name, entry in entries.items() if (entry["note"] or "").startswith(NOT_RUN)]
-    refused = [
-        name for name, entry in entries.items() if entry["note"] and name not in idle and entry.get("max_error", 0) is None
-    ]
-    right = len(entries) - len({*wrong, *idle, *refused})
-    parts = [f"{right} right"]
-    parts += [f"wrong: {', '.join(wrong)}"] if wrong else []
-    parts += [f"not run: {', '.join(idle)}"] if idle else []
-    return "; ".join(parts)
+    found = sorted_out(entries)
+    parts = [f"{word}: {', '.join(names)}" for word, names in found.items() if names and word != "right"]
+    return "; ".join([f"{len(found['right'])} right", *parts])
 
 
 def explained_probes(check):

@@ -95,7 +95,9 @@ class Candidate(Clocked):
         try:
             done = behaviour.Trials(self.model, *inputs, self.device, declared).run(trial)
         except Exception as exception:
-            return {"of": None, "complaint": None, "note": self._refusal(exception)}
+            raises = f"raises {self._refusal(exception)}"
+            may = trial in behaviour.Trials.MAY_RAISE
+            return {"of": None, "complaint": None if may else raises, "note": raises if may else None}
         if done.outputs is not None:
             tensors.save({"outputs": done.outputs}, outputs)
         return {"of": done.of if done.outputs is not None else None, "complaint": done.complaint, "note": done.note}

@@ -10,7 +10,7 @@ CHECK = {
     "probes": {"own": RIGHT, "odd sizes": IDLE, "batch 1": REFUSED, "ramp": WRONG, "nan": RIGHT | {"note": "finite in 1"}},
     "behaviour": {
         "inputs unchanged": {"complaint": None, "note": None},
-        "torch.compile": {"complaint": None, "note": "Unsupported: graph break"},
+        "torch.compile": {"complaint": None, "note": "raises Unsupported: graph break"},
         "a side stream": {"complaint": None, "note": "not run: only CUDA has streams"},
     },
     "work": {"note": None, "own_calls": 2, "own_share": 0.973, "kernels": [{"name": "f", "calls": 2, "microseconds": 12.34}]},
@@ -19,11 +19,11 @@ CHECK = {
 
 def test_a_few_lines():
     assert list(checks.lines(CHECK)) == [
-        ("probes", "2 right; wrong: ramp; not run: odd sizes"),
+        ("probes", "2 right; wrong: ramp; not run: odd sizes; noted: batch 1"),
         ("note", "batch 1: refuses: ValueError: expected 4 samples"),
         ("note", "nan: finite in 1"),
-        ("behaviour", "2 right; not run: a side stream"),
-        ("note", "torch.compile: Unsupported: graph break"),
+        ("behaviour", "1 right; not run: a side stream; noted: torch.compile"),
+        ("note", "torch.compile: raises Unsupported: graph break"),
         (
             "work",
             "2 calls of its own code in a forward pass, and the result depends on it; its kernels take 97.3% of the GPU's time",

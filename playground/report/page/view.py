@@ -171,13 +171,12 @@ def _verdict_row(result, shown):
 
 def _entries(check, key):
     """How many probes, or checks of the behaviour, came out right."""
-    entries = check.get(key) or {}
-    wrong = [name for name, entry in entries.items() if entry.get("complaint")]
-    idle = [name for name, entry in entries.items() if (entry.get("note") or "").startswith(checks.NOT_RUN)]
-    if wrong:
-        return Mark(BAD, f"wrong: {', '.join(wrong)}")
-    right = len(entries) - len(idle)
-    return Mark(GOOD, f"{right} right") if right else Mark(UNKNOWN, "not run")
+    found = checks.sorted_out(check.get(key) or {})
+    if found["wrong"]:
+        return Mark(BAD, f"wrong: {', '.join(found['wrong'])}")
+    if found["noted"]:
+        return Mark(UNKNOWN, f"{len(found['right'])} right, noted: {', '.join(found['noted'])}")
+    return Mark(GOOD, f"{len(found['right'])} right") if found["right"] else Mark(UNKNOWN, "not run")
 
 
 def _gradients(check):

@@ -112,6 +112,14 @@ def test_results_of_other_runs_are_told_apart_at_the_top(make_passed, make_envir
     assert "m v1 is from 2026-11-20" in page.render(document, []).split("</header>")[0].split("<nav")[0]
 
 
+def test_what_was_raised_is_not_counted_as_right(make_passed, make_environment):
+    result = make_passed("m", "v1_x")
+    held, raised = {"complaint": None, "note": None}, {"complaint": None, "note": "raises Unsupported: graph break"}
+    result["check"]["behaviour"] = {"inputs unchanged": held, "torch.compile": raised}
+    text = Page(page.render({"schema": 1, "environment": make_environment(), "results": [result]}, [])).text
+    assert "1 right, noted: torch.compile" in text and "2 right" not in text
+
+
 def test_every_variants_source_is_there_letter_by_letter(h200_page):
     shown = [part.split("</pre>")[0] for part in h200_page.split('<pre class="code" tabindex="0">')[1:]]
     texts = {Page(f"<pre>{part}</pre>").text for part in shown}
