@@ -1,6 +1,6 @@
 """A polynomial for the sigmoid, exact to rounding where |y| < 1, which the model's own inputs never leave.
 
-Verdict: fail: .*(off by|NaN|inf)
+Verdict: fail: the output is off by .* of its spread
 """
 
 import torch.nn as nn
