@@ -152,27 +152,8 @@ def _place(variant, device):
 
 def _run(given, make_tasks, options, show):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
-    rank = distributed.current_rank()
     try:
-        if rank:
-            _become_one_of_many(rank)
-        requirements.prepare_environment()
-        _require_device(given.device)
-        axes = sweep.parse(given.sweep)
-        earlier = _earlier(given.against)
-        if given.plot:
-            _require_plot(given, axes)
-        if given.html:
-            _require_page(given.html)
-        tasks = make_tasks()
-        if not tasks:
-            raise Impossible(f"none of these variants runs on --device {given.device}")
-        if given.debug:
-            _tell_how_to_step(tasks, given.device)
-        if rank is None or rank.local_rank == 0:
-            _clear_locks()
-        compared = _comparing_with(earlier, given.against)
-        report = measure(tasks, options, given.json, given.resume, compared, lambda finished: _passed(finished, axes))
+        tasks, axes, report = _measured(given, make_tasks, options)
     except (catalog.CatalogError, CannotMeasure, CannotPlot, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
@@ -187,6 +168,36 @@ def _run(given, make_tasks, options, show):
         return INTERRUPTED
     if report is None:  # rank 0 has it
         return PASSED
+    _present(given, tasks, report, axes, show)
+    return PASSED if _passed(report, axes) else FAILED
+
+
+def _measured(given, make_tasks, options):
+    """(tasks, axes of the sweep, document); under torchrun rank 0 alone has the last. What would be in vain is not begun."""
+    rank = distributed.current_rank()
+    if rank:
+        _become_one_of_many(rank)
+    requirements.prepare_environment()
+    _require_device(given.device)
+    axes = sweep.parse(given.sweep)
+    earlier = _earlier(given.against)
+    if given.plot:
+        _require_plot(given, axes)
+    if given.html:
+        _require_page(given.html)
+    tasks = make_tasks()
+    if not tasks:
+        raise Impossible(f"none of these variants runs on --device {given.device}")
+    if given.debug:
+        _tell_how_to_step(tasks, given.device)
+    if rank is None or rank.local_rank == 0:
+        _clear_locks()
+    compared = _comparing_with(earlier, given.against)
+    return tasks, axes, measure(tasks, options, given.json, given.resume, compared, lambda finished: _passed(finished, axes))
+
+
+def _present(given, tasks, report, axes, show):
+    """The tables on standard output, and the files that were asked for."""
     if axes:
         sweep_table.show(report, axes, make_console())
         against.show(report, make_console())
@@ -197,7 +208,6 @@ def _run(given, make_tasks, options, show):
     if given.html:
         known = [page.Files(task.model.path, task.variant.path) for task in tasks]
         document.write_whole(given.html, page.render(report, known))
-    return PASSED if _passed(report, axes) else FAILED
 
 
 def _earlier(file):

@@ -8,7 +8,6 @@ import contextlib
 import math
 import secrets
 import time
-from dataclasses import dataclass
 
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
@@ -97,14 +96,6 @@ class Side:
         began = time.perf_counter()
         self.ask("repeat", count=count)
         return (time.perf_counter() - began) * 1e3 / count
-
-
-@dataclass
-class Budget:
-    """`seconds` for the rounds of one mode beyond the least number; a request may take `time_limit` seconds."""
-
-    seconds: float
-    time_limit: float
 
 
 class Stopwatch:

@@ -13,7 +13,6 @@ from torch.utils import _pytree
 
 KERNEL = re.compile(r"__global__\s+(?:(?:static|inline|void|__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\))\s+|\s)*(\w+)\s*\(")
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
-BUILDERS = ("load_inline", "load")
 
 
 class OwnCode:

@@ -147,16 +147,22 @@ def _result(result, where):
         value = _field(result, key, where)
         _require(value is None or verdict == "pass", f"{where}.{key}", f"null, since the verdict is {verdict}", value)
     _timings(result, where)
-
     bound = _one_of(_field(result, "floor_bound", where), BOUNDS, f"{where}.floor_bound", null=True)
     floor = _number(_field(result, "floor_ms", where), f"{where}.floor_ms")
     _require(floor is None or bound is not None, f"{where}.floor_bound", " or ".join(BOUNDS), bound)
+    _training(result["training"], f"{where}.training")
+    _circumstances(result, where)
 
-    for mode, timings in _mapping(result["training"], f"{where}.training"):
+
+def _training(modes, where):
+    for mode, timings in _mapping(modes, where):
         if timings is not None:
-            _require(isinstance(timings, dict), f"{where}.training.{mode}", "an object or null", timings)
-            _timings(timings, f"{where}.training.{mode}")
+            _require(isinstance(timings, dict), f"{where}.{mode}", "an object or null", timings)
+            _timings(timings, f"{where}.{mode}")
 
+
+def _circumstances(result, where):
+    """What is known besides verdict and times; a key that an earlier version did not write may be missing."""
     for name, reason in _mapping(result.get("baselines_unavailable"), f"{where}.baselines_unavailable"):
         _text(reason, f"{where}.baselines_unavailable.{name}")
     for key in ("precision", "variant_precision"):
