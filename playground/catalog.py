@@ -206,8 +206,12 @@ def _assigned_names(statement):
 
 
 def constants(path):
-    """The names that a model's file assigns at its top level, sorted."""
-    return sorted(set().union(*map(_assigned_names, ast.parse(Path(path).read_text(encoding="utf-8")).body)))
+    """The names that a model's file assigns at its top level, sorted. Raises CatalogError where it is no Python."""
+    try:
+        body = ast.parse(Path(path).read_text(encoding="utf-8"), filename=str(path)).body
+    except (SyntaxError, ValueError) as error:
+        raise CatalogError(f"{path} is no Python file: {error}") from None
+    return sorted(set().union(*map(_assigned_names, body)))
 
 
 def load_variant(path):

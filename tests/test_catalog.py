@@ -103,3 +103,10 @@ def test_a_docstring_is_no_part_of_the_code(tmp_path):
     assert code('X = 1\n"""One."""\n')[0] != code('X = 1\n"""Two."""\n')[0], "only the module's own docstring"
     broken = code("def f(:")
     assert broken[0] == broken[1]
+
+
+def test_constants_of_what_is_no_python(tmp_path):
+    path = tmp_path / "problem.py"
+    path.write_text("batch_size = 4\ndef (\n")
+    with pytest.raises(catalog.CatalogError, match=r"problem.py is no Python file: .*line 2"):
+        catalog.constants(path)

@@ -94,9 +94,9 @@ def test_a_wrong_command_line(arguments, message):
 
 
 def test_a_constant_that_the_model_lacks(tiny_problem, right):
-    status, out, _ = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--set", "depth=3")
-    assert status == 1
-    assert "no constant called depth" in out
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--set", "depth=3")
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1 and "--set: tiny has no constant called depth; it has: " in err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")

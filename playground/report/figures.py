@@ -5,6 +5,8 @@ import math
 import statistics
 from pathlib import Path
 
+from playground.stopwatch.statistics import TIE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Every baseline, in the order in which reports list them, with its name for people.
@@ -120,10 +122,20 @@ def against_any_precision(timings):
     return f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision" if ratio else None
 
 
+def _open_tie(timings):
+    """'a tie, since 1.18x is anything from 0.951x to 1.42x'; None where the ratio itself is that of a tie."""
+    outcome = timings.get("outcome") or {}
+    if outcome.get("verdict") != "tie" or abs(outcome["ratio"] - 1) <= TIE:
+        return None
+    low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
+    return f"a tie, since {ratio} is anything from {low} to {high}"
+
+
 def timing_notes(result, brief=False):
     """What is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
 
-    `brief` leaves out which baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
+    `brief` is for a table without intervals: it has that of a tie whose ratio looks like none. And it leaves out which
+    baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
     """
     for title, timings in timed_modes(result).items():
         if "unavailable" in timings:
@@ -133,6 +145,8 @@ def timing_notes(result, brief=False):
         slow = ", ".join(timings.get("not_graphed") or [])
         skipped = brief and slow
         yield from (f"{title}{note}" for note in timings.get("notes") or [] if not (skipped and note.endswith(f": {slow}")))
+        if brief and (open_tie := _open_tie(timings)):
+            yield f"{title}{open_tie}"
         if any_precision := against_any_precision(timings):
             yield f"{title}{any_precision}"
         if (share_of_floor(timings) or 0) > 1:

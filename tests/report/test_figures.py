@@ -113,6 +113,16 @@ def test_size_note(tmp_path):
     assert note({"batch_size": 4}, model=str(tmp_path / "models" / "pool.py")) == "batch 4 instead of 128"
 
 
+@pytest.mark.parametrize(
+    ("verdict", "ratio", "note"),
+    [("tie", 1.18, ["a tie, since 1.18x is anything from 0.944x to 1.42x"]), ("tie", 1.005, []), ("win", 1.18, [])],
+)
+def test_a_tie_that_does_not_look_like_one(verdict, ratio, note):
+    outcome = {"verdict": verdict, "against": "eager", "ratio": ratio, "low": 0.8 * ratio, "high": 1.2 * ratio}
+    assert list(figures.timing_notes({"outcome": outcome}, brief=True)) == note
+    assert list(figures.timing_notes({"outcome": outcome})) == [], "who sees the intervals need not be told"
+
+
 def test_machine():
     environment = {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130", "cuda": "13.0", "driver": "580.95"}
     assert figures.machine(environment) == "NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95"
