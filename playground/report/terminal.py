@@ -44,10 +44,9 @@ SUMMARY_PLANS = (
         ("variant", "ran on"),
         ("verdict", "gradients"),
         ("error", "eager's"),
-        ("build s",),
-        ("median ms",),
+        ("build s", "of floor"),
+        ("median ms", "outcome"),
         ("speed-up", "over"),
-        ("of floor", "outcome"),
     ),
     (
         ("variant", "ran on", "outcome"),
