@@ -1,5 +1,6 @@
 """The page in a real browser: no complaint, no request, no sideways scrolling, nothing that only colour says."""
 
+import copy
 import json
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from playground import catalog
 from playground.report import page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -15,6 +17,7 @@ DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Chromium and its driver (Debian: apt install chromium chromium-driver)"
 )
+LONG_NAME = max((variant.name for model in catalog.models() for variant in catalog.variants(model)), key=len)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
@@ -48,9 +51,13 @@ def open_page(browser, file, width, theme):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory, h200_page):
+def pages(tmp_path_factory, h200, h200_page):
     folder = tmp_path_factory.mktemp("pages")
     (folder / "h200.html").write_text(h200_page, encoding="utf-8")
+    renamed = copy.deepcopy(h200)
+    for result in renamed["results"]:
+        result["variant"] = LONG_NAME
+    (folder / "long.html").write_text(page.render(renamed, []), encoding="utf-8")
     return folder
 
 
@@ -75,9 +82,10 @@ def test_mathematics_is_folded_and_not_cut_off(browser, pages):
     assert browser.execute_script(f"return {blocks}.filter(each => each.scrollWidth > each.clientWidth).length") == 0
 
 
+@pytest.mark.parametrize("name", ["h200", "long"])
 @pytest.mark.parametrize("width", [360, 390, 1100, 1400])
-def test_no_verdict_runs_out_of_its_cell(browser, pages, width):
-    open_page(browser, pages / "h200.html", width, "light")
+def test_no_verdict_runs_out_of_its_cell(browser, pages, width, name):
+    open_page(browser, pages / f"{name}.html", width, "light")
     assert (
         browser.execute_script("""
         const bounds = node => { const range = document.createRange(); range.selectNodeContents(node);
