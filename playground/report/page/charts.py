@@ -52,13 +52,16 @@ def roofline_charts(results, ceilings, place):
 
 
 def _points(results):
+    """The work is that of the model at its sizes, so a result that did not record it has that of one that did."""
     models = {}
     for result in results:
-        if result.get("work") and result["time_ms"]:
-            models.setdefault(one_line(result["model"]), []).append(result)
+        if result["time_ms"]:
+            models.setdefault((one_line(result["model"]), str((result.get("shape") or {}).get("inputs"))), []).append(result)
     points = []
-    for model, of_model in models.items():
-        work, medians = of_model[0]["work"], baseline_medians(of_model)
+    for (model, _), of_model in models.items():
+        work, medians = next((each["work"] for each in of_model if each.get("work")), None), baseline_medians(of_model)
+        if not work:
+            continue
         fastest = min(medians, key=medians.get, default=None)
         if "eager" in medians and "as_written" in work:
             label = "eager, by what its operators do"
@@ -68,7 +71,5 @@ def _points(results):
             points.append(roofline.Point(model, label, roofline.BASELINE, work["least"], medians[name], name == fastest))
         for result in of_model:
             median = result["time_ms"]["median"]
-            points.append(
-                roofline.Point(model, one_line(result["variant"]), roofline.VARIANT, result["work"]["least"], median, True)
-            )
+            points.append(roofline.Point(model, one_line(result["variant"]), roofline.VARIANT, work["least"], median, True))
     return points

@@ -135,6 +135,8 @@ class _Placer:
         return self._a_decade_y * math.log10(rate / self._y0)
 
     def name(self, name):
+        """Where there is little room, 'v3' of a variant's name and 'compile' of torch.compile's."""
+        name = name.removeprefix("torch.") if self.short else name
         short = re.match(r"(v\d+|cpu)_", name)
         return short[1] if self.short and short else name if len(name) <= 22 else name[:21] + "…"
 
@@ -177,7 +179,7 @@ def _draw_points(axes, points, place):
         if point.kind == AS_WRITTEN and point.model in eager:
             other = eager[point.model]
             ends = [point.intensity, other.intensity], [point.rate, other.rate]
-            axes.plot(*ends, color=svg.SOFT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=3)
+            axes.plot(*ends, color=svg.SOFT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)  # behind the names
         if point.labelled:
             _draw_label(axes, point, place, labels.setdefault(point.model, []))
 

@@ -109,6 +109,18 @@ def test_a_point_at_the_roof_lies_on_it():
     assert roofline.chart([point], None, roofline.WIDE, "r", "Roof") == ""
 
 
+def test_every_variant_has_its_place_whether_or_not_it_recorded_the_work(make_passed):
+    ceilings = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 1e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
+    work = {"least": {"bytes": 1e9, "flops": 1e11}, "as_written": {"bytes": 1e10, "flops": 1e11}}
+    results = [make_passed("m", "v1_x", 2.0), make_passed("m", "v2_y", 0.5) | {"work": work}]
+    *_, points = charts.roofline_charts(results, ceilings, "cuda")
+    placed = {point.name: (point.intensity, point.milliseconds) for point in points if point.kind == roofline.VARIANT}
+    assert placed == {"v1_x": (100, 2.0), "v2_y": (100, 0.5)}
+    results[0]["shape"]["inputs"] = [[64, 8]]
+    *_, points = charts.roofline_charts(results, ceilings, "cuda")
+    assert [point.name for point in points if point.kind == roofline.VARIANT] == ["v2_y"], "work at another size is another"
+
+
 def test_charts_of_a_run(make_passed):
     results = [make_passed("m", "v1_x", 7.0), make_passed("m", "v2_y", 0.1)]
     results[1]["training"]["weights"]["graphed"] = {"time_ms": {"median": 0.5, "p20": 0.4, "p80": 0.6}}
