@@ -6,6 +6,7 @@ from playground.judge.probes import AT_OWN_SIZE, PROBES
 from playground.report.figures import NOTHING, scientific, with_unit
 
 NOT_RUN = "not run: "
+EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
 
 
 def lines(check):
@@ -65,6 +66,13 @@ def sorted_out(entries):
         else:
             found["noted" if note and entry.get("max_error") is None else "right"].append(name)
     return found
+
+
+def refusals(check):
+    """'refuses autocast, torch.compile': where the variant raised an exception, as it may there. None where it did nowhere."""
+    entries = {**((check or {}).get("probes") or {}), **((check or {}).get("behaviour") or {})}
+    names = [name for name in sorted_out(entries)["noted"] if entries[name]["note"].startswith(EXCEPTIONS)]
+    return f"refuses {', '.join(names)}" if names else None
 
 
 def _tally(entries):

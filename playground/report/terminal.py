@@ -176,6 +176,7 @@ def _print_remarks(console, results):
             line = Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}")
             print_folded(console, line, INDENT, hanging=INDENT)
     remarks = [_grouped((result["variant"], mutants(result)) for result in results)]
+    remarks.append(_grouped((result["variant"], checks.refusals(result["check"])) for result in results))
     remarks.append(_grouped((result["variant"], under_graphs(result)) for result in results))
     remarks.append(_grouped((result["variant"], note) for result in results for note in timing_notes(result, brief=True)))
     notes = _grouped((result["variant"], size_note(result)) for result in results if result.get("shape"))

@@ -31,6 +31,13 @@ def test_a_few_lines():
     ]
 
 
+def test_refusals_are_one_line_of_the_summary():
+    assert checks.refusals(CHECK) == "refuses batch 1, torch.compile"
+    as_the_original = {"complaint": None, "note": "bits differ, as the original's do"}
+    assert checks.refusals({"probes": {"own": RIGHT}, "behaviour": {"run to run": as_the_original}}) is None
+    assert checks.refusals(None) is None
+
+
 def test_nothing_was_checked():
     assert list(checks.lines(None)) == list(checks.lines({"probes": {}, "behaviour": {}, "work": None})) == []
 
