@@ -63,13 +63,17 @@ class Oracle:
             return [*self.rounded_operands(probe, families=self.tf32_families), *self.perturbed(probe, PERTURBATIONS // 3)]
         return self.perturbed(probe, PERTURBATIONS)
 
-    def perturbed(self, probe, count, dtype=torch.float32):
-        """As many results of the float32 model with everything off by a few units in the last place of a type."""
-        outcomes = []
-        for seed in range(count):
-            with Perturbed(seed, dtype):
-                outcomes.append(self._run(copy.deepcopy(self._model), probe.inputs, probe))
-        return outcomes
+    def perturbed(self, probe, count):
+        """As many results of the float32 model with everything off by a few units in the last place."""
+        return [self._perturbed(probe, Perturbed(seed)) for seed in range(count)]
+
+    def rounded_at_each_step(self, probe, count, dtype):
+        """As many results of the float32 model in which every step is off by all that rounding to `dtype` can do."""
+        return [self._perturbed(probe, Perturbed(seed, dtype, units=0.5)) for seed in range(count)]
+
+    def _perturbed(self, probe, mode):
+        with mode:
+            return self._run(copy.deepcopy(self._model), probe.inputs, probe)
 
     def uses(self, probe):
         """The families of operators (see precision.FAMILIES) that the model runs."""

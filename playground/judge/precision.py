@@ -208,21 +208,21 @@ class Families(_Uncompiled):
 
 
 class Perturbed(_Operands):
-    """While active, float32 results, and operands of products, are off by a further +-3 units in the last place.
+    """While active, float32 results, and operands of products, are off by a further +-`units` in the last place of `dtype`.
 
-    The signs are random, from `seed`; the unit is that of `dtype`. With its own roundings the run then has an error that strict
-    float32 (or a computation kept in `dtype`) permits: a few roundings of every step, some more of them for sums, and what
-    follows where they decide which element a maximum takes its gradient to.
+    The signs are random, from `seed`. With its own roundings the run then has an error that strict float32 permits: a few
+    roundings of every step, some more of them for sums, and what follows where they decide which element a maximum takes its
+    gradient to.
     """
 
     UNITS = 3
     _TABLE = (1 << 22) + 15  # signs, of which each tensor takes a stretch from a random place
     _tables = {}  # noqa: RUF012 - one for each device and type, shared by all
 
-    def __init__(self, seed, dtype=torch.float32):
+    def __init__(self, seed, dtype=torch.float32, units=UNITS):
         super().__init__()
         self._places = torch.Generator().manual_seed(seed)
-        self._unit = self.UNITS * torch.finfo(dtype).eps
+        self._unit = units * torch.finfo(dtype).eps
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         _, positions = self._operands(function)

@@ -98,7 +98,7 @@ class Referee:
                 eager = oracle.eager(made)
             eager.outputs = tensors.in_float32(eager.outputs)
             # A variant may have other operators than the original, and autocast lowers some and not others.
-            permitted += oracle.perturbed(made, len(permitted), torch.get_autocast_dtype(self.device.type))
+            permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         self.probes[probe] = made
         self.references[probe] = _references(truth, eager, permitted, self._of_other_inputs(made, problem, seed, truth))
         if made.clean:

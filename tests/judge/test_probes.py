@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from playground import tensors
+from playground import catalog, tensors
 from playground.judge import probes
+from playground.worker.referee import Referee
 
 
 def problem(*make):
@@ -137,3 +138,15 @@ def test_a_probe_at_its_own_size_is_the_same_probe():
     assert probes.size_of("ramp") == "reduced" and probes.size_of("ramp" + probes.AT_OWN_SIZE) == "own"
     a, b = (probes.make(name, UNIFORM, 3, {}) for name in ("ramp", "ramp" + probes.AT_OWN_SIZE))
     assert torch.equal(a.inputs[0], b.inputs[0])
+
+
+@pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
+def test_autocast_can_be_judged_for_our_models(model, tmp_path):
+    """With these weights. With others the 16-bit sum of thousands of sigmoids can be too coarse, and the result says so."""
+    referee = Referee()
+    referee.load(str(model.path), catalog.SETTINGS["emulator"][model.name], "cpu", tmp_path / "weights", 1)
+    for seed in range(3):
+        assert referee.prepare("autocast", "reduced", seed, tmp_path / "inputs")["unusable"] is None
+        (reference,) = referee.references["autocast"][0]
+        wrong = reference.truth.roll(1, 0).float()
+        assert reference.compare("", reference.truth.float()).complaint is None and reference.compare("", wrong).complaint

@@ -1,6 +1,6 @@
 """Computes in bfloat16 and says float32.
 
-Verdict: fail: the output is off by .*bf16
+Verdict: fail: the output is off by .*(fp16|bf16)
 """
 
 import torch
