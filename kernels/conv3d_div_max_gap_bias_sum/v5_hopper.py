@@ -32,8 +32,8 @@ Why it is faster
     one-hot halves by a comparison instead of a mask and a product, 0.228 to 0.167; strict: small sums added once a slab, 0.439
     to 0.421, the ninth tap's two small products as one, 0.417, and all multiprocessors instead of as many as samples, for
     samples are cut anyway, 0.410; of each pair of taps positions 0 to 3 before 4 to 7, whose plane is still on its way, 0.398
-    to 0.405 on another H200, dropped. A ring of four bands and two stages instead of three and three: no difference, but 0.139 to
-    0.136 in the weights' gradient. Two slabs unrolled, so that no registers are moved between them: 0.138 to 0.140.
+    to 0.405 on another H200, dropped. A ring of four bands and two stages instead of three and three: no difference, but 0.139
+    to 0.136 in the weights' gradient. Two slabs unrolled, so that no registers are moved between them: 0.138 to 0.140.
 
     Counted for a sample of the original's size, the work of one multiprocessor, in thousands of cycles at 1.755 GHz:
                                         forward  strict  weights' gradient
