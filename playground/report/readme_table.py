@@ -3,9 +3,9 @@
     python -m playground.report.readme_table            rewrites them
     python -m playground.report.readme_table --check    exits 1 when one is not what this makes
 
-Of each GPU the newest run counts that measured something at the original's sizes. A figure is marked where the variant's
-file has changed since, but for its docstring (code_sha256; source_sha256 in older runs), and not shown where the model's has
-(model_sha256, where the run recorded it).
+README begins with the best of each model (below <!-- best:begin -->). Of each GPU the newest run counts that measured something
+at the original's sizes. A figure is marked where the variant's file has changed since, but for its docstring (code_sha256;
+source_sha256 in older runs), and not shown where the model's has (model_sha256, where the run recorded it).
 """
 
 import argparse
@@ -36,6 +36,8 @@ from playground.report.figures import (
 COMMAND = "python -m playground.report.readme_table"
 STALE = "†"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+BEST_BEGIN, BEST_END = "<!-- best:begin -->", "<!-- best:end -->"
+BEST_HEAD = ("forward, ms", "eager PyTorch", "PyTorch's best", "best kernel here", "over the best", "of the floor")
 HEAD = (
     *("", "precision", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
     *(f"{title}: ms (over the best)" for title in TRAINING.values()),
@@ -77,6 +79,8 @@ def main(arguments=None, root=ROOT):
             file = root / page.path
             old = file.read_text(encoding="utf-8")
             new = with_table(old, table(root, page), page.path)
+            if page.short:
+                new = with_table(new, best(root, page), page.path, BEST_BEGIN, BEST_END)
             if old != new:
                 outdated.append(page.path)
                 if not check:
@@ -102,6 +106,47 @@ def table(root, page):
     if not runs:
         return "Nothing has been measured on a GPU yet."
     return "\n\n".join(_run(root, page, path, document) for path, document in runs)
+
+
+def best(root, page):
+    """The text between README's first markers: of each GPU and model the fastest kernel beside PyTorch."""
+    tables = []
+    for _, document in newest_runs(root):
+        rows = [BEST_HEAD, ("---", *("--:" for _ in BEST_HEAD[1:]))]
+        for model in page.models:
+            timed = [result for result in document["results"] if result["model"] == model and _counts(root, result)]
+            if timed:
+                rows.append(_best_row(page, min(timed, key=lambda result: result["time_ms"]["median"])))
+        day = date_of(document["environment"]).date().isoformat()
+        tables.append(
+            "\n".join(f"| {' | '.join(row)} |" for row in rows)
+            + f"\n\n{cell(machine(document['environment']))}, {day}, at the original's sizes; all of it [below](#results)."
+        )
+    return "\n\n".join(tables) or "Nothing has been measured on a GPU yet."
+
+
+def _counts(root, result):
+    """Whether it was timed at full size, in no lower precision than the original's, and both files are still those measured."""
+    source = root / "kernels" / result["model"] / f"{result['variant']}.py"
+    timed = result["verdict"] == "pass" and result["time_ms"] is not None and not result.get("variant_precision")
+    current = (
+        source.exists() and not is_stale(result, source) and is_of_model(result, root / "models" / f"{result['model']}.py")
+    )
+    return timed and current and is_full_size(result, root)
+
+
+def _best_row(page, result):
+    fastest, ratio = headline(result)
+    share, forward = share_of_floor(result), baseline_medians([result])
+    source = f"{page.to_root}kernels/{result['model']}/{result['variant']}.py"
+    return (
+        cell(result["model"]),
+        significant(forward.get("eager")),
+        f"{significant(forward[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
+        f"**{significant(result['time_ms']['median'])}** ([`{result['variant']}`]({source}))",
+        f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
+        with_unit(100 * share, "%") if share else "",
+    )
 
 
 def newest_runs(root):

@@ -12,7 +12,9 @@ from playground.report import readme_table
 from playground.report.document import write
 from playground.report.figures import ROOT
 
-README = "# Title\n\n<!-- results:begin -->\nold\n<!-- results:end -->\n\nThe rest.\n"
+README = (
+    "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\n<!-- results:begin -->\nold\n<!-- results:end -->\n\nThe rest.\n"
+)
 MODEL = "batch_size = 128\nheight, width = 384, 384\n"
 VARIANTS = ("v1_fused_tail", "v2_single_kernel", "v10_later", "cpu_box_sums")
 
@@ -48,6 +50,23 @@ def record(root, make_passed, make_environment):
         write(document, root / "results" / name)
 
     return record
+
+
+def best_rows(root):
+    """The cells of the rows of README's first table."""
+    lines = readme_table.best(root, readme_table.pages(root)[0]).splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| pool")]
+
+
+def test_the_best_of_a_model_comes_first(root, record):
+    record()
+    (row,) = best_rows(root)
+    assert row[0] == "pool" and row[3] == "**0.142** ([`v2_single_kernel`](kernels/pool/v2_single_kernel.py))"
+    (root / "kernels" / "pool" / "v2_single_kernel.py").write_text("# edited\nx = 1\n")
+    (row,) = best_rows(root)
+    assert "v1_fused_tail" in row[3], "what has changed since is not the best"
+    record(variant_precision="fp16")
+    assert best_rows(root) == [], "nor is what computes in a lower precision"
 
 
 def whole(root):
@@ -189,7 +208,8 @@ def test_command_rewrites_and_checks(root, record, capsys):
     assert readme_table.main([], root) == 0
     assert readme_table.main(["--check"], root) == 0
     text = (root / "README.md").read_text()
-    assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
+    assert text.startswith("# Title\n\n<!-- best:begin -->\n| forward, ms") and "\n| pool | " in text
+    assert "\n\n<!-- results:begin -->\n**pool**" in text
     assert text.endswith("strict fp32, and training.\n<!-- results:end -->\n\nThe rest.\n")
     capsys.readouterr()
 
