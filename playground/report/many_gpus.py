@@ -203,24 +203,28 @@ def _row(root, ranks, row):
 
 def _explained(records):
     rows = [(record["ranks"], row) for record in records for row in record["results"] if row["verdict"] != "skipped"]
-    variants = {(row["model"], row["variant"]) for _, row in rows}
+    failed = {_name(row) for _, row in rows if not _passed(row)}
+    right = [row for _, row in rows if _name(row) not in failed]
     counts = " and on ".join(dict.fromkeys(_gpus(record["ranks"]) for record in records))
-    text = (
+    sentences = [
         "Every GPU has the model's whole batch; a step is forward, backward and the exchange of gradients; efficiency is the "
-        "time of a step on one GPU by itself over that of all together. "
-    )
-    wrong = [
-        f"{row['variant']} of {row['model']} on {_gpus(ranks)}: {one_line(row['reason'])}"
-        for ranks, row in rows
-        if not _passed(row)
+        "time of a step on one GPU by itself over that of all together."
     ]
-    if wrong:
-        return text + f"Gradients were wrong: {cell('; '.join(wrong))}."
-    worst = max(share for _, row in rows for share in row["errors"].values())
-    return text + (
-        f"The gradients of {_counted(len(variants), 'variant')} were those of one process on {counts}, under "
-        f"DistributedDataParallel {_listed(WAYS)}; the largest difference was {with_unit(100 * worst, '%')} of what is allowed."
-    )
+    if right:
+        worst = max(share for row in right for share in row["errors"].values())
+        variants = _counted(len({_name(row) for row in right}), "variant")
+        sentences.append(
+            f"The gradients of {variants} were those of one process on {counts}, under DistributedDataParallel "
+            f"{_listed(WAYS)}; the largest difference was {with_unit(100 * worst, '%')} of what is allowed."
+        )
+    if failed:
+        wrong = [f"{_name(row)} on {_gpus(ranks)}: {one_line(row['reason'])}" for ranks, row in rows if not _passed(row)]
+        sentences.append(f"Gradients were wrong: {cell('; '.join(wrong))}.")
+    return " ".join(sentences)
+
+
+def _name(row):
+    return f"{row['variant']} of {row['model']}"
 
 
 def _passed(row):

@@ -126,6 +126,7 @@ def test_gradients_that_were_wrong(root, trained):
     file.write_text(json.dumps(with_one))
     text = keep(root, file)
     assert "Gradients were wrong: v1_fused_tail of pool on 2 GPUs: not \\| those." in text
+    assert "The gradients of 1 variant were those of one process on 2 GPUs, under" in text, "the other one is said to be right"
     assert len(table(text)) == 2
 
 
