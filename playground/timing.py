@@ -348,12 +348,13 @@ def graph_notes(eager, graphed, slow):
     """What to say about the baselines of a step under a CUDA graph: which ran without one, and when the best is missing."""
     notes = []
     if slow:
-        notes.append(f"more than {LAUNCHES_COUNT_BELOW_MS:g} ms a step, so timed without a graph: {', '.join(slow)}")
+        labels = "; ".join(BASELINES[name].label for name in slow)
+        notes.append(f"more than {LAUNCHES_COUNT_BELOW_MS:g} ms a step, so timed without a graph: {labels}")
     usual = (eager["outcome"] or {}).get("against")
     if usual in graphed["baselines_unavailable"]:
         against = (graphed["outcome"] or {}).get("against")
-        instead = f"the ratio is over {against}" if against else "there is no ratio"
-        notes.append(f"{usual}, the fastest without a graph, could not be timed in one: {instead}")
+        instead = f"the ratio is over {BASELINES[against].label}" if against else "there is no ratio"
+        notes.append(f"{BASELINES[usual].label}, the fastest without a graph, could not be timed in one: {instead}")
     return notes
 
 

@@ -302,10 +302,7 @@ struct Ring {
     __device__ __forceinline__ uint32_t empty(unsigned n) const { return full(n) + RING * 8; }
     __device__ __forceinline__ void wait_full(unsigned n) const { wait(full(n), n / RING & 1); }
     __device__ __forceinline__ void wait_empty(unsigned n) const { wait(empty(n), n / RING & 1 ^ 1); }
-    __device__ __forceinline__ void release(unsigned n) const {
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) arrive(empty(n));
-    }
+    __device__ __forceinline__ void release(unsigned n) const { arrive(empty(n)); }  // each lane for itself
 };
 
 // What is copied next: the stages of a block's tiles in their order. With the first tile come the weights.
@@ -452,7 +449,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int group = blockIdx.x % groups_of(TILES), first_channel = group * TILES * 16;
     if (threadIdx.x == 0)
-        for (int i = 0; i < RING; ++i) barrier_init(ring.full(i), THREADS), barrier_init(ring.empty(i), WARPS);
+        for (int i = 0; i < RING; ++i) barrier_init(ring.full(i), THREADS), barrier_init(ring.empty(i), THREADS);
     if (threadIdx.x < TILES * 16) {
         const int o = first_channel + threadIdx.x;
         biases[threadIdx.x] = bias && o < OUT_CHANNELS ? bias[o] : 0;

@@ -139,12 +139,6 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
         "r"(parity)
         : "memory");
 }
-__device__ __forceinline__ void copy_4_bytes(uint32_t to, const float* from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 __device__ __forceinline__ float to_tf32(float x) {
     uint32_t bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
@@ -409,14 +403,9 @@ struct Ring {
     __device__ __forceinline__ uint32_t empty(int place) const { return barriers + (places + place) * 8; }
     __device__ __forceinline__ void wait_full(const Turn& turn) const { wait(full(turn.place), turn.parity); }
     __device__ __forceinline__ void wait_empty(const Turn& turn) const { wait(empty(turn.place), turn.parity ^ 1); }
-    __device__ __forceinline__ void arrive_full(const Turn& turn) const {
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) arrive(full(turn.place));
-    }
-    __device__ __forceinline__ void arrive_empty(const Turn& turn) const {
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) arrive(empty(turn.place));
-    }
+    // Each lane arrives for itself.
+    __device__ __forceinline__ void arrive_full(const Turn& turn) const { arrive(full(turn.place)); }
+    __device__ __forceinline__ void arrive_empty(const Turn& turn) const { arrive(empty(turn.place)); }
 };
 
 // ---- powers of two
@@ -888,7 +877,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         for (int multiplier = 0; multiplier < MULTIPLIERS; ++multiplier) {
             const Ring ring(memory, at, plan, STRICT, multiplier);
             for (int place = 0; place < plan.places; ++place)
-                barrier_init(ring.full(place), PRODUCER_WARPS), barrier_init(ring.empty(place), WARPGROUP / WARP);
+                barrier_init(ring.full(place), PRODUCER_WARPS * WARP), barrier_init(ring.empty(place), WARPGROUP);
         }
         barrier_init_fence();
         constexpr int PARTS = (STRICT ? 2 : 1) * IN_CHANNELS, BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
@@ -1033,10 +1022,7 @@ struct GradientMemory {
     __device__ __forceinline__ uint32_t stage(const Turn& turn) const { return stages + turn.place * STAGE_BYTES; }
     __device__ __forceinline__ uint32_t full(int place) const { return barriers + place * 16; }
     __device__ __forceinline__ uint32_t empty(int place) const { return barriers + place * 16 + 8; }
-    __device__ __forceinline__ void release(const Turn& turn) const {
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) arrive(empty(turn.place));
-    }
+    __device__ __forceinline__ void release(const Turn& turn) const { arrive(empty(turn.place)); }
 };
 
 // A column of x in an output row's window.
@@ -1221,8 +1207,7 @@ __device__ __forceinline__ void produce_gradient(const Shape& shape, const Gradi
             bias_sums[k] += batches[k].sum_over_lanes();
             if (left > 1) batches[k].load(k, shape, part, at, grad);
         }
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) arrive(full);
+        arrive(full);
         turn.advance(Memory::STAGES);
     }
     const int lane = threadIdx.x % WARP, of_batch = lane / Batch::SHARERS;
@@ -1351,7 +1336,7 @@ __global__ void __launch_bounds__(GRAD_THREADS, 1)
                                shape.out_rows() * split / splits, shape.out_rows() * (split + 1) / splits};
     if (threadIdx.x == 0) {
         for (int place = 0; place < Memory::STAGES; ++place)
-            barrier_init(memory.full(place), GRAD_PRODUCER_WARPS), barrier_init(memory.empty(place), GRAD_LANES / WARP);
+            barrier_init(memory.full(place), GRAD_PRODUCER_WARPS * WARP), barrier_init(memory.empty(place), GRAD_LANES);
         barrier_init_fence();
     }
     __syncthreads();

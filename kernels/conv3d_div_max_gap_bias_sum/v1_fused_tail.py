@@ -208,6 +208,9 @@ def register(namespace):
 
     torch.library.register_autograd(f"{namespace}::fused_tail", fused_tail_backward, setup_context=save)
     torch.library.register_autograd(f"{namespace}::averages", averages_backward, setup_context=save)
+    for device in ("cuda", "cpu"):  # autocast's convolution gives 16-bit numbers; cpu: under the emulator
+        for name in ("fused_tail", "averages"):
+            torch.library.register_autocast(f"{namespace}::{name}", device, torch.float32)
 
 
 @functools.lru_cache(maxsize=None)

@@ -339,6 +339,9 @@ def register(namespace):
     torch.library.register_autograd(f"{namespace}::fused_pool", fused_pool_backward, setup_context=save)
     torch.library.register_autograd(f"{namespace}::averages", averages_backward, setup_context=save)
     torch.library.register_autograd(f"{namespace}::pool_grad", refuse)
+    for device in ("cuda", "cpu"):  # autocast's convolution gives 16-bit numbers; cpu: under the emulator
+        for name in ("fused_pool", "averages"):
+            torch.library.register_autocast(f"{namespace}::{name}", device, torch.float32)
 
 
 @functools.lru_cache(maxsize=None)

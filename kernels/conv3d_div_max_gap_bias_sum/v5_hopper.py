@@ -242,10 +242,7 @@ struct RingOf {
     __device__ __forceinline__ uint32_t empty(unsigned n) const { return full(n) + SIZE * 8; }
     __device__ __forceinline__ void wait_full(unsigned n) const { wait(full(n), n / SIZE & 1); }
     __device__ __forceinline__ void wait_empty(unsigned n) const { wait(empty(n), n / SIZE & 1 ^ 1); }
-    __device__ __forceinline__ void release(unsigned n) const {
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) arrive(empty(n));
-    }
+    __device__ __forceinline__ void release(unsigned n) const { arrive(empty(n)); }  // each lane for itself
 };
 using Ring = RingOf<RING>;
 
@@ -580,7 +577,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const Ring ring = {shared_address(memory), shared_address(warp_sums + WARPS * OUTPUTS),
                        2 * shape.image_planes() * PLANE_BYTES};
     if (threadIdx.x == 0)
-        for (int i = 0; i < RING; ++i) barrier_init(ring.full(i), THREADS), barrier_init(ring.empty(i), WARPS);
+        for (int i = 0; i < RING; ++i) barrier_init(ring.full(i), THREADS), barrier_init(ring.empty(i), THREADS);
     store_weights(tensors.weight, result.division.sign(), reinterpret_cast<float*>(weights),
                   STRICT ? reinterpret_cast<float*>(second) : nullptr);
     __syncthreads();
@@ -690,7 +687,7 @@ using StreamRing = RingOf<STREAM_RING>;
 struct Scales {
     float warp_largest[2][CONVERTERS / WARP];
     int exponents[ATTEMPTS];  // of the powers of two that x was scaled by in the last attempts; or REJECTED
-    float weight_largest[STREAM_THREADS / WARP];
+    float weight_largest[WARPS];
 };
 
 struct StreamMemory {
@@ -702,7 +699,7 @@ struct StreamMemory {
         band_bytes = (strict ? 2 : 1) * planes * HALVES_PLANE;
         ring = STAGES * stage_bytes, operands = ring + STREAM_RING * band_bytes;
         sums = operands + 2 * LOWER_WEIGHTS;  // upper and lower weights, or a gradient's sums
-        scales = sums + WARPS * OUTPUTS * 4, barriers = scales + ceil_div(sizeof(Scales), 8) * 8;
+        scales = sums + 2 * WARPS * OUTPUTS * 4, barriers = scales + ceil_div(sizeof(Scales), 8) * 8;
         bytes = barriers + (2 * STREAM_RING + STAGES) * 8;
     }
 };
@@ -812,28 +809,30 @@ __device__ __forceinline__ float warp_largest(float v) {
     return v;
 }
 
-// The largest of the weights. All threads of the block come; `warp_values` is a place for each warp's.
+// The largest of the weights. The first COUNT threads of the block come; `warp_values` is a place for each warp's.
 template <int COUNT>
 __device__ float largest_weight(const float* __restrict__ weight, float* warp_values) {
-    float largest = 0;
-    for (int i = threadIdx.x; i < WEIGHTS; i += COUNT) {
-        const float pair[2] = {largest, weight[i]};
-        largest = largest_finite(pair);
+    float mine[ceil_div(WEIGHTS, COUNT)];
+#pragma unroll
+    for (int k = 0; k < ceil_div(WEIGHTS, COUNT); ++k) {
+        const int i = threadIdx.x + k * COUNT;
+        mine[k] = i < WEIGHTS ? weight[i] : 0;
     }
-    largest = warp_largest(largest);
+    float largest = warp_largest(largest_finite(mine));
     if (threadIdx.x % WARP == 0) warp_values[threadIdx.x / WARP] = largest;
-    __syncthreads();
+    named_barrier(2, COUNT);
     for (int warp = 0; warp < COUNT / WARP; ++warp) largest = fmaxf(largest, warp_values[warp]);
     return largest;
 }
 
 // weight[o][c][tap] as left operands of halves, [tap][lane], and what rounding leaves of them; returns the exponent of the
-// power of two that scales them. All threads of the block come.
+// power of two that scales them. The computing warps come.
 __device__ int store_halves(const float* __restrict__ weight, float sign, uint2* high, uint2* low, Scales* scales) {
-    const float largest = largest_weight<STREAM_THREADS>(weight, scales->weight_largest);
+    const float largest = largest_weight<THREADS>(weight, scales->weight_largest);
     const int exponent = scale_exponent(largest, 14);
     const float scale = sign * power_of_2(exponent);
-    for (int i = threadIdx.x; i < TAPS * WARP; i += STREAM_THREADS) {
+#pragma unroll
+    for (int i = threadIdx.x; i < TAPS * WARP; i += THREADS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
         const auto scaled = [&](int o, int c) {
             return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
@@ -964,8 +963,7 @@ __device__ __forceinline__ void convert_segments(const CUtensorMap& x, const Sha
                     if (thread == 0) scales->exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
                     exponent = scale_exponent(largest, LAST_TARGET);
                 }
-                __syncwarp();
-                if (thread % WARP == 0) arrive(ring.full(band));
+                arrive(ring.full(band));
             }
             first_band += segment.bands(), first_stage += count, ++attempt;
             exact = true;
@@ -1175,7 +1173,7 @@ struct Stream {
         scales = reinterpret_cast<Scales*>(data + memory.scales);
         if (threadIdx.x == 0) {
             for (int i = 0; i < STREAM_RING; ++i)
-                barrier_init(ring.full(i), CONVERTERS / WARP), barrier_init(ring.empty(i), WARPS);
+                barrier_init(ring.full(i), CONVERTERS), barrier_init(ring.empty(i), THREADS);
             for (int i = 0; i < STAGES; ++i) barrier_init(filled + 8 * i, 1);
             barrier_init_fence();
         }
@@ -1186,13 +1184,11 @@ template <bool STRICT, bool PLACES>
 __global__ void __launch_bounds__(STREAM_THREADS, 1)
     stream_max_mean(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors tensors, const Result result) {
     extern __shared__ __align__(128) char memory[];
-    __shared__ Segment segment;  // of the computing warps; in no registers, which are short
+    __shared__ Segment segments[2];  // this one and the next of the computing warps; in no registers, which are short
     const Stream stream(shape, STRICT, memory);
     uint2* const operands = reinterpret_cast<uint2*>(memory + stream.memory.operands);
     float* const warp_sums = reinterpret_cast<float*>(memory + stream.memory.sums);
-    const int weight_exponent =
-        store_halves(tensors.weight, result.division.sign(), operands, operands + TAPS * WARP, stream.scales);
-    __syncthreads();
+    __syncthreads();  // the barriers are there
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);
     if (warp >= WARPS) {
         give_registers<104>();
@@ -1200,6 +1196,12 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         return;
     }
     take_registers<200>();
+    const int weight_exponent =
+        store_halves(tensors.weight, result.division.sign(), operands, operands + TAPS * WARP, stream.scales);
+    const int64_t end = shape.first_row(blockIdx.x + 1);
+    int64_t line = shape.first_row(blockIdx.x);
+    if (threadIdx.x == 0) segments[0].set(shape, line, end);
+    named_barrier(2, THREADS);
     const Lane lane;
     const uint32_t stored_weights = shared_address(operands) + lane.lane * 8;
     uint2 weights[TAPS];
@@ -1207,9 +1209,10 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
 #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap) weights[tap] = load_words(stored_weights + tap * TAP_BYTES);
     unsigned first_band = 0, attempt = 0;
-    for (int64_t line = shape.first_row(blockIdx.x); line < shape.first_row(blockIdx.x + 1);) {
-        if (threadIdx.x == 0) segment.set(shape, line, shape.first_row(blockIdx.x + 1));
-        named_barrier(2, THREADS);
+    for (int turn = 0; line < end; turn ^= 1) {
+        const Segment& segment = segments[turn];
+        line += segment.rows;
+        if (threadIdx.x == 0 && line < end) segments[turn ^ 1].set(shape, line, end);
         float totals[2];  // of outputs g and g + 8
         int exponent;
         do {
@@ -1252,19 +1255,19 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         for (int i = 0; i < 2; ++i) {
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 1);
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
-            if (lane.t == 0) warp_sums[warp * OUTPUTS + lane.g + 8 * i] = totals[i];
+            if (lane.t == 0) warp_sums[(turn * WARPS + warp) * OUTPUTS + lane.g + 8 * i] = totals[i];
         }
+        // These sums are there, those before have been read, and so has the segment; the next one is set.
         named_barrier(2, THREADS);
         if (warp == 0) {
             float sum = 0;
             if (lane.lane < OUTPUTS)
-                for (int other = 0; other < WARPS; ++other) sum += warp_sums[other * OUTPUTS + lane.lane];
+                for (int other = 0; other < WARPS; ++other) sum += warp_sums[(turn * WARPS + other) * OUTPUTS + lane.lane];
             sum = sum * power_of_2(-exponent) * power_of_2(-weight_exponent);
             if (!tensors.partial_sums) result.write(segment.sample, sum);
             else if (lane.lane < OUTPUTS) tensors.partial_sums[segment.slot * OUTPUTS + lane.lane] = sum;
+            __syncwarp();  // lane 0 may write over the segment
         }
-        line += segment.rows;
-        named_barrier(2, THREADS);  // the sums and the segment have been read
     }
 }
 

@@ -223,6 +223,8 @@ def register(namespace):
 
     torch.library.register_autograd(f"{namespace}::fused_tail", backward, setup_context=save)
     torch.library.register_autograd(f"{namespace}::tail_grad", refuse)
+    for device in ("cuda", "cpu"):  # autocast's convolution gives 16-bit numbers; cpu: under the emulator
+        torch.library.register_autocast(f"{namespace}::fused_tail", device, torch.float32)
 
 
 @functools.lru_cache(maxsize=None)

@@ -13,26 +13,43 @@ SLOWDOWNS = {
     0x40: "temperature (hardware)",
     0x80: "power brake",
 }
-FIELDS = "clocks.sm,clocks.max.sm,temperature.gpu,{}.active"
-NAMES_OF_REASONS = ("clocks_event_reasons", "clocks_throttle_reasons")  # drivers since 535, and before
+# Fields that count the microseconds in which a GPU was slowed down since its driver was loaded, in the words from above.
+COUNTERS = {
+    "clocks_event_reasons_counters.sw_power_cap": "power cap",
+    "clocks_event_reasons_counters.sw_thermal_slowdown": "temperature (software)",
+    "clocks_event_reasons_counters.hw_thermal_slowdown": "temperature (hardware)",
+    "clocks_event_reasons_counters.hw_power_brake_slowdown": "power brake",
+}
+FIELDS = ("clocks.sm", "clocks.max.sm", "temperature.gpu")
+# What to ask a driver for, as far as it knows it: recent ones, those since 535, and those before.
+QUERIES = (
+    (*FIELDS, "clocks_event_reasons.active", *COUNTERS),
+    (*FIELDS, "clocks_event_reasons.active"),
+    (*FIELDS, "clocks_throttle_reasons.active"),
+)
 DROP = 0.05
+SLOWED_US = 10_000  # that may pass unmentioned in a timing, which takes seconds
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """SM clock and its maximum in MHz, temperature in degrees Celsius, and what slows the GPU down."""
+    """SM clock and its maximum in MHz, temperature in degrees Celsius, and what slows the GPU down.
+
+    `slowed_us` says for how many microseconds each cause has done so since the driver was loaded; None where it does not tell.
+    """
 
     sm_mhz: int
     max_sm_mhz: int
     celsius: int
     slowdowns: tuple
+    slowed_us: dict | None = None
 
 
 def sample():
     """The Clocks of the GPU that torch calls cuda:0; None where nvidia-smi is missing or does not tell."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    for reasons in NAMES_OF_REASONS:
-        command = ["nvidia-smi", "-i", gpu, f"--query-gpu={FIELDS.format(reasons)}", "--format=csv,noheader,nounits"]
+    for query in QUERIES:
+        command = ["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(query)}", "--format=csv,noheader,nounits"]
         try:
             printed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=True)
             return parse(printed.stdout)
@@ -42,10 +59,15 @@ def sample():
 
 
 def parse(line):
-    """Clocks from nvidia-smi's line, such as "1980, 1980, 41, 0x0000000000000004". Raises ValueError for "[N/A]"."""
-    sm, highest, celsius, reasons = (field.strip() for field in line.strip().split(","))
+    """Clocks from nvidia-smi's line, such as "1980, 1980, 41, 0x0000000000000004", with or without the counters behind it.
+
+    Raises ValueError for "[N/A]".
+    """
+    sm, highest, celsius, reasons, *counters = (field.strip() for field in line.strip().split(","))
     active = int(reasons, 16)
-    return Clocks(int(sm), int(highest), int(celsius), tuple(word for bit, word in SLOWDOWNS.items() if active & bit))
+    slowdowns = tuple(word for bit, word in SLOWDOWNS.items() if active & bit)
+    slowed = dict(zip(COUNTERS.values(), map(int, counters), strict=True)) if counters else None
+    return Clocks(int(sm), int(highest), int(celsius), slowdowns, slowed)
 
 
 def record(before, after):
@@ -60,8 +82,13 @@ def notes(before, after):
     if before is None or after is None:
         return []
     found = []
-    if slowdowns := sorted({*before.slowdowns, *after.slowdowns}):
-        found.append(f"the GPU was slowed down while it was timed: {', '.join(slowdowns)}")
+    causes = dict.fromkeys(sorted({*before.slowdowns, *after.slowdowns}), "")
+    if before.slowed_us and after.slowed_us:  # in between, too
+        for word, since in before.slowed_us.items():
+            if (slowed := after.slowed_us[word] - since) > SLOWED_US:
+                causes[word] = f" for {slowed / 1e6:.2f} s"
+    if causes:
+        found.append(f"the GPU was slowed down while it was timed: {', '.join(map(''.join, causes.items()))}")
     if abs(before.sm_mhz - after.sm_mhz) > DROP * before.sm_mhz:
         found.append(f"the SM clock went from {before.sm_mhz} to {after.sm_mhz} MHz while it was timed")
     return found

@@ -36,6 +36,18 @@ def test_an_older_driver_calls_reasons_otherwise(nvidia_smi):
     assert clocks.sample() == Clocks(1980, 1980, 40, ())
 
 
+def test_the_time_for_which_it_was_slowed_down(nvidia_smi):
+    nvidia_smi('case "$3" in *counters*) echo "1980, 1980, 40, 0x0, 5000000, 0, 70, 0";; *) exit 2;; esac')
+    slowed = {"power cap": 5_000_000, "temperature (software)": 0, "temperature (hardware)": 70, "power brake": 0}
+    assert clocks.sample() == Clocks(1980, 1980, 40, (), slowed)
+
+
+def test_a_driver_without_these_counters(nvidia_smi):
+    plain = "1980, 1980, 40, 0x0"
+    nvidia_smi(f'case "$3" in *counters*) echo "{plain}, [N/A], [N/A], [N/A], [N/A]";; *) echo "{plain}";; esac')
+    assert clocks.sample() == Clocks(1980, 1980, 40, ())
+
+
 @pytest.mark.parametrize("script", ["exit 9", 'echo "[N/A], [N/A], 40, [N/A]"', "echo No devices were found"])
 def test_no_sample(nvidia_smi, script):
     nvidia_smi(script)
@@ -59,5 +71,8 @@ def test_notes():
         "the GPU was slowed down while it was timed: power cap, temperature (hardware)",
         "the SM clock went from 1980 to 1500 MHz while it was timed",
     ]
+    began, ended = (Clocks(1980, 1980, 50, (), {"power cap": us, "power brake": 7}) for us in (1_000_000, 1_350_000))
+    assert clocks.notes(began, began) == []
+    assert clocks.notes(began, ended) == ["the GPU was slowed down while it was timed: power cap for 0.35 s"], "in between"
     assert clocks.notes(None, steady) == [] and clocks.record(None, steady) is None
     assert clocks.record(steady, slow)["after"]["sm_mhz"] == 1500
