@@ -13,15 +13,15 @@ Why it is faster
     again for every 64 positions, and that would bind as early as mma.sync's rate does.
 
     design, H200, ms                            predicted  measured  v4     why
-    forward                                     0.093      0.133     0.348  108 products of 16 x 8 x 16 for 8 windows: 0.082
-    forward, strict: three products             0.27       0.410     0.866  324: 0.245
+    forward                                     0.093      0.132     0.348  108 products of 16 x 8 x 16 for 8 windows: 0.082
+    forward, strict: three products             0.27       0.397     0.866  324: 0.245
     weights' gradient from places, by itself    0.10       0.136            108: 0.082; places are 14 MB
     forward with the weights' gradient          0.20       0.292     0.752
     input's gradient                            0.14       0.167     0.370  instructions 0.10; products 0.093; writes 0.065
     training step, weights                      0.20       0.295     0.748
-    training step, weights and input            0.34       0.463     1.12
-    Kernels by PyTorch's profiler, L2 flushed; forward and steps by the project's stopwatch, steps in a CUDA graph (strict
-    forward: 0.407 in a graph).
+    training step, weights and input            0.34       0.461     1.12
+    Kernels by PyTorch's profiler, L2 flushed; forward and steps by the project's stopwatch, the strict one and steps in a CUDA
+    graph.
 
     Why it is not what was predicted, by Nsight Compute: in the forward pass a computing warp spends 80% of its time among the
     products, yet their pipe is busy for 59%. A warp issues one only every 8 or 9 cycles, so it takes two warps to fill a
@@ -32,7 +32,9 @@ Why it is faster
     one-hot halves by a comparison instead of a mask and a product, 0.228 to 0.167; strict: small sums added once a slab, 0.439
     to 0.421, the ninth tap's two small products as one, 0.417, and all multiprocessors instead of as many as samples, for
     samples are cut anyway, 0.410; of each pair of taps positions 0 to 3 before 4 to 7, whose plane is still on its way, 0.398
-    to 0.405 on another H200, dropped. A ring of four bands and two stages instead of three and three: no difference, but 0.139
+    to 0.405 on another H200, dropped. Converters that begin while the weights are prepared, and computing warps that meet once
+    a segment instead of three times: 0.137 to 0.134 and, strict, 0.411 to 0.401 in one run. finish_samples put in place early
+    (programmatic dependent launch): no difference, dropped. A ring of four bands and two stages instead of three and three: no difference, but 0.139
     to 0.136 in the weights' gradient. Two slabs unrolled, so that no registers are moved between them: 0.138 to 0.140.
 
     Counted for a sample of the original's size, the work of one multiprocessor, in thousands of cycles at 1.755 GHz:
@@ -64,8 +66,8 @@ Mathematics
 
 Launches
     kernel                  grid                             block  shared  work of a warp
-    stream_max_mean         multiprocessors, or samples      384    206 KB  8 windows x 16 outputs at a time, or 1024 values
-    stream_weight_gradient  multiprocessors, or samples      384    206 KB  8 windows x 16 outputs x 216 weights, or 1024 values
+    stream_max_mean         multiprocessors, or samples      384    207 KB  8 windows x 16 outputs at a time, or 1024 values
+    stream_weight_gradient  multiprocessors, or samples      384    207 KB  8 windows x 16 outputs x 216 weights, or 1024 values
     finish_samples          (samples)                        32     0       adds a sample's segments, where blocks share samples
     add_segments            (samples x weights / 128)        128    0       the same for gradients
     weighted_sum            (weights / 32)                   256    1 KB    the batch's gradient of 32 weights
@@ -74,7 +76,7 @@ Launches
 
     A stage is 2 rows of 8 planes, 32 KB; two are under way or being converted. Halves go to a ring of four bands of 2 rows and
     all planes. A warp has 8 windows in half of the slabs of a row; which half is the larger changes from row to row. The shared
-    memory is that of the original's size. Strict takes 214 KB and a sample as two images of 4 and 3 slabs, for its bands are
+    memory is that of the original's size. Strict takes 215 KB and a sample as two images of 4 and 3 slabs, for its bands are
     twice as large.
 
 Floor

@@ -203,22 +203,23 @@ def _row(root, ranks, row):
 
 def _explained(records):
     rows = [(record["ranks"], row) for record in records for row in record["results"] if row["verdict"] != "skipped"]
-    failed = {_name(row) for _, row in rows if not _passed(row)}
-    right = [row for _, row in rows if _name(row) not in failed]
-    counts = " and on ".join(dict.fromkeys(_gpus(record["ranks"]) for record in records))
+    right = [(ranks, row) for ranks, row in rows if _passed(row)]
+    wrong = [f"{_name(row)} on {_gpus(ranks)}: {one_line(row['reason'])}" for ranks, row in rows if not _passed(row)]
     sentences = [
         "Every GPU has the model's whole batch; a step is forward, backward and the exchange of gradients; efficiency is the "
         "time of a step on one GPU by itself over that of all together."
     ]
     if right:
-        worst = max(share for row in right for share in row["errors"].values())
-        variants = _counted(len({_name(row) for row in right}), "variant")
+        worst = max(share for _, row in right for share in row["errors"].values())
+        variants = {}
+        for ranks, row in right:
+            variants.setdefault(ranks, set()).add(_name(row))
+        counts = " and ".join(f"of {_counted(len(names), 'variant')} on {_gpus(ranks)}" for ranks, names in variants.items())
         sentences.append(
-            f"The gradients of {variants} were those of one process on {counts}, under DistributedDataParallel "
-            f"{_listed(WAYS)}; the largest difference was {with_unit(100 * worst, '%')} of what is allowed."
+            f"The gradients {counts} were those of one process, under DistributedDataParallel {_listed(WAYS)}; the largest "
+            f"difference was {with_unit(100 * worst, '%')} of what is allowed."
         )
-    if failed:
-        wrong = [f"{_name(row)} on {_gpus(ranks)}: {one_line(row['reason'])}" for ranks, row in rows if not _passed(row)]
+    if wrong:
         sentences.append(f"Gradients were wrong: {cell('; '.join(wrong))}.")
     return " ".join(sentences)
 

@@ -108,7 +108,7 @@ def test_training(root, trained):
         [name, "2", "128", "2.20", "116000", "95.5%"],
         [name, "4", "128", "2.50", "205000", "80.0%"],
     ]
-    assert "The gradients of 2 variants were those of one process on 2 GPUs and on 4 GPUs" in text
+    assert "The gradients of 2 variants on 2 GPUs and of 2 variants on 4 GPUs were those of one process, under" in text
     assert "as it is, compiled and accumulated; the largest difference was 10.0% of what is allowed." in text
     assert "Measured on NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05, 2026-11-20" in text
     assert sorted(path.name for path in (root / "results" / "many_gpus").iterdir()) == [
@@ -126,7 +126,7 @@ def test_gradients_that_were_wrong(root, trained):
     file.write_text(json.dumps(with_one))
     text = keep(root, file)
     assert "Gradients were wrong: v1_fused_tail of pool on 2 GPUs: not \\| those." in text
-    assert "The gradients of 1 variant were those of one process on 2 GPUs, under" in text, "the other one is said to be right"
+    assert "The gradients of 1 variant on 2 GPUs were those of one process, under" in text, "the other one is said to be right"
     assert len(table(text)) == 2
 
 
