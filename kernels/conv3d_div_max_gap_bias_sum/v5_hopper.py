@@ -34,8 +34,9 @@ Why it is faster
     samples are cut anyway, 0.410; of each pair of taps positions 0 to 3 before 4 to 7, whose plane is still on its way, 0.398
     to 0.405 on another H200, dropped. Converters that begin while the weights are prepared, and computing warps that meet once
     a segment instead of three times: 0.137 to 0.134 and, strict, 0.411 to 0.401 in one run. finish_samples put in place early
-    (programmatic dependent launch): no difference, dropped. A ring of four bands and two stages instead of three and three: no difference, but 0.139
-    to 0.136 in the weights' gradient. Two slabs unrolled, so that no registers are moved between them: 0.138 to 0.140.
+    (programmatic dependent launch): no difference, dropped. A ring of four bands and two stages instead of three and three: no
+    difference, but 0.139 to 0.136 in the weights' gradient. Two slabs unrolled, so that no registers are moved between them:
+    0.138 to 0.140.
 
     Counted for a sample of the original's size, the work of one multiprocessor, in thousands of cycles at 1.755 GHz:
                                         forward  strict  weights' gradient

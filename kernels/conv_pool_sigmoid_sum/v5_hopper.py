@@ -25,9 +25,9 @@ Why it is faster
     step with it, sum over samples behind it instead of a launch   0.406      0.406     memory (0.413 before)
 
     In a CUDA graph a training step takes 0.159 to 0.162 (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called
-    from Python it lasts 0.4 to 0.6, since autograd's part on the CPU takes longer than the kernels do. The input gradient's rows
-    stored by one copy instead of six: 0.206 for 0.207, dropped. What the two forward kernels share at their beginning made into
-    functions of its own: other registers, and 0.148 and 0.196 for 0.146 and 0.193 side by side, dropped.
+    from Python it lasts 0.4 to 0.6, since autograd's part on the CPU takes longer than the kernels do. The input gradient's
+    rows stored by one copy instead of six: 0.206 for 0.207, dropped. What the two forward kernels share at their beginning made
+    into functions of its own: other registers, and 0.148 and 0.196 for 0.146 and 0.193 side by side, dropped.
 
     Training multiplies the other way round, outputs x positions. Box sums then lie in shared memory once, and are the right
     operand of both products; and a lane's delta are its part of the second one's left operand, as they come out of the
