@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node=2 -m playground.data_parallel [--model NAME ...] [--variant NAME ...] [--time]
 
-Each rank takes its part of the batch. Three ways are compared with one process that has the whole: DistributedDataParallel as
-it is, compiled by torch.compile, and with gradients accumulated over two halves of the part. They may differ from the one
-process's by what the judge allows one gradient (playground/judge/tolerance.py); the rank that is furthest off counts.
+Each rank takes its part of the batch. Four ways are compared with one process that has the whole: DistributedDataParallel as
+it is, compiled by torch.compile, with gradients accumulated over two halves of the part, and both at once. They may differ from
+the one process's by what the judge allows one gradient (playground/judge/tolerance.py); the rank that is furthest off counts.
 
 With --time each rank has the model's whole batch for itself (weak scaling), and a step is timed: forward, backward and the
 exchange of gradients, without an optimizer. Steps follow one another as in training, with no wait between. "alone" is a rank
@@ -41,7 +41,8 @@ SEED = 20240229
 KIND = "data_parallel"  # of the JSON file
 ROUNDS, ROUND_SECONDS = 9, 0.1  # a time is the median of so many rounds, each of as many steps as take about so long
 WARM_UP = 5  # steps; DistributedDataParallel arranges its buckets anew after the first
-WAYS = ("as it is", "compiled", "accumulated")
+COMPILED, ACCUMULATED = {"compiled", "both"}, {"accumulated", "both"}
+WAYS = ("as it is", "compiled", "accumulated", "both")
 
 
 @dataclass
@@ -217,9 +218,9 @@ def _in_parallel(way, model, batch):
     """Gradients under DistributedDataParallel, which averages those of the ranks: hence the factor."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     parallel = _parallel(model)
-    run = torch.compile(parallel) if way == "compiled" else parallel
+    run = torch.compile(parallel) if way in COMPILED else parallel
     own = batch.part(rank, ranks).scaled(ranks)
-    halves = [own.part(half, 2) for half in range(2)] if way == "accumulated" else [own]
+    halves = [own.part(half, 2) for half in range(2)] if way in ACCUMULATED else [own]
     for number, half in enumerate(halves):
         last = number == len(halves) - 1
         with contextlib.nullcontext() if last else parallel.no_sync():

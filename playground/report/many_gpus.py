@@ -214,9 +214,10 @@ def _explained(records):
         variants = {}
         for ranks, row in right:
             variants.setdefault(ranks, set()).add(_name(row))
+        ways = [way for way in WAYS if all(way in row["errors"] for _, row in right)]
         counts = " and ".join(f"of {_counted(len(names), 'variant')} on {_gpus(ranks)}" for ranks, names in variants.items())
         sentences.append(
-            f"The gradients {counts} were those of one process, under DistributedDataParallel {_listed(WAYS)}; the largest "
+            f"The gradients {counts} were those of one process, under DistributedDataParallel {_listed(ways)}; the largest "
             f"difference was {with_unit(100 * worst, '%')} of what is allowed."
         )
     if wrong:
@@ -233,7 +234,7 @@ def _passed(row):
 
 
 def _listed(words):
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def test_training(root, trained):
         [name, "4", "128", "2.50", "205000", "80.0%"],
     ]
     assert "The gradients of 2 variants on 2 GPUs and of 2 variants on 4 GPUs were those of one process, under" in text
-    assert "as it is, compiled and accumulated; the largest difference was 10.0% of what is allowed." in text
+    assert "as it is, compiled, accumulated and both; the largest difference was 10.0% of what is allowed." in text
     assert "Measured on NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05, 2026-11-20" in text
     assert sorted(path.name for path in (root / "results" / "many_gpus").iterdir()) == [
         "nvidia-h200-x2.json",
