@@ -92,9 +92,9 @@ class Oracle:
     def _in_float64(self, probe, mode, mutate=lambda model: model):
         model = mutate(copy.deepcopy(self._model).double())
         with mode:
-            return self._run(model, _in_double(probe.inputs), probe)
+            return self._run(model, probe.inputs, probe, in_double=True)
 
-    def _run(self, model, inputs, probe):
+    def _run(self, model, inputs, probe, in_double=False):
         """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
 
         Chunks are right only for a model whose samples do not meet (no batch norm, no mean over the batch). That is checked:
@@ -105,17 +105,18 @@ class Oracle:
         while True:
             try:
                 if chunk == batch:
-                    return self._once(model, inputs, probe.upstream, probe.wanted_inputs)
-                return self._in_chunks(model, inputs, probe, batch, chunk)
+                    return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double)
+                return self._in_chunks(model, inputs, probe, batch, chunk, in_double)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if chunk <= 1:
                     raise
                 chunk = (chunk + 1) // 2
 
-    def _once(self, model, inputs, upstream, wanted_inputs):
+    def _once(self, model, inputs, upstream, wanted_inputs, in_double):
         """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output."""
         inputs = tensors.to(inputs, self._device)
+        inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
         if upstream is None:
             with torch.no_grad():
                 outputs, gradients = tensors.flatten(model(*inputs)), {}
@@ -124,13 +125,13 @@ class Oracle:
         gradients = {name: None if value is None else value.detach().cpu() for name, value in gradients.items()}
         return Outcome([output.detach().cpu() for output in outputs], gradients)
 
-    def _in_chunks(self, model, inputs, probe, batch, chunk):
+    def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
         self._require_separable(model, inputs, batch)
         parts = []
         for start in range(0, batch, chunk):
             part = slice(start, start + chunk)
             upstream = probe.upstream and [g if g is None else g[part] for g in probe.upstream]
-            parts.append(self._once(model, _rows(inputs, batch, part), upstream, probe.wanted_inputs))
+            parts.append(self._once(model, _rows(inputs, batch, part), upstream, probe.wanted_inputs, in_double))
         outputs = [torch.cat(pieces) for pieces in zip(*(p.outputs for p in parts), strict=True)]
         gradients = {}
         for name in parts[0].gradients:
@@ -146,7 +147,7 @@ class Oracle:
         model = copy.deepcopy(model).double()
 
         def outputs(part):
-            return self._once(model, _in_double(_rows(inputs, batch, part)), None, ()).outputs
+            return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs
 
         reason = NotSeparable(
             "the reference does not fit into this device's memory at once, and its samples depend on one another, "
