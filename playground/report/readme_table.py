@@ -42,6 +42,7 @@ HEAD = (
     *("", "precision", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
     *(f"{title}: ms (over the best)" for title in TRAINING.values()),
 )
+LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 
 
 class ReadmeError(ValueError):
@@ -143,10 +144,18 @@ def _best_row(page, result):
         cell(result["model"]),
         significant(forward.get("eager")),
         f"{significant(forward[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
-        f"**{significant(result['time_ms']['median'])}** ([`{result['variant']}`]({source}))",
+        f"**{significant(result['time_ms']['median'])}**{_in_a_graph(result)} ([`{result['variant']}`]({source}))",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
         with_unit(100 * share, "%") if share else "",
     )
+
+
+def _in_a_graph(result):
+    """', in a CUDA graph 0.199' where launches took a share of the time that shows."""
+    graphed = result.get("graphed") or {}
+    if "time_ms" not in graphed or graphed["time_ms"]["median"] > (1 - LAUNCHES_SHOW) * result["time_ms"]["median"]:
+        return ""
+    return f", in a CUDA graph {significant(graphed['time_ms']['median'])}"
 
 
 def newest_runs(root):

@@ -69,6 +69,13 @@ def test_the_best_of_a_model_comes_first(root, record):
     assert best_rows(root) == [], "nor is what computes in a lower precision"
 
 
+@pytest.mark.parametrize(("graphed", "said"), [(0.139, ""), (0.12, ", in a CUDA graph 0.120")])
+def test_the_best_in_a_graph_where_launches_took_their_share(root, record, graphed, said):
+    record(graphed={"time_ms": {"median": graphed, "p20": graphed, "p80": graphed}})
+    (row,) = best_rows(root)
+    assert row[3] == f"**0.142**{said} ([`v2_single_kernel`](kernels/pool/v2_single_kernel.py))"
+
+
 def whole(root):
     return dataclasses.replace(readme_table.pages(root)[0], short=False)
 
