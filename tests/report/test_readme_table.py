@@ -71,7 +71,13 @@ def test_the_best_of_a_model_comes_first(root, record):
 
 @pytest.mark.parametrize(("graphed", "said"), [(0.139, ""), (0.12, ", in a CUDA graph 0.120")])
 def test_the_best_in_a_graph_where_launches_took_their_share(root, record, graphed, said):
-    record(graphed={"time_ms": {"median": graphed, "p20": graphed, "p80": graphed}})
+    record()
+    _, document = readme_table.newest_runs(root)[0]
+    for result in document["results"]:
+        timings = ("time_ms", "peak_mib", "speedup", "baselines_ms", "outcome", "rounds", "calls", "notes")
+        replayed = {name: value * graphed / 0.142 for name, value in result["time_ms"].items()}
+        result["graphed"] = {key: result[key] for key in timings} | {"time_ms": replayed}
+    write(document, root / "results" / "h200.json")
     (row,) = best_rows(root)
     assert row[3] == f"**0.142**{said} ([`v2_single_kernel`](kernels/pool/v2_single_kernel.py))"
 
