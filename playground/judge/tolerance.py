@@ -29,6 +29,7 @@ ZERO = 1e-3  # of float32's error: what is smaller is zero in mathematics
 BLUNT = 0.5  # of the spread: what allows more than this cannot tell right from wrong
 NEAR = 0.05  # of the spread: an error that is right where what is allowed cannot tell
 UNITS_IN_THE_LAST_PLACE = 4
+BLOCK = 1 << 22  # elements that are compared at a time: of some problems all would be many gigabytes
 FLOAT32_EPSILON = torch.finfo(torch.float32).eps
 SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneginf}
 
@@ -61,24 +62,27 @@ class Reference:
         self.truth = truth
         self.others = others
         self._dtype = eager.dtype
-        self._special = [(what, test, test(eager)) for what, test in SPECIAL_VALUES.items()]
+        self._eager = eager if not torch.isfinite(eager).all() else None  # where its NaN and infinities have to be
         self._excused = torch.zeros_like(truth, dtype=torch.bool)
         self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
-        finite = truth[self._comparable] if truth.is_floating_point() else truth.new_empty(0)
-        magnitude = finite.abs().max().item() if finite.numel() else 0.0
+        finite = truth if self._comparable.all() else truth[self._comparable]
+        finite = finite.flatten() if truth.is_floating_point() else truth.new_empty(0)
+        magnitude = max(-finite.min().item(), finite.max().item()) if finite.numel() else 0.0
         deviation = _deviation(finite, others)
         self.spread = 1.0
-        noise = max(rms for _, rms in map(self._errors, [eager, *permitted]))
+        deviations = [self._errors(result) for result in (eager, *permitted)]
+        noise = max(rms for _, rms in deviations)
         self.is_zero = magnitude < ZERO * noise
         if self.is_zero:
             self.spread = noise / (Perturbed.UNITS * FLOAT32_EPSILON)
         else:
             self.spread = (deviation if deviation > 1e-12 * magnitude else magnitude) or 1.0
-        self.eager_error, self._eager_rms = self._errors(eager)
+        errors = [(largest / self.spread, rms / self.spread) for largest, rms in deviations]
+        self.eager_error, self._eager_rms = errors[0]
         last_place = UNITS_IN_THE_LAST_PLACE * FLOAT32_EPSILON * magnitude / self.spread
         self.allowed, self._allowed_rms = SLACK * max(self.eager_error, last_place), SLACK * max(self._eager_rms, last_place)
         self.permitted_error = 0.0
-        self._permit(permitted)
+        self._permit(errors[1:])
 
     def permitting(self, *more):
         """This Reference where a variant's own precision permits these results as well, and overflows where they do."""
@@ -86,11 +90,10 @@ class Reference:
         for result in more:
             wider._excused = wider._excused | (torch.isfinite(self.truth) & ~torch.isfinite(result))
         wider._comparable = self._comparable & ~wider._excused
-        wider._permit(more)
+        wider._permit([wider._errors(result) for result in more])
         return wider
 
-    def _permit(self, results):
-        errors = [self._errors(result) for result in results]
+    def _permit(self, errors):
         self.permitted_error = max(self.permitted_error, *(largest for largest, _ in errors), 0.0)
         self.allowed = max(self.allowed, SLACK * self.permitted_error)
         self._allowed_rms = max(self._allowed_rms, *(SLACK * rms for _, rms in errors), 0.0)
@@ -100,8 +103,12 @@ class Reference:
         """(largest, root mean square) deviation over the spread, where truth and eager are finite."""
         if self.truth.numel() == 0:
             return 0.0, 0.0
-        difference = torch.where(self._comparable, actual.double() - self.truth.double(), 0.0)
-        return difference.abs().max().item() / self.spread, difference.square().mean().sqrt().item() / self.spread
+        largest, squares = torch.zeros(2, dtype=torch.float64)
+        for value, truth, comparable in zip(*map(_blocks, (actual, self.truth, self._comparable)), strict=True):
+            difference = torch.where(comparable, value.double() - truth.double(), 0.0)
+            largest = torch.maximum(largest, torch.linalg.vector_norm(difference, torch.inf))  # NaN stays NaN
+            squares = squares + torch.linalg.vector_norm(difference).square()
+        return largest.item() / self.spread, (squares / self.truth.numel()).sqrt().item() / self.spread
 
     def compare(self, name, actual):
         """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
@@ -132,8 +139,11 @@ class Reference:
             return f"{name} has the shape {tuple(actual.shape)} instead of {tuple(self.truth.shape)}"
         if actual.dtype != self._dtype:
             return f"{name} has the type {actual.dtype} instead of {self._dtype}"
-        for what, test, expected in self._special:
-            found, expected = test(actual) & ~self._excused, expected & ~self._excused
+        if self._eager is None and torch.isfinite(actual).all():
+            return None
+        for what, test in SPECIAL_VALUES.items():
+            found = test(actual) & ~self._excused
+            expected = torch.zeros_like(found) if self._eager is None else test(self._eager) & ~self._excused
             if too_many := (found & ~expected).sum().item():
                 return f"{name} is {what} in {too_many} of {actual.numel()} elements where the original is not"
             if too_few := (expected & ~found).sum().item():
@@ -146,7 +156,11 @@ def _deviation(finite, others):
     if finite.numel() == 0:
         return 0.0
     parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]
-    return torch.cat([part.flatten() for part in parts]).std(correction=0).item()
+    return (torch.cat([part.flatten() for part in parts]) if others else parts[0]).std(correction=0).item()
+
+
+def _blocks(tensor):
+    return tensor.reshape(-1).split(BLOCK)
 
 
 def wrong(complaint):

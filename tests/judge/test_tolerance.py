@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from playground.judge import tolerance
 from playground.judge.tolerance import FLOAT32_EPSILON, Reference, worst, wrong
 
 NAN, INF = math.nan, math.inf
@@ -273,3 +274,23 @@ def test_the_spread_of_few_outputs_is_taken_over_other_inputs_too():
     truth = double(1.0, 1.0 + 1e-6)
     assert Reference(truth, truth.float()).spread == pytest.approx(5e-7)
     assert Reference(truth, truth.float(), others=[torch.tensor([3.0, math.nan])]).spread == pytest.approx(0.9428, rel=1e-3)
+
+
+@pytest.mark.parametrize("last", [0.0, 0.5, NAN, INF])
+def test_blocks_make_no_difference(monkeypatch, last):
+    torch.manual_seed(0)
+    truth = torch.randn(5, 7, dtype=torch.float64)
+    eager, permitted = (truth + 1e-6 * torch.randn(5, 7)).float(), truth + 1e-4 * torch.randn(5, 7)
+    actual = (truth + 1e-4 * torch.randn(5, 7)).float()
+    actual[-1, -1] += last
+
+    def judged():
+        reference = Reference(truth, eager, permitted)
+        return reference, reference.compare("it", actual)
+
+    whole, expected = judged()
+    monkeypatch.setattr(tolerance, "BLOCK", 4)
+    parted, found = judged()
+    assert (found.complaint is None) == (expected.complaint is None) == (last == 0)
+    assert (parted.spread, parted.eager_error, parted.allowed) == (whole.spread, whole.eager_error, whole.allowed)
+    assert found.max_error == expected.max_error
