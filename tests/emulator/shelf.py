@@ -825,7 +825,8 @@ void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
         "time limit",
         r"""
 __device__ int flag;
-__global__ void kernel(float* out) {  // here, if the time is up while the other blocks run
+// The time may also be up while the other blocks run: then the kernel itself is named.
+__global__ void kernel(float* out) {  // here
     if (blockIdx.x == 0 && threadIdx.x == 0)
         while (atomicAdd(&flag, 0) != 1) continue;  // here
     if (blockIdx.x == GAP && threadIdx.x == 0) atomicExch(&flag, 1);
