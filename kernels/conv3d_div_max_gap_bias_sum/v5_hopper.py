@@ -20,8 +20,8 @@ Why it is faster
     input's gradient                            0.14       0.167     0.370  instructions 0.10; products 0.093; writes 0.065
     training step, weights                      0.20       0.295     0.748
     training step, weights and input            0.34       0.461     1.12
-    Kernels by PyTorch's profiler, L2 flushed; forward and steps by the project's stopwatch, the strict one and steps in a CUDA
-    graph.
+    Kernels by PyTorch's profiler, L2 flushed, and with the figures of Nsight Compute from before the converters began early;
+    forward and steps by the project's stopwatch, the strict one and steps in a CUDA graph.
 
     Why it is not what was predicted, by Nsight Compute: in the forward pass a computing warp spends 80% of its time among the
     products, yet their pipe is busy for 59%. A warp issues one only every 8 or 9 cycles, so it takes two warps to fill a

@@ -88,7 +88,8 @@ def notes(before, after):
             if (slowed := after.slowed_us[word] - since) > SLOWED_US:
                 causes[word] = f" for {slowed / 1e6:.2f} s"
     if causes:
-        found.append(f"the GPU was slowed down while it was timed: {', '.join(map(''.join, causes.items()))}")
+        said = ", ".join(f"{word}{how_long}" for word, how_long in causes.items())
+        found.append(f"the GPU was slowed down while it was timed: {said}")
     if abs(before.sm_mhz - after.sm_mhz) > DROP * before.sm_mhz:
         found.append(f"the SM clock went from {before.sm_mhz} to {after.sm_mhz} MHz while it was timed")
     return found

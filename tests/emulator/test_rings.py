@@ -12,7 +12,7 @@ TEXT = r"""
 #include <cuda_runtime.h>
 #include <cstdint>
 
-constexpr int WARP = 32, WARPS = 2, SIZE = WARP * WARPS, PLACES = 2, ROUNDS = 5;
+constexpr int WARP = 32, WARPS = 4, SIZE = WARP * WARPS, PLACES = 2, ROUNDS = 6;
 enum Way { LANES_ARRIVE, ONE_ARRIVES, ONE_ARRIVES_TOO_EARLY, WRITERS_DO_NOT_WAIT };
 
 __device__ void init(uint32_t barrier, int arrivals) {
@@ -52,7 +52,7 @@ __global__ void ring(int* out) {
             hand_on<WAY>(full + 8 * place);
         } else {
             wait(full + 8 * place, parity);
-            sum += data[place][(mine + 7) % SIZE];
+            sum += data[place][(5 * mine + 7) % SIZE];
             hand_on<WAY>(empty + 8 * place);
         }
     }
@@ -66,7 +66,7 @@ extern "C" void run_ring(int way, int* out) {
     if (way == WRITERS_DO_NOT_WAIT) ring<WRITERS_DO_NOT_WAIT><<<1, 2 * SIZE>>>(out);
 }
 """
-SIZE, ROUNDS = 64, 5
+SIZE, ROUNDS = 128, 6
 RIGHT = {"lanes arrive": 0, "one arrives": 1}
 RACES = {"one arrives too early": 2, "writers do not wait": 3}
 SCHEDULES = ["forward", "reversed", "random"]
@@ -95,7 +95,7 @@ def test_every_lane_or_one_behind_syncwarp(library, way, schedule):
     """racecheck of compute-sanitizer 2025.3 and 2026.4 calls the second a race."""
     out = torch.zeros(SIZE, dtype=torch.int32)
     library.call("run_ring", RIGHT[way], out, schedule=schedule, time_limit=30)
-    expected = ROUNDS * ((torch.arange(SIZE) + 7) % SIZE) + sum(range(ROUNDS))
+    expected = ROUNDS * ((5 * torch.arange(SIZE) + 7) % SIZE) + sum(range(ROUNDS))
     assert torch.equal(out, expected.int())
 
 
