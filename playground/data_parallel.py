@@ -3,12 +3,14 @@
     torchrun --standalone --nproc-per-node=2 -m playground.data_parallel [--model NAME ...] [--variant NAME ...] [--time]
 
 Each rank takes its part of the batch. Four ways are compared with one process that has the whole: DistributedDataParallel as
-it is, compiled by torch.compile, with gradients accumulated over two halves of the part, and both at once. They may differ from
-the one process's by what the judge allows one gradient (playground/judge/tolerance.py); the rank that is furthest off counts.
+it is, compiled by torch.compile, with gradients accumulated over two halves of the part, and both at once; on GPUs a step
+replayed in a CUDA graph is a fifth. They may differ from the one process's by what the judge allows one gradient
+(playground/judge/tolerance.py); the rank that is furthest off counts.
 
 With --time each rank has the model's whole batch for itself (weak scaling), and a step is timed: forward, backward and the
 exchange of gradients, without an optimizer. Steps follow one another as in training, with no wait between. "alone" is a rank
 without DistributedDataParallel, one rank after another while the rest wait in a barrier; the slowest rank counts there, too.
+On GPUs both are timed in a CUDA graph as well, for what the host does in a step can take longer than the kernels.
 
 --json keeps the figures: one file a number of ranks, from which playground.report.many_gpus makes README's table.
 """
@@ -17,6 +19,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -41,8 +44,10 @@ SEED = 20240229
 KIND = "data_parallel"  # of the JSON file
 ROUNDS, ROUND_SECONDS = 9, 0.1  # a time is the median of so many rounds, each of as many steps as take about so long
 WARM_UP = 5  # steps; DistributedDataParallel arranges its buckets anew after the first
+GRAPH_WARM_UP = 11  # steps before a capture: what DistributedDataParallel needs, by PyTorch's notes on CUDA graphs
 COMPILED, ACCUMULATED = {"compiled", "both"}, {"accumulated", "both"}
-WAYS = ("as it is", "compiled", "accumulated", "both")
+WAYS = ("as it is", "compiled", "accumulated", "both", "in a CUDA graph")
+TIMES = ("alone_ms", "step_ms", "samples_per_second", "efficiency")
 
 
 @dataclass
@@ -64,6 +69,10 @@ class Batch:
         """With the gradients of the outputs, and so those of the parameters, so many times as large."""
         return Batch(self.inputs, [factor * gradient for gradient in self.upstream])
 
+    @property
+    def on_gpu(self):
+        return self.inputs[0].is_cuda
+
     def backward(self, model):
         """Add to the parameters' gradients."""
         outputs = tensors.flatten(model(*self.inputs))
@@ -82,6 +91,7 @@ def main(arguments=None):
     device = torch.device(given.device, rank.local_rank if on_gpu else None)
     if on_gpu:
         torch.cuda.set_device(device)
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # its watchdog asks for events, which a capture does not allow
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     try:
         rows = [_examine(*each, given, device) for each in _chosen(given)]
@@ -126,12 +136,13 @@ def _name(device):
 def _examine(model, variant, given, device):
     """A row of the JSON document. "errors" are shares of what is allowed; one that is no finite number is None.
 
-    "samples_per_second" is that of all ranks together, "efficiency" the share of a step that a rank would take alone.
+    "samples_per_second" is that of all ranks together, "efficiency" the share of a step that a rank would take alone; "graphed"
+    are the times of a step in a CUDA graph.
     """
     settings = catalog.SETTINGS[given.device].get(model.name, {}) | catalog.parse_settings(given.set)
     problem = catalog.load_problem(model.path, settings)
     row = {"model": model.name, "variant": variant.name, "settings": settings, "verdict": "pass", "reason": None}
-    row |= {"errors": {}, "samples": None, "alone_ms": None, "step_ms": None, "samples_per_second": None, "efficiency": None}
+    row |= {"errors": {}, "samples": None, **dict.fromkeys(TIMES), "graphed": None}
     row |= {"source_sha256": catalog.sha256(variant.path), "code_sha256": catalog.code_sha256(variant.path)}
     row |= {"model_sha256": catalog.sha256(model.path)}
     module = catalog.load_variant(variant.path)
@@ -142,7 +153,7 @@ def _examine(model, variant, given, device):
     except NotImplementedError as refusal:
         return row | {"verdict": "skipped", "reason": one_line(refusal)}
     allowed = _allowed(original, batch, device)
-    for way in WAYS:
+    for way in WAYS if batch.on_gpu else WAYS[:-1]:
         found = _in_parallel(way, _fresh(problem, module, original, device), batch)
         worst = _largest_of_ranks(max(share_of_allowed(found[name] - alone[name], allowed[name]) for name in allowed), device)
         row["errors"][way] = worst if math.isfinite(worst) else None
@@ -151,12 +162,14 @@ def _examine(model, variant, given, device):
         reason = f"gradients of {', '.join(wrong)} are not those of one process with the whole batch"
         return row | {"verdict": "fail", "reason": reason}
     if given.time:
-        ranks = torch.distributed.get_world_size()
+
+        def fresh():
+            return _fresh(problem, module, original, device)
+
         row["samples"] = batch.inputs[0].shape[0]  # of a rank
-        row["alone_ms"] = _alone(_fresh(problem, module, original, device), batch)
-        row["step_ms"] = _together(_fresh(problem, module, original, device), batch)
-        row["samples_per_second"] = 1e3 * ranks * row["samples"] / row["step_ms"]
-        row["efficiency"] = row["alone_ms"] / row["step_ms"]
+        row |= _times(_step(fresh(), batch), _step(_parallel(fresh()), batch), batch)
+        if batch.on_gpu:
+            row["graphed"] = _times(_graphed(fresh, batch), _graphed(lambda: _parallel(fresh()), batch), batch)
     return row
 
 
@@ -217,6 +230,9 @@ def _largest_of_ranks(value, device):
 def _in_parallel(way, model, batch):
     """Gradients under DistributedDataParallel, which averages those of the ranks: hence the factor."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if way == "in a CUDA graph":
+        _graphed(lambda: _parallel(model), batch.part(rank, ranks).scaled(ranks))()
+        return _of(model)
     parallel = _parallel(model)
     run = torch.compile(parallel) if way in COMPILED else parallel
     own = batch.part(rank, ranks).scaled(ranks)
@@ -233,41 +249,76 @@ def _parallel(model):
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def _alone(model, batch):
+def _step(model, batch):
+    """A function that makes a step."""
+
+    def step():
+        model.zero_grad()
+        batch.backward(model)
+
+    return step
+
+
+def _graphed(make, batch):
+    """A function that replays a step of the model that `make` makes, captured in a CUDA graph.
+
+    As PyTorch's notes on CUDA graphs have it, DistributedDataParallel is made on the stream on which steps are warmed up.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model = make()
+        for _ in range(GRAPH_WARM_UP):
+            _step(model, batch)()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):  # where the parameters' gradients are accumulated
+        model.zero_grad(set_to_none=False)
+        batch.backward(model)
+    return graph.replay
+
+
+def _times(alone, together, batch):
+    """TIMES by the steps of a rank alone and of all ranks with their exchange of gradients."""
+    ranks, samples = torch.distributed.get_world_size(), batch.inputs[0].shape[0]
+    alone_ms, step_ms = _alone(alone, batch), _together(together, batch)
+    return dict(zip(TIMES, (alone_ms, step_ms, 1e3 * ranks * samples / step_ms, alone_ms / step_ms), strict=True))
+
+
+def _alone(step, batch):
     """Milliseconds of a step that exchanges nothing, the slowest rank's; the ranks take turns."""
     own = None
     for turn in range(torch.distributed.get_world_size()):
         if turn == torch.distributed.get_rank():
-            own = _milliseconds(model, batch, agree=lambda seconds: seconds)
+            own = _milliseconds(step, batch, agree=lambda seconds: seconds)
         torch.distributed.barrier()
     return _largest_of_ranks(own, batch.inputs[0].device)
 
 
-def _together(model, batch):
+def _together(step, batch):
     """Milliseconds of a step of all ranks at once, which exchange gradients; of each round the slowest rank's count."""
-    return _milliseconds(_parallel(model), batch, agree=lambda seconds: _largest_of_ranks(seconds, batch.inputs[0].device))
+    return _milliseconds(step, batch, agree=lambda seconds: _largest_of_ranks(seconds, batch.inputs[0].device))
 
 
-def _milliseconds(model, batch, agree):
+def _milliseconds(step, batch, agree):
     """The median over rounds of a step's time; what one rank measures becomes what counts by `agree`."""
-    _seconds(model, batch, WARM_UP)
-    steps = max(1, round(ROUND_SECONDS / agree(_seconds(model, batch, WARM_UP) / WARM_UP)))
-    return 1e3 * statistics.median(agree(_seconds(model, batch, steps) / steps) for _ in range(ROUNDS))
+    _seconds(step, batch, WARM_UP)
+    steps = max(1, round(ROUND_SECONDS / agree(_seconds(step, batch, WARM_UP) / WARM_UP)))
+    return 1e3 * statistics.median(agree(_seconds(step, batch, steps) / steps) for _ in range(ROUNDS))
 
 
-def _seconds(model, batch, steps):
+def _seconds(step, batch, steps):
     """Of so many steps, one behind the other."""
     _wait(batch)
     began = time.perf_counter()
     for _ in range(steps):
-        model.zero_grad()
-        batch.backward(model)
+        step()
     _wait(batch)
     return time.perf_counter() - began
 
 
 def _wait(batch):
-    if batch.inputs[0].is_cuda:
+    if batch.on_gpu:
         torch.cuda.synchronize()
 
 
@@ -279,20 +330,25 @@ def _report(rows, rank, device, file):
         write_whole(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
+def _cells(times):
+    return {
+        "alone ms": Text(significant(times["alone_ms"])),
+        "step ms": Text(significant(times["step_ms"])),
+        "samples/s": Text(significant(times["samples_per_second"])),
+        "efficiency": Text(with_unit(100 * times["efficiency"], "%") if times["efficiency"] else NOTHING),
+    }
+
+
 def _show(rows):
-    ways = {way: f"{way}, of allowed" for way in WAYS}
-    table = [
-        {
-            "variant": Text(f"{row['model']} {row['variant']}"),
-            "verdict": verdict(row["verdict"]),
-            **{head: Text(scientific(row["errors"].get(way))) for way, head in ways.items()},
-            "alone ms": Text(significant(row["alone_ms"])),
-            "step ms": Text(significant(row["step_ms"])),
-            "samples/s": Text(significant(row["samples_per_second"])),
-            "efficiency": Text(with_unit(100 * row["efficiency"], "%") if row["efficiency"] else NOTHING),
-        }
-        for row in rows
-    ]
+    ways = {way: f"{way}, of allowed" for way in WAYS if any(way in row["errors"] for row in rows)}
+    table = []
+    for row in rows:
+        errors = {head: Text(scientific(row["errors"].get(way))) for way, head in ways.items()}
+        name = {"variant": Text(f"{row['model']} {row['variant']}"), "verdict": verdict(row["verdict"])}
+        table.append(name | errors | _cells(row))
+        if row["graphed"]:
+            name = {"variant": Text("in a CUDA graph"), "verdict": Text("")}
+            table.append(name | dict.fromkeys(errors, Text("")) | _cells(row["graphed"]))
     console = make_console()
     plan = tuple((name,) for name in table[0])
     stacked = (("variant", "verdict"), tuple(ways.values()), ("alone ms", "step ms"), ("samples/s", "efficiency"))

@@ -181,18 +181,26 @@ def _trained(root, records):
     rows = [HEAD, ("---", *("--:" for _ in HEAD[1:]))]
     for model, variant in last.items():
         own = [(ranks, row) for ranks, row in timed if (row["model"], row["variant"]) == (model, variant)]
-        first = own[0][1]
-        alone = {**first, "step_ms": first["alone_ms"], "samples_per_second": 1e3 * first["samples"] / first["alone_ms"]}
-        rows += [_row(root, 1, {**alone, "efficiency": None}), *(_row(root, ranks, row) for ranks, row in own)]
+        rows += _scaling(root, own, "")
+        rows += _scaling(root, [(ranks, row | row["graphed"]) for ranks, row in own if row.get("graphed")], ", in a CUDA graph")
     yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
     yield _explained(records)
 
 
-def _row(root, ranks, row):
+def _scaling(root, timed, how):
+    """The rows of one variant, that of a GPU alone before the others. `timed` are (ranks, row of the record)."""
+    if not timed:
+        return []
+    first = timed[0][1]
+    alone = {**first, "step_ms": first["alone_ms"], "samples_per_second": 1e3 * first["samples"] / first["alone_ms"]}
+    return [_row(root, ranks, row, how) for ranks, row in [(1, alone | {"efficiency": None}), *timed]]
+
+
+def _row(root, ranks, row, how):
     source = _source(root, row)
     mark = f" {STALE}" if is_stale(row, source) else ""
     return (
-        f"{row['model']} [`{row['variant']}`]({source.relative_to(root).as_posix()}){mark}",
+        f"{row['model']} [`{row['variant']}`]({source.relative_to(root).as_posix()}){how}{mark}",
         str(ranks),
         str(row["samples"]),
         significant(row["step_ms"]),

@@ -109,13 +109,23 @@ def test_training(root, trained):
         [name, "4", "128", "2.50", "205000", "80.0%"],
     ]
     assert "The gradients of 2 variants on 2 GPUs and of 2 variants on 4 GPUs were those of one process, under" in text
-    assert "as it is, compiled, accumulated and both; the largest difference was 10.0% of what is allowed." in text
+    assert (
+        "as it is, compiled, accumulated, both and in a CUDA graph; the largest difference was 10.0% of what is allowed."
+        in text
+    )
     assert "Measured on NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05, 2026-11-20" in text
     assert sorted(path.name for path in (root / "results" / "many_gpus").iterdir()) == [
         "nvidia-h200-x2.json",
         "nvidia-h200-x4.json",
     ]
     assert text.startswith("# Title\n\n<!-- many GPUs:begin -->\n| trained") and text.endswith("-->\n\nThe rest.\n")
+
+
+def test_training_in_a_graph(root, trained):
+    graphed = {"alone_ms": 0.2, "step_ms": 0.25, "samples_per_second": 1e3 * 2 * 128 / 0.25, "efficiency": 0.8}
+    text = keep(root, trained(2, 2.1, 2.2, graphed=graphed))
+    name = "pool [`v10_later`](kernels/pool/v10_later.py), in a CUDA graph"
+    assert table(text)[2:] == [[name, "1", "128", "0.200", "640000", ""], [name, "2", "128", "0.250", "1.02e6", "80.0%"]]
 
 
 def test_gradients_that_were_wrong(root, trained):
