@@ -284,7 +284,9 @@ def sanitized(tiny_problem, write_variant):
         Task(catalog.find_model(tiny_problem), write_variant(f"planted_{name}", text), "cuda") for name, text in texts.items()
     ]
     model = catalog.find_model("conv_pool_sigmoid_sum")
-    tasks.append(Task(model, catalog.find_variant(model, "v1_fused_tail"), "cuda", {"batch_size": 2, "height": 40, "width": 40}))
+    tasks.append(
+        Task(model, catalog.find_variant(model, "v1_fused_tail"), "cuda", {"batch_size": 2, "height": 40, "width": 40})
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("playground.runner.Bench._time", lambda *_: None)
         results = run(tasks, sanitize=True)

@@ -33,7 +33,9 @@ def test_the_projects_variants_on_two_ranks(tmp_path):
     assert set(rows) == {variant.name for _, variant in TRAINED}
     for row in rows.values():
         assert row["verdict"] == "pass", row["reason"]
-        assert set(row["errors"]) == set(WAYS) - {"in a CUDA graph"} and all(0 <= share <= 1 for share in row["errors"].values())
+        assert set(row["errors"]) == set(WAYS) - {"in a CUDA graph"} and all(
+            0 <= share <= 1 for share in row["errors"].values()
+        )
 
 
 @pytest.fixture(scope="module")
