@@ -8,7 +8,6 @@ import functools
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,11 @@ from pathlib import Path
 from playground import catalog
 from playground.judging import Truth, give, give_doubt, give_examination, give_failure, judge
 from playground.machine import ptxas
+from playground.machine.builds import builds_at_once
 from playground.sanitizer import examine
 from playground.sanitizer.subject import small_case
 from playground.timing import Rejected, Stopwatch
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all
-
-MOST_BUILDS = 4  # at once: a compiler takes up to 2 GB
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class Runner:
                 shared = benches.enter_context(contextlib.closing(_SharedBench(make, len(group))))
                 for task, result in sorted(group, key=lambda pair: -pair[0].variant.path.stat().st_size):
                     calls.append(functools.partial(self._build_and_check, shared, task, result, finish))
-            _side_by_side(calls, MOST_BUILDS)
+            _side_by_side(calls, builds_at_once())
 
     def _build_and_check(self, shared, task, result, finish):
         with shared as bench:
@@ -312,9 +310,9 @@ class _SharedBench:
             self._bench.close()
 
 
-def _side_by_side(calls, most=sys.maxsize):
-    """Make the calls, as many at once as there are processors, and `most`. What one raises ends all."""
-    with ThreadPoolExecutor(max_workers=min(most, os.cpu_count() or 1)) as pool:
+def _side_by_side(calls, most):
+    """Make the calls, so many at once. What one raises ends all."""
+    with ThreadPoolExecutor(max_workers=most) as pool:
         running = [pool.submit(call) for call in calls]
         try:
             for call in running:

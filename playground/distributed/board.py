@@ -7,7 +7,7 @@ same; what a lost rank had taken is free to be taken once more.
 import json
 import time
 
-LOST_AFTER = 60.0  # seconds without a sign of life
+LOST_AFTER = 30.0  # seconds without a sign of life, of which there is one a second
 FIRST_SIGN_WITHIN = 300.0  # seconds: a rank that starts has much to import
 ATTEMPTS = 2
 PAUSE = 0.2  # seconds between looks at what others do

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from torch.distributed import DistError
 from playground.distributed.board import ATTEMPTS, LOST_AFTER, PAUSE, Board, work_off
 from playground.judging import give
 from playground.machine import environment
+from playground.machine.builds import builds_at_once
 from playground.report.progress import Progress
 from playground.runner import Runner, blank_result
 from playground.worker import kill_all
@@ -255,7 +257,7 @@ class _Worker:
         self._board.announce(f"rank/{self._rank.rank}", self._device(self._tasks[0].place) | seeds)
         items = range(len(self._tasks))
         try:
-            work_off(self._board, self._builds, items, self._build)
+            self._build_all(items)
             work_off(self._board, RUN, items, self._run, self._preferred)
         finally:
             self._runner.close()
@@ -264,6 +266,14 @@ class _Worker:
         """Of a row, and of this rank."""
         name = torch.cuda.get_device_name() if place == "cuda" else environment.cpu_name()
         return {"rank": self._rank.rank, "host": self._rank.host, "index": self._rank.local_rank, "name": name}
+
+    def _build_all(self, items):
+        """Several at once; each thread has a board of its own, as a store wants it."""
+        most = builds_at_once(shared_by=self._rank.local_world_size)
+        with ThreadPoolExecutor(min(most, len(items))) as pool:
+            boards = [Board(self._rank.connect(), self._rank.rank) for _ in range(min(most, len(items)))]
+            for building in [pool.submit(work_off, board, self._builds, items, self._build) for board in boards]:
+                building.result()
 
     def _build(self, item):
         result = blank_result(self._tasks[item])
