@@ -16,6 +16,7 @@ IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_run
 REGISTERS = re.compile(r"#\s*include\s*<torch/library\.h>")
 NAME = re.compile(r"\bTORCH_EXTENSION_NAME\b")
 NAMED_LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\s*\(\s*TORCH_EXTENSION_NAME\b")
+NAME_IN_A_VARIABLE = re.compile(r"(=\s*)C10_STRINGIZE\s*\(\s*TORCH_EXTENSION_NAME\s*\)(?=\s*;)")
 STAND_IN = "emulator_stand_in"  # the library's name in a binding that is compiled once for all names
 STAND_IN_FILE = "<cpp_sources>"  # the file of a binding's lines: copies of a file share its object
 KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
@@ -57,8 +58,8 @@ def first_errors(messages, name):
 
 
 def is_the_same_under_any_name(text):
-    """Whether a binding uses its library's name for nothing but registering operators."""
-    named = len(NAMED_LIBRARY.findall(text))
+    """Whether a binding uses its library's name for nothing but registering operators, and to keep it in a variable."""
+    named = len(NAMED_LIBRARY.findall(text)) + len(NAME_IN_A_VARIABLE.findall(text))
     return REGISTERS.search(text) is not None and named > 0 and named == len(NAME.findall(text))
 
 
@@ -83,6 +84,7 @@ class Prepared:
 
         launch = r'(::emulator::launch(?:_\w+)?\(")((?:\\.|[^"\\])*)(", )(\d+)'
         text = re.sub(launch, renumber, rewritten.text)
+        text = NAME_IN_A_VARIABLE.sub(r"\1emulator_library_name", text) if self.shared else text
         source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
         added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"] if self.uses_torch else []
         added += ["#include <emulator/nvcc_macros.h>"] if is_cuda else []

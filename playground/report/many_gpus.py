@@ -153,11 +153,17 @@ def _shared(root, records):
 
 
 def _work(rows):
-    """(models, number of results, what was swept) of a run, to be compared with those of another."""
+    """(models, number of results, what was swept) of a run, to be compared with those of another.
+
+    Swept is what one and the same variant was measured at several values of; CPU and GPU have sizes of their own.
+    """
     swept = []
     for name in sorted({name for row in rows for name in row["settings"]}):
-        values = list(dict.fromkeys(json.dumps(row["settings"].get(name)) for row in rows))
-        swept += [f"{len(values)} values of {name}"] if len(values) > 1 else []
+        values = {}
+        for row in rows:
+            values.setdefault((row["model"], row["variant"]), set()).add(json.dumps(row["settings"].get(name)))
+        most = max(map(len, values.values()))
+        swept += [f"{most} values of {name}"] if most > 1 else []
     return tuple(dict.fromkeys(cell(row["model"]) for row in rows)), len(rows), tuple(swept)
 
 

@@ -117,6 +117,16 @@ def test_a_binding_is_compiled_once_for_every_edit_of_the_kernels(tmp_path, comp
     assert torch.ops.shared_after.answer() == 43
 
 
+def test_a_shared_binding_knows_its_librarys_name(tmp_path, compiled):
+    keeps = f"// {tmp_path}\nstatic const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);"
+    binding = BINDING.replace("#include <string>", f"#include <string>\n{keeps}")
+    binding = binding.replace("return result", "return result + LIBRARY.size()")
+    load(tmp_path, "named", binding, KERNEL)
+    load(tmp_path, "named_at_length", binding, KERNEL)
+    assert sum("int64_t answer()" in text for text in compiled) == 1
+    assert (torch.ops.named.answer(), torch.ops.named_at_length.answer()) == (42 + 5, 42 + 15)
+
+
 def test_an_edited_binding_is_compiled_again(tmp_path):
     load(tmp_path, "binding_before", BINDING, KERNEL)
     load(tmp_path, "binding_after", BINDING.replace("return result", "return -result"), KERNEL)
@@ -136,7 +146,8 @@ def test_a_mistake_in_a_shared_binding_is_reported_in_its_file(tmp_path):
         ("TORCH_LIBRARY_FRAGMENT( TORCH_EXTENSION_NAME, m) {}", True),
         ("TORCH_LIBRARY_IMPL(aten, CPU, m) {}", True),
         ("PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}", False),
-        ("const char* name = C10_STRINGIZE(TORCH_EXTENSION_NAME);", False),
+        ("static const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);", True),
+        ('const char* name = C10_STRINGIZE(TORCH_EXTENSION_NAME) "::answer";', False),
     ],
 )
 def test_which_bindings_are_the_same_under_any_name(more, shared):

@@ -73,10 +73,10 @@ def trained(tmp_path, hashes, make_environment):
 def shared(tmp_path, hashes, make_passed, make_environment):
     """shared(ranks, seconds, **environment) -> the file of a sweep over two batch sizes, as compare.py writes it."""
 
-    def make(ranks, seconds, sizes=(1, 128), **environment):
-        results = []
-        for size in sizes:
-            results.append(make_passed("pool", "v1_fused_tail", 7.0, settings={"batch_size": size}) | hashes("v1_fused_tail"))
+    def make(ranks, seconds, points=(("v1_fused_tail", 1), ("v1_fused_tail", 128)), **environment):
+        results = [
+            make_passed("pool", variant, 7.0, settings={"batch_size": size}) | hashes(variant) for variant, size in points
+        ]
         whole = make_environment() | {"seconds": seconds, "complete": True}
         if ranks > 1:
             whole |= {"ranks": [{"rank": rank} for rank in range(ranks)], "lost_ranks": []}
@@ -149,11 +149,17 @@ def test_sharing(root, shared):
 
 
 def test_only_the_same_work_is_compared(root, shared):
-    text = keep(root, shared(1, 300.0), shared(2, 100.0, sizes=(128,)))
+    text = keep(root, shared(1, 300.0), shared(2, 100.0, points=[("v1_fused_tail", 128)]))
     kept = {path.name for path in (root / "results" / "many_gpus").iterdir()}
     assert kept == {"nvidia-h200-x1-sweep.json", "nvidia-h200-x2-run.json"}
     assert "a sweep of 2 values of batch_size with pool, 2 measurements: 300 s on 1 GPU." in text
     assert "a run with pool, 1 measurement: 100 s on 2 GPUs." in text
+
+
+def test_variants_of_different_sizes_are_no_sweep(root, shared):
+    """Those of the CPU have smaller ones than those of the GPU."""
+    text = keep(root, shared(2, 100.0, points=[("v1_fused_tail", 128), ("v10_later", 4)]))
+    assert "The whole of a run with pool, 2 measurements: 100 s on 2 GPUs." in text
 
 
 @pytest.mark.parametrize("change", [{"complete": False}, {"lost_ranks": [1]}, {"seconds": None}])
