@@ -55,6 +55,27 @@ def make(ModelNew, init_inputs, device):
 """
 
 
+# Jupyter's stop button sends SIGINT to the kernel's process group, so compilers get it too. Here it is sent as soon as one runs.
+INTERRUPT_THE_COMPILER = """
+import os, psutil, signal, threading, time
+
+def compiles(process):
+    try:
+        return process.name() in ("cc1plus", "clang", "clang++")
+    except psutil.NoSuchProcess:
+        return False
+
+def interrupt_the_compiler():
+    while not any(map(compiles, psutil.Process().children(recursive=True))):
+        time.sleep(0.01)
+    os.killpg(os.getpgrp(), signal.SIGINT)
+
+assert os.getpgrp() == os.getpid(), "the kernel leads no process group of its own"
+interrupter = threading.Thread(target=interrupt_the_compiler, daemon=True)
+interrupter.start()
+"""
+
+
 @pytest.fixture
 def run_notebook(tmp_path, monkeypatch):
     """run_notebook(cells, raises={2: "RuntimeError"}) -> what each cell printed, in a fresh kernel of this very Python.
@@ -191,30 +212,13 @@ def test_a_refused_text_and_its_correction(run_notebook):
 
 
 def test_a_build_that_failed_or_was_interrupted_is_tried_again(run_notebook, tmp_path, monkeypatch):
-    """The same cell in the same kernel: without a compiler (twice), stopped while the compilers run, and at last in peace.
-
-    Jupyter's stop button sends SIGINT to the kernel's process group, so compilers get it too.
-    """
+    """The same cell in the same kernel: without a compiler (twice), stopped while the compilers run, and at last in peace."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.delenv("CXX", raising=False)
     text = shelf_files.text_of(ALEXNET[1])
-    hide_compiler = """
-        import os, signal, threading
-        from torch.utils import cpp_extension
-        path, os.environ["PATH"] = os.environ["PATH"], os.devnull
-    """
-    interrupt = """
-        os.environ["PATH"] = path
-        load_inline = cpp_extension.load_inline
-
-        def interrupted(*arguments, **options):
-            threading.Timer(1.5, os.killpg, (os.getpgrp(), signal.SIGINT)).start()
-            return load_inline(*arguments, **options)
-
-        assert os.getpgrp() == os.getpid(), "the kernel leads no process group of its own"
-        cpp_extension.load_inline = interrupted
-    """
-    in_peace = "cpp_extension.load_inline = load_inline"
+    hide_compiler = 'import os; path, os.environ["PATH"] = os.environ["PATH"], os.devnull'
+    interrupt = f"os.environ['PATH'] = path\n{INTERRUPT_THE_COMPILER}"
+    in_peace = "interrupter.join()"
     printed = run_notebook(
         [hide_compiler, text, text, interrupt, text, in_peace, text],
         raises={1: "RuntimeError", 2: "RuntimeError", 4: "KeyboardInterrupt"},
@@ -251,9 +255,9 @@ def edited_and_interrupted(model, variant):
     doubled = text.replace(EDITED_LINE, "out[index] = 2 * (bias ? sum + bias[o] : sum);")
     # A text that no cache has, so that there is something to interrupt.
     fresh = doubled.replace("2 * (bias", f"0 * {time.time_ns()}u + 2 * (bias")
-    interrupt = "import os, signal, threading; threading.Timer(0.5, os.killpg, (os.getpgrp(), signal.SIGINT)).start()"
+    interrupted = f"{INTERRUPT_THE_COMPILER}\n{run_cell(model)}"
     twice = "assert torch.equal(output, 2 * expected)"
-    return [doubled, run_cell(model), twice, fresh, f"{interrupt}; {run_cell(model)}", "del output", run_cell(model), twice]
+    return [doubled, run_cell(model), twice, fresh, interrupted, "interrupter.join(); del output", run_cell(model), twice]
 
 
 def test_every_cuda_variant_under_the_emulator(run_notebook, monkeypatch):
