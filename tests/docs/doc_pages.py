@@ -2,11 +2,12 @@
 
 A block is run, unless a comment directly above it in the markdown says what it is:
 
-    <!-- not run: REASON -->   shell: it is only parsed, every option, file, model and variant in it must exist
-    <!-- sample output -->     of run_all.py, from some other run: its shape is checked
-    <!-- usage -->             the options of the commands: all of them, and no others
-    <!-- layout -->            of files: those at the beginning of a line must exist
-    <!-- exit status N -->     it is run, and ends with this status
+    <!-- not run: REASON -->        shell: it is only parsed, every option, file, model and variant in it must exist
+    <!-- run by .ci/run: NAME -->   the same, and .ci/run runs it as it stands: it takes minutes and wants the machine for itself
+    <!-- sample output -->          of run_all.py, from some other run: its shape is checked
+    <!-- usage -->                  the options of the commands: all of them, and no others
+    <!-- layout -->                 of files: those at the beginning of a line must exist
+    <!-- exit status N -->          it is run, and ends with this status
 
 A text block without a comment is the output of the block before it; `...` stands for anything, and USERS_FOLDER for where the
 page's commands ran.
@@ -23,8 +24,8 @@ RUNNABLE = (*SHELL, "python", "gdb")
 OUTPUT = "text"
 MARKED = ("sample output", "usage", "layout")
 NOT_RUN = re.compile(r"not run: \S.*")
+RUN_BY_CI = re.compile(r"run by \.ci/run: (\S.*)")
 EXIT_STATUS = re.compile(r"exit status (\d+)")
-OTHERS_COMMENTS = ("test-command",)  # of .ci/run
 USERS_FOLDER = "/home/you/playground"
 
 FENCED = re.compile(r"((?:^<!--.*-->\n)*)^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
@@ -46,10 +47,18 @@ class Block:
 
     @property
     def mark(self):
-        """What the comment says that the block is: one of MARKED, "not run", or "" for one that is run or was printed."""
-        if any(NOT_RUN.fullmatch(comment) for comment in self.comments):
+        """What the comment says that the block is: one of MARKED, "not run", or "" for one that is run or was printed.
+
+        What only .ci/run runs is "not run".
+        """
+        if self.name_in_ci or any(NOT_RUN.fullmatch(comment) for comment in self.comments):
             return "not run"
         return next((comment for comment in self.comments if comment in MARKED), "")
+
+    @property
+    def name_in_ci(self):
+        """By what name .ci/run takes it from the page."""
+        return next((match[1] for match in map(RUN_BY_CI.fullmatch, self.comments) if match), None)
 
     @property
     def status(self):

@@ -61,17 +61,23 @@ def test_a_block_of_no_kind_is_noticed(tmp_path, text):
 def assert_every_block_is_known(page):
     previous = None
     for block in doc_pages.blocks(page):
-        known = [comment for comment in block.comments if comment not in doc_pages.OTHERS_COMMENTS]
-        for comment in known:
-            kinds = (doc_pages.NOT_RUN, doc_pages.EXIT_STATUS)
+        for comment in block.comments:
+            kinds = (doc_pages.NOT_RUN, doc_pages.RUN_BY_CI, doc_pages.EXIT_STATUS)
             assert comment in doc_pages.MARKED or any(kind.fullmatch(comment) for kind in kinds), f"{block}: <!-- {comment} -->"
-        assert len(known) <= 1, f"{block}: {known}"
+        assert len(block.comments) <= 1, f"{block}: {block.comments}"
         assert block.mark or block.language in (*doc_pages.RUNNABLE, doc_pages.OUTPUT), (
             f"{block}: {block.language or 'a block without a language'} is neither run nor marked"
         )
         if block.is_output:
             assert previous and (previous.is_run or previous.is_output), f"{block}: the output of no block that is run"
         previous = block
+
+
+def test_ci_runs_what_the_pages_say_that_it_runs():
+    """By the names of the blocks, each once."""
+    named = [block.name_in_ci for block in doc_pages.all_blocks() if block.name_in_ci]
+    followed = re.findall(r'^follow "([^"]+)"', (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert named and sorted(followed) == sorted(named)
 
 
 @ALL_PAGES
