@@ -55,7 +55,7 @@ def make(ModelNew, init_inputs, device):
 """
 
 
-# Jupyter's stop button sends SIGINT to the kernel's process group, so compilers get it too. Here it is sent as soon as one runs.
+# The stop button sends SIGINT to the process group of the kernel, so compilers get it too. Here: as soon as one of them runs.
 INTERRUPT_THE_COMPILER = """
 import os, psutil, signal, threading, time
 
