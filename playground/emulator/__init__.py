@@ -48,7 +48,7 @@ class Installation:
         if schedule not in runtime.SCHEDULES:
             raise ValueError(f"schedule is one of {', '.join(runtime.SCHEDULES)}, not {schedule!r}")
         self.mode = mode
-        self.builder = Builder(mode != "fast", debug, source_file)
+        self.builder = Builder(mode, debug, source_file)
         self.debug = debug
         self.settings = schedule, seed, processors, time_limit
 

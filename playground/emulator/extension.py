@@ -102,8 +102,8 @@ class Prepared:
 class Builder:
     """Builds and loads texts under one configuration, and remembers which library came from which file."""
 
-    def __init__(self, checked, debug, source_file):
-        self.checked, self.debug, self.source_file = checked, debug, source_file
+    def __init__(self, mode, debug, source_file):
+        self.mode, self.debug, self.source_file = mode, debug, source_file
         self.files = {}  # library -> the Python file of its text
         self.namespaces = {}  # of operators -> the Python file
         self.kernel_lines = {}  # kernel -> the line of its definition
@@ -194,7 +194,7 @@ class Builder:
         return [shared, toolchain.compile_text(named, ".cpp", ["-fPIC"])]
 
     def compile_kernels(self, name, prepared, flags):
-        flags = [*toolchain.kernel_flags(self.checked, self.debug), *flags]
+        flags = [*toolchain.kernel_flags(self.mode, self.debug), *flags]
         prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
         if prepared.uses_torch:
             return compile_with_torch(name, prepared, flags)

@@ -12,7 +12,7 @@ class KernelLibrary:
 
     def __init__(self, text, mode="fast", name="kernels", source_file=None, debug=False):
         self.mode = mode
-        self.builder = Builder(mode != "fast", debug, source_file)
+        self.builder = Builder(mode, debug, source_file)
         self.debug = debug
         if mode != "fast":
             runtime.torch_glue().emulator_torch_guard_tensors(1)

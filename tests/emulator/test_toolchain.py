@@ -103,7 +103,7 @@ def load(folder, name, binding, kernel):
     """Load the two as a variant's file would that contains them; returns the file."""
     file = folder / f"{name}.py"
     file.write_text(f'BINDING = r"""{binding}"""\nCUDA = r"""{kernel}"""\n')
-    builder = Builder(checked=False, debug=False, source_file=str(file))
+    builder = Builder(mode="fast", debug=False, source_file=str(file))
     builder.load_inline(name, binding, kernel, is_python_module=False, no_implicit_headers=True)
     return file
 
