@@ -208,8 +208,8 @@ KERNEL_FLAGS = (
 )
 
 
-# Checked kernels spend their time in the runtime: with -O2 they take twice as long to compile and run no faster. But those
-# that are counted are to load each value as seldom as nvcc's do, which takes -O2.
+# Checked kernels spend their time in the runtime: with -O2 they take up to twice as long to compile and run no faster. But
+# those that are counted are to load each value as seldom as nvcc's do, which takes -O2.
 OPTIMISATION = {"fast": "-O3", "check": "-O1", "count": "-O2"}
 
 
