@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from playground import tensors
-from playground.judge.precision import FAMILIES, Families, Perturbed, RoundedOperands, RoundedResults, tf32_families
+from playground.judge.precision import FAMILIES, Families, Nudged, Perturbed, RoundedOperands, RoundedResults, tf32_families
 
 PERTURBATIONS = 6
 ROUNDINGS = 6
+DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
+NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
 
 
@@ -66,6 +68,22 @@ class Oracle:
     def perturbed(self, probe, count):
         """As many results of the float32 model with everything off by a few units in the last place."""
         return [self._perturbed(probe, Perturbed(seed)) for seed in range(count)]
+
+    def decisions(self, probe, truth):
+        """{gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
+
+        Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
+        float64, everything is off by up to 24 units in the last place of float32 in one run, and by the opposite in a second.
+        What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
+        of the two, and what it moves remains. `truth` is the probe's Outcome. No gradient that is not finite goes anywhere.
+        """
+        moved = {name: torch.zeros_like(gradient) for name, gradient in truth.gradients.items() if gradient is not None}
+        for seed in range(DECISIONS):
+            runs = [self._in_float64(probe, Nudged(seed, units)).gradients for units in (NEARNESS, -NEARNESS)]
+            for name, largest in moved.items():
+                jump = (runs[0][name] + runs[1][name] - 2 * truth.gradients[name]).abs()
+                torch.maximum(largest, torch.nan_to_num(jump, nan=0.0, posinf=0.0), out=largest)
+        return moved
 
     def rounded_at_each_step(self, probe, count, dtype):
         """As many results of the float32 model in which every step is off by all that rounding to `dtype` can do."""

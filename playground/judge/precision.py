@@ -216,8 +216,9 @@ class Perturbed(_Operands):
     """
 
     UNITS = 3
+    _OF = torch.float32  # the type of what is off
     _TABLE = (1 << 22) + 15  # signs, of which each tensor takes a stretch from a random place
-    _tables = {}  # noqa: RUF012 - one for each device and type, shared by all
+    _tables = {}  # noqa: RUF012 - one for each class, device and unit, shared by all
 
     def __init__(self, seed, dtype=torch.float32, units=UNITS):
         super().__init__()
@@ -231,7 +232,7 @@ class Perturbed(_Operands):
         return result if _is_view(function) else torch.utils._pytree.tree_map(self._perturbed, result)
 
     def _perturbed(self, value):
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+        if not isinstance(value, torch.Tensor) or value.dtype != self._OF:
             return value
         table, count = self._table(value.device), value.numel()
         start = torch.randint(max(1, self._TABLE - count), (), generator=self._places).item()
@@ -240,11 +241,30 @@ class Perturbed(_Operands):
         return value * table[start : start + count].view(value.shape)
 
     def _table(self, device):
-        key = device, self._unit
+        key = type(self), device, self._unit
         if key not in self._tables:
-            signs = torch.randint(0, 2, (self._TABLE,), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
-            self._tables[key] = (1 + self._unit * (2.0 * signs - 1)).to(device)
+            signs = self._signs(torch.Generator().manual_seed(0))
+            self._tables[key] = (1 + self._unit * signs).to(device)
         return self._tables[key]
+
+    def _signs(self, generator):
+        return 2.0 * torch.randint(0, 2, (self._TABLE,), generator=generator, dtype=torch.int8) - 1
+
+
+class Nudged(Perturbed):
+    """While active, float64 results, and operands of products, are off by up to `units` in the last place of float32.
+
+    By how much is random, from `seed`, so that of two values, each nudged once, hardly ever both go the same way as far; by
+    -`units` it is the opposite. Float64 has no other errors of that size.
+    """
+
+    _OF = torch.float64
+
+    def __init__(self, seed, units):
+        super().__init__(seed, units=units)
+
+    def _signs(self, generator):
+        return 2 * torch.rand(self._TABLE, generator=generator, dtype=torch.float64) - 1
 
 
 def _is_view(function):

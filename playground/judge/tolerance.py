@@ -10,6 +10,11 @@ Allowed is, for each, twice the largest of
   with everything off by a few more units in the last place (see precision.py),
 - a few units in the last place of the largest value in float32, which no float32 result can avoid.
 
+A gradient may also go where a decision that is as near as rounding sends it. Two values of a window that are nearly equal are
+right either way round, and the results that are permitted show a few of such decisions only, by chance: where a gradient is
+off by more than is allowed, the decisions are looked for (Oracle.decisions), and twice what they move is taken from the error
+of each element before it is held against what is allowed. Elements that no decision moves stay with what is allowed.
+
 A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
 of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
 
@@ -55,12 +60,14 @@ class Reference:
     their largest magnitude where they do not vary; the size of the terms that cancel where they are zero but for rounding; 1
     where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation: that of three
     elements alone may be tiny by chance. Elements that overflow in eager alone count as not finite: no error can be measured
-    there, and an infinite one would permit everything elsewhere.
+    there, and an infinite one would permit everything elsewhere. `decisions()` gives how far near decisions may move each
+    element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none.
     """
 
-    def __init__(self, truth, eager, *permitted, others=()):
+    def __init__(self, truth, eager, *permitted, others=(), decisions=None):
         self.truth = truth
         self.others = others
+        self._decisions = decisions
         self._dtype = eager.dtype
         self._eager = eager if not torch.isfinite(eager).all() else None  # where its NaN and infinities have to be
         self._excused = torch.zeros_like(truth, dtype=torch.bool)
@@ -114,18 +121,31 @@ class Reference:
         """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
         max_error, complaint = None, self._wrong_form(name, actual)
         if complaint is None:
-            max_error, rms_error = self._errors(actual)
-            if self.is_blunt:
-                if not max_error <= NEAR:
-                    complaint = (
-                        f"{name} cannot be judged: rounding, or chance, moves it by {self._allowed_rms:.2g} of its spread, "
-                        f"and it is off by {max_error:.2g}"
-                    )
-            elif not max_error <= self.allowed:
-                complaint = f"{name} is off by {max_error:.2e} of {self._scale}; allowed are {self.allowed:.2e}"
-            elif not rms_error <= self._allowed_rms:
-                complaint = f"{name} is off by {rms_error:.2e} of {self._scale} (RMS); allowed are {self._allowed_rms:.2e}"
+            max_error, complaint = self._too_far(name, actual)
+            if complaint and self._decisions and not self.is_blunt:
+                max_error, complaint = self._too_far(name, self._undecided(actual))
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error)
+
+    def _undecided(self, actual):
+        """`actual`, each element nearer to the truth by as much as near decisions may have moved it, and not beyond."""
+        difference = actual.double() - self.truth
+        return self.truth + difference.sign() * (difference.abs() - SLACK * self._decisions()).clamp(min=0)
+
+    def _too_far(self, name, actual):
+        """(largest error, what to say of it or None)."""
+        max_error, rms_error = self._errors(actual)
+        complaint = None
+        if self.is_blunt:
+            if not max_error <= NEAR:
+                complaint = (
+                    f"{name} cannot be judged: rounding, or chance, moves it by {self._allowed_rms:.2g} of its spread, "
+                    f"and it is off by {max_error:.2g}"
+                )
+        elif not max_error <= self.allowed:
+            complaint = f"{name} is off by {max_error:.2e} of {self._scale}; allowed are {self.allowed:.2e}"
+        elif not rms_error <= self._allowed_rms:
+            complaint = f"{name} is off by {rms_error:.2e} of {self._scale} (RMS); allowed are {self._allowed_rms:.2e}"
+        return max_error, complaint
 
     @property
     def _scale(self):

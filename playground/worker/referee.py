@@ -4,6 +4,7 @@ It runs the original alone. No candidate's file is ever loaded into this process
 """
 
 import copy
+import functools
 from dataclasses import replace
 
 import torch
@@ -100,7 +101,8 @@ class Referee:
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         self.probes[probe] = made
-        self.references[probe] = _references(truth, eager, permitted, self._of_other_inputs(made, problem, seed, truth))
+        others = self._of_other_inputs(made, problem, seed, truth)
+        self.references[probe] = _references(truth, eager, permitted, others, self._decisions(made, truth))
         if made.clean:
             clean = oracle.truth(replace(made, inputs=made.clean))
             self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
@@ -117,6 +119,11 @@ class Referee:
         more = [probes.make(made.name, problem, seed + k, parameters).inputs for k in range(1, 1 + OTHER_INPUTS)]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
+    def _decisions(self, probe, truth):
+        """A function that gives Oracle.decisions, which it looks for once, when it is called first."""
+        oracle = self.oracle_of(probe)
+        return functools.cache(lambda: oracle.decisions(probe, truth))
+
     def prepare_timed(self, probe, mode, seed):
         """Add the truth on the content of a timed call as a further probe, called `probe`; see recheck.py."""
         made, eager = recheck.probe_of(probe, self.problem, self.oracle, mode, seed, self.device)
@@ -124,7 +131,8 @@ class Referee:
         if mode == "forward":
             references = recheck.output_references(truth, eager, self.references["own"][0]), {}
         else:
-            references = _references(truth, eager, self.oracle.permitted(made, self.precision))
+            permitted = self.oracle.permitted(made, self.precision)
+            references = _references(truth, eager, permitted, decisions=self._decisions(made, truth))
         self.probes[probe], self.references[probe] = made, references
         return {}
 
@@ -232,14 +240,22 @@ class Referee:
         return vars(mutants.score(made, exams, self.oracle, fresh))
 
 
-def _references(truth, eager, permitted, others=()):
-    """(list for the outputs, {name: Reference} for the gradients that the original has)."""
+def _references(truth, eager, permitted, others=(), decisions=None):
+    """(list for the outputs, {name: Reference} for the gradients that the original has).
+
+    `decisions()` gives how far near decisions move each gradient, by name.
+    """
     outputs = [
         Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), others=[more[i] for more in others])
         for i, (true, in_eager) in enumerate(zip(truth.outputs, eager.outputs, strict=True))
     ]
     gradients = {
-        name: Reference(true, eager.gradients[name], *(outcome.gradients[name] for outcome in permitted))
+        name: Reference(
+            true,
+            eager.gradients[name],
+            *(outcome.gradients[name] for outcome in permitted),
+            decisions=decisions and (lambda name=name: decisions()[name]),
+        )
         for name, true in truth.gradients.items()
         if true is not None
     }

@@ -196,6 +196,44 @@ def test_tf32_permits_what_rounding_gives_and_strict_what_perturbations_give():
         assert 1e-4 < (outcome.outputs[0] - truth).abs().max() < 1e-1
 
 
+NEAR, CLEAR = 1 + 2e-7, 1 + 1e-4  # times another value: as near as rounding in float32, and a thousand times as far
+
+
+def decided(function, *values):
+    """(truth, Oracle.decisions) of the gradients of `function` at `values`, under the upstream gradient 5."""
+    x = torch.tensor([values])
+    made = probe(x, upstream=[torch.full_like(function(x), 5.0)])
+    oracle = Oracle(Function(function), CPU)
+    truth = oracle.truth(made)
+    return truth.gradients["input0"], oracle.decisions(made, truth)["input0"]
+
+
+def test_decisions_that_are_as_near_as_rounding_are_found():
+    """The window (2, 3) is clear, (5, 5 NEAR) is not: its gradient, 5, may go to either."""
+    truth, moved = decided(lambda x: nn.functional.max_pool1d(3 * x, 2), 2.0, 3.0, 5.0, 5 * NEAR)
+    assert truth.tolist() == [[0, 15, 0, 15]]
+    torch.testing.assert_close(moved, torch.tensor([[0.0, 0, 15, 15]], dtype=torch.float64), atol=1e-8, rtol=1e-4)
+
+
+def test_a_step_at_zero_is_a_decision():
+    truth, moved = decided(lambda x: torch.relu(x[:, ::2] - x[:, 1::2]), 1.0, NEAR, 1.0, CLEAR, CLEAR, 1.0)
+    assert truth.tolist() == [[0, 0, 0, 0, 5, -5]]
+    torch.testing.assert_close(moved, torch.tensor([[5.0, 5, 0, 0, 0, 0]], dtype=torch.float64), atol=1e-8, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: nn.functional.max_pool1d(3 * x, 2), lambda x: torch.sin(x) / x, lambda x: x.softmax(-1)]
+)
+def test_what_follows_smoothly_is_no_decision(function):
+    _, moved = decided(function, 5.0, 5 * CLEAR, 0.3, 0.4)
+    assert moved.abs().max() < 1e-9
+
+
+def test_decisions_of_a_gradient_that_is_not_finite_move_nothing():
+    truth, moved = decided(lambda x: x.sqrt(), 0.0, 4.0)
+    assert torch.isinf(truth[0, 0]) and moved[0, 0] == 0
+
+
 def test_mutated_models_are_copies():
     model = nn.BatchNorm1d(3)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -12,6 +12,7 @@ from playground.catalog import ROOT
 from playground.judge.precision import (
     FAMILIES,
     Families,
+    Nudged,
     Perturbed,
     RoundedOperands,
     RoundedResults,
@@ -164,6 +165,26 @@ def test_every_element_is_perturbed_by_itself():
     assert torch.equal(deviation.abs().round(), ones)
     assert abs(deviation.sum().item()) < 6 * 5_000_000**0.5
     assert (deviation[1:] * deviation[:-1]).mean().abs() < 0.01
+
+
+def test_the_opposite_of_a_nudge_cancels_in_the_sum():
+    """What is left is the square of a unit."""
+    x = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    runs = []
+    for units in (24, -24):
+        with Nudged(5, units):
+            runs.append(torch.tanh(3 * x))
+    exact = torch.tanh(3 * x)
+    assert all(1e-7 < (run - exact).abs().max() < 1e-5 for run in runs)
+    assert (runs[0] + runs[1] - 2 * exact).abs().max() < 1e-10
+
+
+def test_a_nudge_is_for_float64_and_a_perturbation_for_float32():
+    x = torch.rand(100)
+    with Nudged(5, 24):
+        assert torch.equal(x * 1, x) and not torch.equal(x.double() * 1, x.double())
+    with Perturbed(5):
+        assert torch.equal(x.double() * 1, x.double()) and not torch.equal(x * 1, x)
 
 
 def test_perturbed_gradients():

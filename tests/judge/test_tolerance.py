@@ -259,6 +259,53 @@ def test_a_declared_precision_may_overflow_where_its_own_model_does():
     assert "y is inf in 1 of 4" in Reference(truth, truth.float()).compare("y", torch.tensor([1.0, 2.0, INF, 4.0])).complaint
 
 
+@pytest.fixture
+def deciding():
+    """(truth, Reference) where a near decision may move the first two of 1000 elements by 0.5, and nothing else."""
+    truth = noise(1, 1000).double()
+    moved = torch.zeros_like(truth)
+    moved[:2] = 0.5
+    return truth, Reference(truth, truth.float(), decisions=lambda: moved)
+
+
+@pytest.mark.parametrize("step", [0.5, -0.5, 0.99])
+def test_a_gradient_may_go_where_a_near_decision_sends_it(deciding, step):
+    truth, expected = deciding
+    sent = truth.float()
+    sent[0], sent[1] = sent[0] + step, sent[1] - step
+    compared = expected.compare("y", sent)
+    assert compared.complaint is None
+    assert compared.max_error <= compared.allowed
+
+
+@pytest.mark.parametrize("element, step", [(0, 1.01), (1, -1.1), (2, 0.01), (2, -0.5), (999, NAN)])
+def test_a_near_decision_excuses_nothing_else(deciding, element, step):
+    """Neither more than twice what it moves, nor an element that it does not move."""
+    truth, expected = deciding
+    sent = truth.float()
+    sent[0] += 0.5
+    sent[element] += step
+    assert expected.compare("y", sent).complaint
+
+
+def test_an_error_everywhere_is_not_excused_by_decisions(deciding):
+    truth, expected = deciding
+    assert "off by" in expected.compare("y", 1.001 * truth.float()).complaint
+
+
+def test_decisions_are_looked_for_only_where_they_are_needed():
+    truth = noise(1, 1000).double()
+    asked = []
+
+    def decisions():
+        asked.append(1)
+        return torch.zeros_like(truth)
+
+    expected = Reference(truth, truth.float(), decisions=decisions)
+    assert expected.compare("y", truth.float()).complaint is None and not asked
+    assert expected.compare("y", 2 * truth.float()).complaint and len(asked) == 1
+
+
 def test_what_the_precision_permits_is_told():
     truth = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
     reference = Reference(truth, truth.float(), truth + 0.01, truth - 0.002)

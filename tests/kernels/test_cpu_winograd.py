@@ -9,7 +9,7 @@ import torch
 from playground import catalog, tensors
 from playground.judge.oracle import Oracle
 from playground.judge.probes import Probe, with_upstream
-from playground.judge.tolerance import Reference
+from playground.worker.referee import _references
 
 VARIANT = catalog.KERNELS / "conv3d_div_max_gap_bias_sum" / "cpu_winograd.py"
 ORIGINAL = catalog.MODELS / "conv3d_div_max_gap_bias_sum.py"
@@ -70,13 +70,12 @@ def assert_right(original, new, x):
     truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, "fp32")
     (out,), found = tensors.gradients(new, probe.inputs, probe.upstream, probe.wanted_inputs)
     assert found.keys() == truth.gradients.keys()
-    compared = {"the output": (truth.outputs[0], eager.outputs[0], [p.outputs[0] for p in permitted], out.detach())}
-    for name, value in truth.gradients.items():
-        compared[name] = value, eager.gradients[name], [p.gradients[name] for p in permitted], found[name]
-    for name, (true, in_eager, others, actual) in compared.items():
-        reference = Reference(true, in_eager, *others)
+    (of_output,), references = _references(truth, eager, permitted, decisions=lambda: oracle.decisions(probe, truth))
+    compared = {"the output": (of_output, out.detach())}
+    compared |= {name: (reference, found[name]) for name, reference in references.items()}
+    for name, (reference, actual) in compared.items():
         if reference.is_blunt:  # it varies by less than it is rounded
-            torch.testing.assert_close(actual.double(), true, rtol=1e-5, atol=0)
+            torch.testing.assert_close(actual.double(), reference.truth, rtol=1e-5, atol=0)
         else:
             complaint = reference.compare(name, actual).complaint
             assert complaint is None, complaint
