@@ -203,6 +203,9 @@ class _Case:
                 self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
             return
         gradients = self._compare("gradients", probe)
+        decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
+        if decided and not self._check["probes"][probe]["note"]:
+            self._check["probes"][probe]["note"] = f"near decisions move the gradient of {', '.join(decided)}"
         if self._check["gradients"] is None or any(comparison["complaint"] for comparison in gradients.values()):
             self._check["gradients"] = gradients
         in_training = self._compare("outputs", probe)

@@ -43,7 +43,8 @@ SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneg
 class Comparison:
     """One tensor against the truth; the largest errors, in units of its spread. `complaint` is None when it is right.
 
-    `permitted_error` is that of the results that the stated precision permits.
+    `permitted_error` is that of the results that the stated precision permits. `decided` says that it is right for near
+    decisions alone: `max_error` is what they leave of it.
     """
 
     max_error: float | None
@@ -51,6 +52,7 @@ class Comparison:
     eager_error: float | None
     complaint: str | None
     permitted_error: float | None = None
+    decided: bool = False
 
 
 class Reference:
@@ -119,12 +121,13 @@ class Reference:
 
     def compare(self, name, actual):
         """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
-        max_error, complaint = None, self._wrong_form(name, actual)
+        max_error, complaint, decided = None, self._wrong_form(name, actual), False
         if complaint is None:
             max_error, complaint = self._too_far(name, actual)
             if complaint and self._decisions and not self.is_blunt:
                 max_error, complaint = self._too_far(name, self._undecided(actual))
-        return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error)
+                decided = complaint is None
+        return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided)
 
     def _undecided(self, actual):
         """`actual`, each element nearer to the truth by as much as near decisions may have moved it, and not beyond."""

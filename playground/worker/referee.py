@@ -184,7 +184,10 @@ class Referee:
         return bool(pairs) and all(reference.compare("", value).complaint is None for reference, value in pairs)
 
     def compare_gradients(self, probe, gradients, declared=None):
-        """{name: {"max_error", "allowed", "eager_error", "complaint"}} of the gradients in a file; `declared` as above."""
+        """{name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
+
+        `declared` is as above; "decided" says that a gradient is right for near decisions alone (see tolerance.py).
+        """
         _, expected = self._permitting(probe, declared)
         found = tensors.load_gradients(gradients)
         if found["detached"]:

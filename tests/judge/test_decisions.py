@@ -1,5 +1,7 @@
 """Of two values of a window that are as near as rounding the gradient may go to either; of others only to the larger."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn as nn
@@ -8,6 +10,7 @@ from playground import tensors
 from playground.judge.oracle import Oracle
 from playground.judge.precision import LOWER
 from playground.judge.probes import Probe, with_upstream
+from playground.judging import _Case, blank_check
 from playground.worker.referee import _references
 
 CPU = torch.device("cpu")
@@ -83,3 +86,23 @@ def test_the_smaller_of_two_clear_values_is_wrong(judged, row, pair):
 def test_a_maximum_over_values_of_a_lower_precision_is_wrong(judged, precision):
     with_decisions, _ = complaints(judged, LOWER[precision])
     assert all("off by" in complaint for complaint in with_decisions)
+
+
+def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
+    """In the note of the probe, which --explain shows."""
+    found = {"max_error": 1e-7, "allowed": 1e-6, "eager_error": 1e-7, "permitted_error": 1e-7, "complaint": None}
+    of_gradients = {"weight": found | {"decided": True}, "bias": found | {"decided": False}}
+    truth = SimpleNamespace(
+        folder=tmp_path,
+        habits=[],
+        prepared=lambda probe: {"unusable": None, "differentiable": True},
+        inputs=lambda probe: "",
+        compare=lambda what, *_: {name: dict(each) for name, each in of_gradients.items()} if what == "gradients" else found,
+    )
+    answers = {"run": {"refused": None, "complaints": {}, "peak_mib": None}, "differentiate": {"unsupported": None}}
+    worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what.removeprefix("candidate.")])
+    result = {"verdict": None, "ran_on": "cpu", "variant_precision": None, "check": blank_check()}
+    _Case(worker, truth, result, 60)._probe("normal", required=False)
+    assert result["verdict"] is None
+    assert result["check"]["probes"]["normal"]["note"] == "near decisions move the gradient of weight"
+    assert result["check"]["gradients"] == {"weight": found, "bias": found}

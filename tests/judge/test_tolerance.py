@@ -274,8 +274,9 @@ def test_a_gradient_may_go_where_a_near_decision_sends_it(deciding, step):
     sent = truth.float()
     sent[0], sent[1] = sent[0] + step, sent[1] - step
     compared = expected.compare("y", sent)
-    assert compared.complaint is None
+    assert compared.complaint is None and compared.decided
     assert compared.max_error <= compared.allowed
+    assert not expected.compare("y", truth.float()).decided
 
 
 @pytest.mark.parametrize("element, step", [(0, 1.01), (1, -1.1), (2, 0.01), (2, -0.5), (999, NAN)])
@@ -285,7 +286,8 @@ def test_a_near_decision_excuses_nothing_else(deciding, element, step):
     sent = truth.float()
     sent[0] += 0.5
     sent[element] += step
-    assert expected.compare("y", sent).complaint
+    compared = expected.compare("y", sent)
+    assert compared.complaint and not compared.decided
 
 
 def test_an_error_everywhere_is_not_excused_by_decisions(deciding):
