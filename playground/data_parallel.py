@@ -197,7 +197,10 @@ def _gradients(model, batch):
 
 
 def _allowed(original, batch, device):
-    """{parameter: how far two right gradients of it may be apart}, by the judge's rule for one."""
+    """{parameter: how far two right gradients of it may be apart}, by the judge's rule for one.
+
+    Near decisions are not looked for: a difference that they make counts.
+    """
     probe = Probe("the whole batch", batch.inputs, batch.upstream)
     oracle = Oracle(original, device)
     mode = "tf32" if oracle.uses(probe) & oracle.tf32_families else "fp32"

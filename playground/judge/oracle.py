@@ -73,7 +73,7 @@ class Oracle:
         """{gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
-        float64, everything is off by up to 24 units in the last place of float32 in one run, and by the opposite in a second.
+        float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
         What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
         of the two, and what it moves remains. `truth` is the probe's Outcome. No gradient that is not finite goes anywhere.
         """
