@@ -17,6 +17,7 @@ On GPUs both are timed in a CUDA graph as well, for what the host does in a step
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
@@ -94,9 +95,15 @@ def main(arguments=None):
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # its watchdog asks for events, which a capture does not allow
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     try:
-        rows = [_examine(*each, given, device) for each in _chosen(given)]
+        rows = []
+        for model, variants in _chosen(given):
+            case = _case(model, given, device)
+            for variant in variants:
+                rows.append(_examine(case, variant, given.time))
+                if rank.rank == 0 and given.json:
+                    _write(rows, rank, device, given.json)
         if rank.rank == 0:
-            _report(rows, rank, device, given.json)
+            _show(rows)
         torch.distributed.barrier()  # torchrun would end rank 0 before it has written, were another to fail earlier
     except catalog.CatalogError as complaint:
         print(complaint, file=sys.stderr)
@@ -118,12 +125,12 @@ def _arguments(arguments):
 
 
 def _chosen(given):
-    """(model, variant) of each variant that runs on the device."""
+    """(model, variants) of each model with variants that run on the device."""
     found = []
     for model in map(catalog.find_model, given.model) if given.model else catalog.models():
         named = [catalog.find_variant(model, name) for name in given.variant or []]
-        found += [(model, variant) for variant in named or catalog.variants(model)]
-    found = [(model, variant) for model, variant in found if variant.backend == given.device]
+        found.append((model, [each for each in named or catalog.variants(model) if each.backend == given.device]))
+    found = [(model, variants) for model, variants in found if variants]
     if not found:
         raise catalog.CatalogError(f"none of these variants runs on --device {given.device}")
     return found
@@ -133,43 +140,66 @@ def _name(device):
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def _examine(model, variant, given, device):
+@dataclass
+class Case:
+    """A model with its weights and a batch, by which all of its variants are examined."""
+
+    model: catalog.Model
+    settings: dict
+    problem: object
+    original: torch.nn.Module
+    batch: Batch
+
+    @functools.cached_property
+    def allowed(self):
+        return _allowed(self.original, self.batch)
+
+    def fresh(self, module):
+        """A ModelNew with the original's weights, on the device."""
+        new = tensors.make_model(self.problem, module.ModelNew, SEED).to(self.batch.inputs[0].device)
+        new.load_state_dict(self.original.state_dict())
+        return new
+
+
+def _case(model, given, device):
+    settings = catalog.SETTINGS[given.device].get(model.name, {}) | catalog.parse_settings(given.set)
+    problem = catalog.load_problem(model.path, settings)
+    original = tensors.make_model(problem, problem.Model, SEED).to(device)
+    return Case(model, settings, problem, original, _batch(problem, original, device))
+
+
+def _examine(case, variant, timed):
     """A row of the JSON document. "errors" are shares of what is allowed; one that is no finite number is None.
 
     "samples_per_second" is that of all ranks together, "efficiency" the share of a step that a rank would take alone; "graphed"
     are the times of a step in a CUDA graph.
     """
-    settings = catalog.SETTINGS[given.device].get(model.name, {}) | catalog.parse_settings(given.set)
-    problem = catalog.load_problem(model.path, settings)
-    row = {"model": model.name, "variant": variant.name, "settings": settings, "verdict": "pass", "reason": None}
+    batch = case.batch
+    row = {"model": case.model.name, "variant": variant.name, "settings": case.settings, "verdict": "pass", "reason": None}
     row |= {"errors": {}, "samples": None, **dict.fromkeys(TIMES), "graphed": None}
     row |= {"source_sha256": catalog.sha256(variant.path), "code_sha256": catalog.code_sha256(variant.path)}
-    row |= {"model_sha256": catalog.sha256(model.path)}
+    row |= {"model_sha256": catalog.sha256(case.model.path)}
     module = catalog.load_variant(variant.path)
-    original = tensors.make_model(problem, problem.Model, SEED).to(device)
-    batch = _batch(problem, original, device)
     try:
-        alone = _gradients(_fresh(problem, module, original, device), batch)
+        alone = _gradients(case.fresh(module), batch)
     except NotImplementedError as refusal:
         return row | {"verdict": "skipped", "reason": one_line(refusal)}
-    allowed = _allowed(original, batch, device)
     for way in WAYS if batch.on_gpu else WAYS[:-1]:
-        found = _in_parallel(way, _fresh(problem, module, original, device), batch)
-        worst = _largest_of_ranks(max(share_of_allowed(found[name] - alone[name], allowed[name]) for name in allowed), device)
+        found = _in_parallel(way, case.fresh(module), batch)
+        shares = [share_of_allowed(found[name] - alone[name], allowed) for name, allowed in case.allowed.items()]
+        worst = _largest_of_ranks(max(shares), batch.inputs[0].device)
         row["errors"][way] = worst if math.isfinite(worst) else None
     wrong = [way for way, share in row["errors"].items() if share is None or share > 1]
     if wrong:
         reason = f"gradients of {', '.join(wrong)} are not those of one process with the whole batch"
         return row | {"verdict": "fail", "reason": reason}
-    if given.time:
-
-        def fresh():
-            return _fresh(problem, module, original, device)
-
+    if timed:
         row["samples"] = batch.inputs[0].shape[0]  # of a rank
-        row |= _times(_step(fresh(), batch), _step(_parallel(fresh()), batch), batch)
+        row |= _times(_step(case.fresh(module), batch), _step(_parallel(case.fresh(module)), batch), batch)
         if batch.on_gpu:
-            row["graphed"] = _times(_graphed(fresh, batch), _graphed(lambda: _parallel(fresh()), batch), batch)
+            row["graphed"] = _times(
+                _graphed(lambda: case.fresh(module), batch), _graphed(lambda: _parallel(case.fresh(module)), batch), batch
+            )
     return row
 
 
@@ -181,12 +211,6 @@ def _batch(problem, original, device):
     return Batch(inputs, [torch.randn(output.shape).to(device) for output in outputs])
 
 
-def _fresh(problem, module, original, device):
-    new = tensors.make_model(problem, module.ModelNew, SEED).to(device)
-    new.load_state_dict(original.state_dict())
-    return new
-
-
 def _of(model):
     return {name: value.grad.detach().double().cpu() for name, value in model.named_parameters()}
 
@@ -196,13 +220,13 @@ def _gradients(model, batch):
     return _of(model)
 
 
-def _allowed(original, batch, device):
+def _allowed(original, batch):
     """{parameter: how far two right gradients of it may be apart}, by the judge's rule for one.
 
     Near decisions are not looked for: a difference that they make counts.
     """
     probe = Probe("the whole batch", batch.inputs, batch.upstream)
-    oracle = Oracle(original, device)
+    oracle = Oracle(original, batch.inputs[0].device)
     mode = "tf32" if oracle.uses(probe) & oracle.tf32_families else "fp32"
     truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, mode)
     allowed = {}
@@ -325,12 +349,10 @@ def _wait(batch):
         torch.cuda.synchronize()
 
 
-def _report(rows, rank, device, file):
-    _show(rows)
-    if file:
-        found = {"kind": KIND, "ranks": rank.world_size, "device": _name(device)}
-        found |= {"environment": environment.describe(), "results": rows}
-        write_whole(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
+def _write(rows, rank, device, file):
+    found = {"kind": KIND, "ranks": rank.world_size, "device": _name(device)}
+    found |= {"environment": environment.describe(), "results": rows}
+    write_whole(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def _cells(times):
