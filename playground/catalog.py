@@ -7,6 +7,7 @@ a class `ModelNew` of the same signatures. The project's own are found by name; 
 import ast
 import hashlib
 import importlib.util
+import re
 import sys
 import types
 from dataclasses import dataclass
@@ -43,6 +44,15 @@ class Model:
 
     name: str
     path: Path
+
+    @property
+    def catalogued_as(self):
+        """The name under which the project has sizes and formulas for it; None for a file from elsewhere, whatever its name."""
+        return self.name if self.path.resolve().parent == MODELS.resolve() else None
+
+    def settings(self, place):
+        """The constants that make it as small as `place` ("cpu", "emulator" or "cuda") needs it."""
+        return SETTINGS[place].get(self.catalogued_as, {})
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,17 @@ def find_model(name_or_path):
 
 def variants(model):
     """The project's variants of a model, in the order in which a reader should learn them: v1, v2, ..., then the CPU's."""
-    paths = sorted((KERNELS / model.name).glob("*.py"), key=lambda path: (path.stem.startswith("cpu_"), path.stem))
+    paths = sorted((KERNELS / model.name).glob("*.py"), key=_learning_order)
     return [_variant(path) for path in paths if not path.stem.startswith("_")]
+
+
+def _learning_order(path):
+    return path.stem.startswith("cpu_"), natural_order(path.stem)
+
+
+def natural_order(name):
+    """A sort key in which numbers count as such: v10 behind v9."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def find_variant(model, name_or_path):
@@ -212,6 +231,15 @@ def constants(path):
     except (SyntaxError, ValueError) as error:
         raise CatalogError(f"{path} is no Python file: {error}") from None
     return sorted(set().union(*map(_assigned_names, body)))
+
+
+def require_constants(model, option, names):
+    """Raises CatalogError, which names the option, where the model's file assigns one of the names nowhere at its top level."""
+    known = constants(model.path) if names else []
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        has = ", ".join(known) or "none"
+        raise CatalogError(f"{option}: {model.name} has no constant called {', '.join(unknown)}; it has: {has}")
 
 
 def load_variant(path):

@@ -47,6 +47,15 @@ def of_compare():
     return parser
 
 
+def beside(parser, given, taken):
+    """The options of the command line, but for those in `taken`, that were given something else than their default."""
+    return [
+        action.option_strings[-1]
+        for action in parser._actions
+        if action.dest in given and getattr(given, action.dest) != action.default and not taken & set(action.option_strings)
+    ]
+
+
 def _add_extras(parser):
     group = parser.add_argument_group("look at a variant, or begin one; a VARIANT is a name, MODEL/NAME or a path")
     either = group.add_mutually_exclusive_group()
@@ -70,7 +79,9 @@ def _add_extras(parser):
 
 
 def _add_common(parser):
-    parser.add_argument("--quick", action="store_true", help="shorter timings, without torch.compile and training")
+    parser.add_argument(
+        "--quick", action="store_true", help="shorter timings, without torch.compile; run_all.py then skips training, too"
+    )
     parser.add_argument("--device", choices=DEVICES, default="auto", help="where to run; auto: the GPU where there is one")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there, each as soon as it is known")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, explanations and sources there")

@@ -15,6 +15,14 @@ from playground.runner import Options, Task
 
 PASSED, FAILED, IMPOSSIBLE, INTERRUPTED = 0, 1, 2, 130
 
+# What each of those that judge and time nothing takes besides itself.
+TAKES = {
+    "--new": {"--new"},
+    "--diff": {"--diff", "--model"},
+    "--explain VARIANT": {"--explain", "--model"},
+    "--profile": {"--profile", "--model", "--variant", "--set", "--device", "--time-limit"},
+}
+
 
 class Impossible(Exception):
     """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
@@ -77,10 +85,7 @@ def _extra(parser, given):
     """What to do instead of judging and timing, as a function without arguments; None where that is what is asked for."""
     asked = {"--new": given.new, "--diff": given.diff, "--explain VARIANT": given.explain, "--profile": given.profile}
     what = next((option for option, value in asked.items() if value), None)
-    for_runs = {"--json": given.json, "--against": given.against, "--resume": given.resume}
-    for_runs |= {} if what == "--profile" else {"--variant": given.variant, "--set": given.set}
-    without = [option for option, value in for_runs.items() if value]
-    if what and without:
+    if what and (without := command_line.beside(parser, given, TAKES[what])):
         parser.error(f"{what} judges and times nothing: leave out {', '.join(without)}")
     if given.new:
         return lambda: extras.create(*given.new)
@@ -100,7 +105,7 @@ def _extra(parser, given):
 def _profile(given):
     model = catalog.find_model(given.model)
     chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
-    settings = catalog.SETTINGS["cuda"].get(model.name, {}) | catalog.parse_settings(given.set)
+    settings = model.settings("cuda") | catalog.parse_settings(given.set)
     extras.profile_variants(model, chosen, settings, given.time_limit)
 
 
@@ -142,8 +147,7 @@ def plan(model, variants, device, points):
         for variant in variants:
             place = _place(variant, device)
             if place:
-                sizes = catalog.SETTINGS[place].get(model.name, {})
-                tasks.append(Task(model, variant, place, {**sizes, **settings}))
+                tasks.append(Task(model, variant, place, {**model.settings(place), **settings}))
     return sorted(tasks, key=lambda task: task.place != "cuda")
 
 
@@ -243,15 +247,20 @@ def _require_plot(given, axes):
     if not axes:
         raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
     sweep_plot.require(given.plot)
+    _require_writable("--plot", given.plot)
 
 
 def _require_page(file):
-    """Before anything is measured."""
     if missing := page.missing():
         raise Impossible(missing)
+    _require_writable("--html", file)
+
+
+def _require_writable(option, file):
+    """Before anything is measured."""
     folder = file.absolute().parent
     if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
-        raise Impossible(f"--html {file}: cannot be written; name a file in a folder that exists and may be written to")
+        raise Impossible(f"{option} {file}: cannot be written; name a file in a folder that exists and may be written to")
 
 
 def _become_one_of_many(rank):

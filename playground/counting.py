@@ -149,7 +149,7 @@ def main(arguments=None):
                 job.result()
     else:
         model, variant = chosen[0]
-        settings = catalog.SETTINGS["emulator"].get(model.name, {})
+        settings = model.settings("emulator")
         json.dump(measure(model, variant, settings), sys.stdout, indent=1)
         print()
 

@@ -5,7 +5,7 @@
 Each rank takes its part of the batch. Four ways are compared with one process that has the whole: DistributedDataParallel as
 it is, compiled by torch.compile, with gradients accumulated over two halves of the part, and both at once; on GPUs a step
 replayed in a CUDA graph is a fifth. They may differ from the one process's by what the judge allows one gradient
-(playground/judge/tolerance.py); the rank that is furthest off counts.
+(playground/judge/tolerance.py); the rank that is furthest off counts. What a variant raises on one rank is its verdict on all.
 
 With --time each rank has the model's whole batch for itself (weak scaling), and a step is timed: forward, backward and the
 exchange of gradients, without an optimizer. Steps follow one another as in training, with no wait between. "alone" is a rank
@@ -40,6 +40,7 @@ from playground.machine import environment, requirements
 from playground.report.document import write_whole
 from playground.report.figures import NOTHING, one_line, scientific, significant, with_unit
 from playground.report.layout import make_console, print_rows, verdict
+from playground.worker.failures import describe
 
 SEED = 20240229
 KIND = "data_parallel"  # of the JSON file
@@ -76,8 +77,21 @@ class Batch:
 
     def backward(self, model):
         """Add to the parameters' gradients."""
-        outputs = tensors.flatten(model(*self.inputs))
-        torch.autograd.backward(outputs, [g.to(o) for o, g in zip(outputs, self.upstream, strict=True)])
+        pairs = list(zip(tensors.flatten(model(*self.inputs)), self.upstream, strict=True))
+        pairs = [(output, gradient.to(output)) for output, gradient in pairs if output.requires_grad]
+        if pairs:
+            torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
+
+
+class VariantFailed(Exception):
+    """The variant raised something on some rank. It is raised on all of them; the text is the reason.
+
+    `refuses` says that it was NotImplementedError, wherever anything was raised.
+    """
+
+    def __init__(self, reason, refuses):
+        super().__init__(reason)
+        self.refuses = refuses
 
 
 def main(arguments=None):
@@ -110,7 +124,7 @@ def main(arguments=None):
         return 2
     finally:
         torch.distributed.destroy_process_group()
-    return 0 if all(row["verdict"] != "fail" for row in rows) else 1
+    return 0 if all(row["verdict"] in ("pass", "skipped") for row in rows) else 1
 
 
 def _arguments(arguments):
@@ -162,7 +176,7 @@ class Case:
 
 
 def _case(model, given, device):
-    settings = catalog.SETTINGS[given.device].get(model.name, {}) | catalog.parse_settings(given.set)
+    settings = model.settings(given.device) | catalog.parse_settings(given.set)
     problem = catalog.load_problem(model.path, settings)
     original = tensors.make_model(problem, problem.Model, SEED).to(device)
     return Case(model, settings, problem, original, _batch(problem, original, device))
@@ -174,33 +188,82 @@ def _examine(case, variant, timed):
     "samples_per_second" is that of all ranks together, "efficiency" the share of a step that a rank would take alone; "graphed"
     are the times of a step in a CUDA graph.
     """
-    batch = case.batch
     row = {"model": case.model.name, "variant": variant.name, "settings": case.settings, "verdict": "pass", "reason": None}
     row |= {"errors": {}, "samples": None, **dict.fromkeys(TIMES), "graphed": None}
     row |= {"source_sha256": catalog.sha256(variant.path), "code_sha256": catalog.code_sha256(variant.path)}
     row |= {"model_sha256": catalog.sha256(case.model.path)}
-    module = catalog.load_variant(variant.path)
+    if not case.allowed:
+        return row | {"verdict": "skipped", "reason": "no parameter of the original gets a gradient"}
     try:
-        alone = _gradients(case.fresh(module), batch)
-    except NotImplementedError as refusal:
-        return row | {"verdict": "skipped", "reason": one_line(refusal)}
-    for way in WAYS if batch.on_gpu else WAYS[:-1]:
-        found = _in_parallel(way, case.fresh(module), batch)
-        shares = [share_of_allowed(found[name] - alone[name], allowed) for name, allowed in case.allowed.items()]
-        worst = _largest_of_ranks(max(shares), batch.inputs[0].device)
-        row["errors"][way] = worst if math.isfinite(worst) else None
-    wrong = [way for way, share in row["errors"].items() if share is None or share > 1]
-    if wrong:
-        reason = f"gradients of {', '.join(wrong)} are not those of one process with the whole batch"
-        return row | {"verdict": "fail", "reason": reason}
-    if timed:
-        row["samples"] = batch.inputs[0].shape[0]  # of a rank
-        row |= _times(_step(case.fresh(module), batch), _step(_parallel(case.fresh(module)), batch), batch)
-        if batch.on_gpu:
-            row["graphed"] = _times(
-                _graphed(lambda: case.fresh(module), batch), _graphed(lambda: _parallel(case.fresh(module)), batch), batch
-            )
-    return row
+        single = _in_one_process(case, variant)
+    except VariantFailed as failure:
+        return row | {"verdict": "skipped" if failure.refuses else "error", "reason": str(failure)}
+    try:
+        row |= _judged(case, single)
+        return row | (_timed(single, case.batch) if timed and row["verdict"] == "pass" else {})
+    except VariantFailed as failure:
+        return row | {"verdict": "error", "reason": str(failure)}
+
+
+class _OneProcess:
+    """A variant with the whole batch, without an exchange. Raises what the variant raises.
+
+    `gradients` are its own by parameter; `has_unused` says whether there are parameters that get none; `make()` gives a fresh
+    ModelNew.
+    """
+
+    def __init__(self, case, variant):
+        self.make = functools.partial(case.fresh, catalog.load_variant(variant.path))
+        model = self.make()
+        self.gradients = _gradients(model, case.batch)
+        trained = {name for name, value in model.named_parameters() if value.requires_grad}
+        self.has_unused = trained != set(self.gradients)
+
+
+def _in_one_process(case, variant):
+    """A _OneProcess by which all ranks take the same path. Raises VariantFailed."""
+    single = _agreed(lambda: _OneProcess(case, variant))
+    single.has_unused = any(_of_all_ranks(single.has_unused))
+    return single
+
+
+def _judged(case, single):
+    """{"verdict", "reason", "errors"} of a variant's gradients. Raises VariantFailed."""
+    missing = set().union(*_of_all_ranks(set(case.allowed) - set(single.gradients)))
+    if missing:
+        return {"verdict": "fail", "reason": f"by itself it gives no gradient to {', '.join(sorted(missing))}"}
+    errors = {}
+    for way in _ways(case.batch, single):
+        found = _in_parallel(way, single, case.batch)
+        shares = [_share(found.get(name), single.gradients[name], allowed) for name, allowed in case.allowed.items()]
+        worst = _largest_of_ranks(max(shares), case.batch.inputs[0].device)
+        errors[way] = worst if math.isfinite(worst) else None
+    wrong = [way for way, share in errors.items() if share is None or share > 1]
+    reason = f"gradients of {', '.join(wrong)} are not those of one process with the whole batch" if wrong else None
+    return {"verdict": "fail" if wrong else "pass", "reason": reason, "errors": errors}
+
+
+def _ways(batch, single):
+    """A capture does not allow DistributedDataParallel to ask the other ranks which parameters they did not use."""
+    return WAYS if batch.on_gpu and not single.has_unused else WAYS[:-1]
+
+
+def _share(found, expected, allowed):
+    """Infinite where there is no gradient at all."""
+    return math.inf if found is None else share_of_allowed(found - expected, allowed)
+
+
+def _timed(single, batch):
+    """The keys of a row that --time fills in. Raises VariantFailed."""
+
+    def parallel():
+        return _parallel(single.make(), single.has_unused)
+
+    found = {"samples": batch.inputs[0].shape[0]}  # of a rank
+    found |= _times(lambda: _step(single.make(), batch), lambda: _step(parallel(), batch), batch)
+    if "in a CUDA graph" in _ways(batch, single):
+        found["graphed"] = _times(lambda: _graphed(single.make, batch), lambda: _graphed(parallel, batch), batch)
+    return found
 
 
 def _batch(problem, original, device):
@@ -212,7 +275,9 @@ def _batch(problem, original, device):
 
 
 def _of(model):
-    return {name: value.grad.detach().double().cpu() for name, value in model.named_parameters()}
+    """{parameter: its gradient}, of those that have one."""
+    found = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    return {name: gradient.detach().double().cpu() for name, gradient in found.items()}
 
 
 def _gradients(model, batch):
@@ -221,7 +286,7 @@ def _gradients(model, batch):
 
 
 def _allowed(original, batch):
-    """{parameter: how far two right gradients of it may be apart}, by the judge's rule for one.
+    """{parameter: how far two right gradients of it may be apart}, by the judge's rule for one. Those without have no entry.
 
     Near decisions are not looked for: a difference that they make counts.
     """
@@ -231,6 +296,8 @@ def _allowed(original, batch):
     truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, mode)
     allowed = {}
     for name, gradient in truth.gradients.items():
+        if gradient is None:
+            continue
         reference = Reference(gradient, eager.gradients[name], *(each.gradients[name] for each in permitted))
         allowed[name] = reference.allowed * reference.spread
     return allowed
@@ -254,26 +321,70 @@ def _largest_of_ranks(value, device):
     return found.item()
 
 
-def _in_parallel(way, model, batch):
-    """Gradients under DistributedDataParallel, which averages those of the ranks: hence the factor."""
+def _agreed(call):
+    """What `call()` gives, when it has given something on every rank. Raises VariantFailed on all where it raises on one.
+
+    Whatever a variant may raise is called by this: a rank that went on alone would wait for the others without end in the next
+    exchange.
+    """
+    result = failure = None
+    try:
+        result = call()
+    except (Exception, SystemExit) as exception:
+        refuses = isinstance(exception, NotImplementedError)
+        failure = (one_line(exception) if refuses else describe(exception)[0]), refuses
+    failures = {rank: each for rank, each in enumerate(_of_all_ranks(failure)) if each}
+    if failures:
+        rank = min(failures, key=lambda rank: failures[rank][1])  # an error says more than a refusal
+        reason, refuses = failures[rank]
+        everywhere = len(failures) == torch.distributed.get_world_size()
+        raise VariantFailed(reason if everywhere else f"on rank {rank}: {reason}", refuses)
+    return result
+
+
+def _of_all_ranks(value):
+    """The list of what each rank gives here."""
+    values = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def _in_parallel(way, single, batch):
+    """Gradients under DistributedDataParallel, which averages those of the ranks: hence the factor. Raises VariantFailed.
+
+    First each rank does the same without it: what a variant raises, it then raises in front of an exchange, not within. (What
+    some ranks alone raise under it alone, for want of memory for example, still leaves the others waiting.)
+    """
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    if way == "in a CUDA graph":
-        _graphed(lambda: _parallel(model), batch.part(rank, ranks).scaled(ranks))()
-        return _of(model)
-    parallel = _parallel(model)
-    run = torch.compile(parallel) if way in COMPILED else parallel
     own = batch.part(rank, ranks).scaled(ranks)
-    halves = [own.part(half, 2) for half in range(2)] if way in ACCUMULATED else [own]
+    _agreed(lambda: _gradients_by(way, single.make(), own, lambda model: model))
+    return _agreed(lambda: _gradients_by(way, single.make(), own, lambda model: _parallel(model, single.has_unused)))
+
+
+def _gradients_by(way, model, batch, wrap):
+    """The model's gradients when what is run is `wrap(model)`: itself, or DistributedDataParallel."""
+    if way == "in a CUDA graph":
+        _graphed(lambda: wrap(model), batch)()
+        return _of(model)
+    wrapped = wrap(model)
+    run = wrapped
+    if way in COMPILED:
+        torch.compiler.reset()  # code that was compiled for one that is not wrapped would be taken
+        run = torch.compile(wrapped)
+    halves = [batch.part(half, 2) for half in range(2)] if way in ACCUMULATED else [batch]
     for number, half in enumerate(halves):
-        last = number == len(halves) - 1
-        with contextlib.nullcontext() if last else parallel.no_sync():
+        exchanges = number == len(halves) - 1 or wrapped is model
+        with contextlib.nullcontext() if exchanges else wrapped.no_sync():
             half.backward(run)
     return _of(model)
 
 
-def _parallel(model):
-    """Without device_ids, which would only move inputs: they are on the rank's device already."""
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+def _parallel(model, unused):
+    """Without device_ids, which would only move inputs: they are on the rank's device already.
+
+    `unused` says that there are parameters without a gradient, for which it would wait otherwise.
+    """
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, find_unused_parameters=unused)
 
 
 def _step(model, batch):
@@ -305,11 +416,18 @@ def _graphed(make, batch):
     return graph.replay
 
 
-def _times(alone, together, batch):
-    """TIMES by the steps of a rank alone and of all ranks with their exchange of gradients."""
-    ranks, samples = torch.distributed.get_world_size(), batch.inputs[0].shape[0]
-    alone_ms, step_ms = _alone(alone, batch), _together(together, batch)
-    return dict(zip(TIMES, (alone_ms, step_ms, 1e3 * ranks * samples / step_ms, alone_ms / step_ms), strict=True))
+def _times(make_alone, make_together, batch):
+    """TIMES by the steps, which are made here, of a rank alone and of all ranks with their exchange of gradients.
+
+    Raises VariantFailed.
+    """
+    alone = _agreed(make_alone)
+    _agreed(alone)
+    together = _agreed(make_together)
+    alone_ms = _agreed(lambda: _alone(alone, batch))
+    step_ms = _agreed(lambda: _together(together, batch))
+    per_second = 1e3 * torch.distributed.get_world_size() * batch.inputs[0].shape[0] / step_ms
+    return dict(zip(TIMES, (alone_ms, step_ms, per_second, alone_ms / step_ms), strict=True))
 
 
 def _alone(step, batch):

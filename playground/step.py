@@ -38,7 +38,7 @@ def main(arguments=None):
     try:
         model = catalog.find_model(given.model)
         variant = catalog.find_variant(model, given.variant)
-        settings = catalog.SETTINGS["emulator"].get(model.name, {}) | catalog.parse_settings(given.set)
+        settings = model.settings("emulator") | catalog.parse_settings(given.set)
         problem = catalog.load_problem(model.path, settings)
     except catalog.CatalogError as complaint:
         sys.exit(str(complaint))

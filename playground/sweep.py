@@ -5,11 +5,17 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from playground.catalog import CatalogError
 
-# How the reason of an exception begins by which a variant refuses what it was given; faults and time limits are none.
-REFUSAL = re.compile(r"(ValueError|TypeError|NotImplementedError|RuntimeError): (?!CUDA error|CUDA driver error|cuDNN)")
+# How the reason of an exception begins by which a variant refuses what it was given; faults, time limits and a TypeError, which
+# is how a wrong call ends, are none. PyTorch raises RuntimeError, too: only one of the variant's own code is a refusal.
+REFUSAL = re.compile(r"(ValueError|NotImplementedError): ")
+MAYBE_REFUSAL = re.compile(r"RuntimeError: (?!CUDA error|CUDA driver error|cuDNN)")
+FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+, in .+\n(?:    (?P<code>.+))?', re.MULTILINE)
+# Where a traceback ends when a function or an operator of a variant's own raises: what calls them from Python.
+CALLERS = ("torch/_ops.py", "playground/judge/work.py", "playground/emulator/outputs.py")
 
 
 def parse(texts):
@@ -35,7 +41,24 @@ def grid(axes):
 
 def is_refusal(result):
     """Whether the variant said no to the shape."""
-    return result["verdict"] == "error" and bool(REFUSAL.match(result["reason"] or ""))
+    reason = result["reason"] or ""
+    if result["verdict"] != "error":
+        return False
+    return bool(REFUSAL.match(reason) or (MAYBE_REFUSAL.match(reason) and _is_its_own(result)))
+
+
+def _is_its_own(result):
+    """Whether the exception of a result came from the variant's own text: its operators', or a `raise` in its file.
+
+    Where it was raised is what the traceback in "details" ends with. An operator of PyTorch's that the variant calls ends it in
+    the variant's own line, or in PyTorch's files. Without a traceback nothing says that it was meant.
+    """
+    traceback, found, _ = (result.get("details") or "").partition("\n" + result["reason"])
+    frames = list(FRAME.finditer(traceback)) if found else []
+    if not frames:
+        return False
+    file, code = Path(frames[-1]["file"]), frames[-1]["code"] or ""
+    return file.as_posix().endswith(CALLERS) or (file.stem == result["variant"] and code.startswith("raise "))
 
 
 def lines_along(results, axes, axis):

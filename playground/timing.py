@@ -23,7 +23,7 @@ MIN_ROUNDS, MAX_ROUNDS = 9, 200
 ROUNDS_BETWEEN_LOOKS = 3
 BATCH_MS = 60  # about what one side is asked to do at a time, all around the calls included
 MAX_CALLS = 10  # of a batch, on average 1.5 times as many
-RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}
+RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first MIN_ROUNDS rounds
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
 LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
 SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuClock), ("cuda", CudaClock))}
@@ -150,7 +150,7 @@ class Stopwatch:
         """The timings of a step under a CUDA graph; `eager` are those without."""
         slow = too_slow_to_graph(eager["baselines_ms"])
         timings = self._time_mode(worker, result, GRAPHED + step, slow)
-        return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings, slow)}
+        return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings)}
 
     def _time_mode(self, worker, result, mode, not_graphed=()):
         """The timings of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph."""
@@ -171,6 +171,7 @@ class Stopwatch:
             notes.append("work on other streams went on after the current one was done: all of it is counted")
         back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid))
         notes += note
+        floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
         return {
             "time_ms": statistics.summarise(variant.samples),
             "peak_mib": variant.peak_mib,
@@ -180,17 +181,22 @@ class Stopwatch:
             "outcome": outcome(variant, others, result),
             "rounds": len(variant.rounds),
             "calls": len(variant.samples),
-            "rechecked": RECHECKS[step_of(mode)],
+            "rechecked": RECHECKS[step_of(mode)] + (len(variant.rounds) > MIN_ROUNDS),
             "back_to_back_ms": back_to_back,
             "clocks": clocks.record(clocks_before, clocks_after),
             "notes": notes,
-            **self._floor(result, step_of(mode)),
+            **floor,
         }
 
     def _race(self, variant, others, result, mode):
-        """Rounds until the ratios that matter are precise or the time is up."""
+        """Rounds until the ratios that matter are precise or the time is up.
+
+        Results of the first MIN_ROUNDS rounds are rechecked. Where there are more, so is one of the last, for a variant could
+        wait until those are over: when it would be time to stop, a few rounds follow that look like the others.
+        """
         recheck_in = set(_drawn(MIN_ROUNDS, RECHECKS[step_of(mode)]))
         secret = list(self._secrets(mode))
+        last_rounds = False
         running, deadline = [variant, *others], None
         while True:
             rechecked = len(variant.rounds) in recheck_in
@@ -211,14 +217,21 @@ class Stopwatch:
             if done >= MIN_ROUNDS and (done - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
                 rivals = _rivals(variant, others, result)
                 ratios = [statistics.paired_ratio(side.rounds, variant.rounds) for side in rivals]
-                if all(map(statistics.is_precise, ratios)) or time.monotonic() > deadline or done >= MAX_ROUNDS:
+                enough = all(map(statistics.is_precise, ratios)) or time.monotonic() > deadline or done >= MAX_ROUNDS
+                if last_rounds or (enough and done == MIN_ROUNDS):
                     return
+                if enough:
+                    last_rounds = True
+                    recheck_in.add(done + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
                 running = [variant, *rivals]
 
     def _secrets(self, mode):
-        """Seeds whose truth the referee knows: the same for all variants, each of which meets them at a time of its own."""
+        """Seeds whose truth the referee knows: the same for all variants, each of which meets them at a time of its own.
+
+        One more than RECHECKS, for the last rounds. All are prepared before the first round: a pause would announce them.
+        """
         if mode not in self._secret_seeds:
-            self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)])]
+            self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
             for seed in self._secret_seeds[mode]:
                 self._truth.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
         return self._secret_seeds[mode]
@@ -295,10 +308,10 @@ class Stopwatch:
 
     def _ask_baselines(self, request, **arguments):
         """Ask the process of the baselines; a new one when the last one died."""
-        if self._worker is None:
-            self._worker = WorkerProcess()
-            self._worker.ask("baselines.load", self._options.time_limit, **self._original)
         try:
+            if self._worker is None:
+                self._worker = WorkerProcess()
+                self._worker.ask("baselines.load", self._options.time_limit, **self._original)
             return self._worker.ask(f"baselines.{request}", self._options.time_limit, **arguments)
         except WorkerFailure:
             self._worker.close()
@@ -313,11 +326,13 @@ class Stopwatch:
             if place not in self._measured:
                 self._measured[place] = self._ask_baselines("ceilings")
             if mode not in self._work:
-                self._work[mode] = self._ask_baselines("work", name=self._task.model.name, counted=mode)
+                self._work[mode] = self._ask_baselines("work", name=self._task.model.catalogued_as, counted=mode)
         except WorkerFailure as failure:
+            self._work[mode] = None  # not tried again: the process of the baselines went with it
             self._unavailable.setdefault(mode, {})["floor"] = str(failure)
-            return {"floor_ms": None, "floor_bound": None, "work": None}
         work = self._work[mode]
+        if work is None:
+            return {"floor_ms": None, "floor_bound": None, "work": None}
         found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured[place]), result["precision"])
         return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
 
@@ -344,12 +359,9 @@ def too_slow_to_graph(baselines_ms):
     return [name for name, each in baselines_ms.items() if each["median"] > LAUNCHES_COUNT_BELOW_MS]
 
 
-def graph_notes(eager, graphed, slow):
-    """What to say about the baselines of a step under a CUDA graph: which ran without one, and when the best is missing."""
+def graph_notes(eager, graphed):
+    """What to say about a step under a CUDA graph where the baseline that counts without one is missing."""
     notes = []
-    if slow:
-        labels = "; ".join(BASELINES[name].label for name in slow)
-        notes.append(f"more than {LAUNCHES_COUNT_BELOW_MS:g} ms a step, so timed without a graph: {labels}")
     usual = (eager["outcome"] or {}).get("against")
     if usual in graphed["baselines_unavailable"]:
         against = (graphed["outcome"] or {}).get("against")

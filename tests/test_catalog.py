@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -17,6 +19,21 @@ def test_variants_are_ordered_as_a_ladder_with_the_cpu_last():
         names = [variant.name for variant in catalog.variants(model)]
         assert names[0].startswith("v1_")
         assert names[-1].startswith("cpu_")
+
+
+def test_the_tenth_variant_stands_behind_the_ninth(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog, "KERNELS", tmp_path)
+    names = ["v1_a", "v2_b", "v9_c", "v10_d", "cpu_v2", "cpu_v10"]
+    (tmp_path / "model").mkdir()
+    for name in sorted(names):
+        (tmp_path / "model" / f"{name}.py").touch()
+    variants = catalog.variants(catalog.Model("model", tmp_path / "model.py"))
+    assert [variant.name for variant in variants] == names
+
+
+@pytest.mark.parametrize("names", [["v1", "v2_b", "v2_c", "v10"], ["2", "10", "a", "a²", "b1"]])
+def test_a_natural_order_compares_any_names(names):
+    assert all(catalog.natural_order(one) < catalog.natural_order(other) for one, other in itertools.pairwise(names))
 
 
 def test_backends_are_read_off_the_files():

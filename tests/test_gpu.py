@@ -159,7 +159,8 @@ def test_more_than_2_to_the_31_elements(model, variant):
     with torch.no_grad():
         expected = new(few)
         assert near(ends(new(many)), expected)
-    if variant.name < "v3":  # their training keeps PyTorch's own intermediate results, which are larger than the GPU's memory
+    # The training of v1 and v2 keeps PyTorch's own intermediate results, which are larger than the GPU's memory.
+    if catalog.natural_order(variant.name) < catalog.natural_order("v3"):
         return
     upstream = torch.randn_like(expected)
     new(few).backward(upstream)

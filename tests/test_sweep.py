@@ -1,9 +1,13 @@
 """Grids of a model's constants, and where a variant starts to win."""
 
 import pytest
+from torch.utils import cpp_extension
 
 from playground import sweep
 from playground.catalog import CatalogError
+from playground.machine import requirements
+from playground.worker.candidate import Candidate
+from playground.worker.failures import describe
 
 AXES = {"batch_size": (1, 8, 64), "pool_size": ((2, 2, 2), (1, 2, 2))}
 
@@ -69,9 +73,9 @@ def test_no_crossover():
     "reason, refused",
     [
         ("ValueError: batches up to 1000", True),
-        ("RuntimeError: kernel 7 is larger than the image", True),
         ("NotImplementedError: dilation", True),
-        ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
+        ("TypeError: ModelNew.forward() takes 2 positional arguments but 3 were given", False),
+        ("RuntimeError: kernel 7 is larger than the image", False),  # nothing says where it was raised
         ("crashed (SIGSEGV)", False),
         ("no answer within the time limit of 300 s", False),
         ("out of memory: CUDA out of memory", False),
@@ -81,3 +85,52 @@ def test_no_crossover():
 def test_a_refusal_is_an_exception_on_purpose(reason, refused):
     assert sweep.is_refusal({"verdict": "error", "reason": reason}) is refused
     assert not sweep.is_refusal({"verdict": "fail", "reason": reason})
+
+
+LIMITED = 'at::Tensor f(at::Tensor x) { TORCH_CHECK(x.size(0) < 5, "up to 4 samples, got ", x.size(0)); return x.relu(); }'
+OPERATOR = f"""
+#include <torch/library.h>
+#include <ATen/ATen.h>
+{LIMITED}
+TORCH_LIBRARY(sweep_operator, m) {{ m.def("f(Tensor x) -> Tensor", &f); }}
+"""
+FUNCTION = f"#include <torch/extension.h>\n{LIMITED}"
+BUILD = "from torch.utils.cpp_extension import load_inline\n"
+BUILD_OPERATOR = f"{BUILD}load_inline('sweep_operator', {OPERATOR!r}, is_python_module=False, no_implicit_headers=True)\n"
+BUILD_FUNCTION = f"{BUILD}f = load_inline('sweep_function', {FUNCTION!r}, functions=['f'], no_implicit_headers=True).f\n"
+
+RUNTIME_ERRORS = {
+    "its operator": (f"{BUILD_OPERATOR}return torch.ops.sweep_operator.f(x)", "up to 4 samples, got 5", True),
+    "its function": (f"{BUILD_FUNCTION}return f(x)", "up to 4 samples, got 5", True),
+    "its raise": ("raise RuntimeError('up to 4 samples')", "up to 4 samples", True),
+    "an operator of PyTorch's": ("return x + torch.ones(7)", "The size of tensor a (8) must match", False),
+    "a function of PyTorch's": ("return nn.functional.conv2d(x, x)", "Expected", False),
+    "a module of PyTorch's": ("return nn.Linear(3, 4)(x)", "mat1 and mat2 shapes", False),
+    "the GPU": ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", "CUDA error", False),
+}
+
+
+@pytest.fixture
+def result_of(tiny_problem, write_forward, monkeypatch):
+    """result_of(body of forward) -> the keys of a result that an exception in it sets, as a worker describes it."""
+    requirements.prepare_environment()
+    for name in ("load", "load_inline"):  # put back what the candidate replaces
+        monkeypatch.setattr(cpp_extension, name, getattr(cpp_extension, name))
+
+    def run(body):
+        variant = write_forward("says_no", body)
+        candidate = Candidate()
+        candidate.load(str(tiny_problem), str(variant.path), {}, "cpu", None, 0)
+        with pytest.raises(RuntimeError) as raised:
+            candidate.build(0)
+        reason, details = describe(raised.value)
+        return {"verdict": "error", "variant": variant.name, "reason": reason, "details": details + "what it printed\n"}
+
+    return run
+
+
+@pytest.mark.parametrize("body, said, refused", RUNTIME_ERRORS.values(), ids=RUNTIME_ERRORS)
+def test_a_runtime_error_is_a_refusal_where_the_variants_own_code_raises_it(result_of, body, said, refused):
+    result = result_of(body)
+    assert result["reason"].startswith(f"RuntimeError: {said}"), result["details"]
+    assert sweep.is_refusal(result) is refused

@@ -18,7 +18,7 @@ Why it is faster
                are 768 of them in 1,018 instructions (counted in the machine code), 1.22 ms; the loads stand between two
                barriers, and two blocks do not hide all of that from each other: 1.7 expected; they hide less, 2.29. Its 1.4 GB
                take 0.33 ms, at the same time.
-    together   2.05 ms, measured 2.7 (v1 18.2, eager 2.10, strict 2.70)
+    together   2.05 ms, measured 2.77 (v1 18.2, eager 2.08, strict 2.71)
     The weights' gradient writes the matrix again, and 768 multiply-adds are among 1,234 instructions: 2.4 ms; 3.5. In the
     input's gradient the product writes the matrix and col2im reads it: 2.6 ms; 4.3. Measured with PyTorch's profiler.
 

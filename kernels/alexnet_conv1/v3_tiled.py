@@ -19,7 +19,7 @@ Why it is faster
     weights' gradient  3,630          930: 165 operands, 410 copies, ...         1.25       1.45       1.55
     input's gradient   36             35: 9 operands, 12 addresses, ...          2.7        3.2        3.26
     In the weights' gradient 88 threads of 96 have work. v2 takes 2.7, 3.5 and 4.3 ms: even the input's gradient gains as a
-    gather, though addresses cost a third as much as what they serve. Eager strict takes 2.70 ms forward.
+    gather, though addresses cost a third as much as what they serve. Eager strict takes 2.71 ms forward.
 
     The goal for strict fp32, 0.50 ms forward, is out of reach of this design: 27 G multiply-adds at 128 a cycle are 0.91 ms,
     were there nothing else; tiles of whole runs make that 0.94. To get there one has to multiply less (the CPU variant's

@@ -24,12 +24,12 @@ Why it is faster
     asking for rows ahead with L2 prefetches made it slower, 0.246 instead of 0.230. Then those instructions were cut: an
     epilogue without branches, descriptors and bulk copies from uniform registers, half of the address arithmetic, 0.195 and
     0.494. (Kernels by PyTorch's profiler, L2 flushed; packing the weights adds 0.003.)
-    The gradient's way: v4's mma.sync 0.440. A wgmma on halves, x by ldmatrix, 0.515: dropped. Three warpgroups that multiply
-    TF32 and one that produces: 0.415, where producers alone took 0.253 and products alone 0.179. Its producers had a proxy
-    fence, which waits for what a thread has asked for from memory, so nothing was ever asked for ahead: the fence is the
-    readers' now. Each value of x was rounded 8 times, once for each tap that reads it: now once. Two warpgroups that multiply
-    and two that produce: 0.282, where producers alone take 0.197 and products alone 0.162; products hold up the others' issue.
-    To wait for each tile's products by themselves: 0.280, no gain.
+    The gradient's way, its main kernel alone (adding the splits' sums comes on top): v4's mma.sync 0.440. A wgmma on halves, x
+    by ldmatrix, 0.515: dropped. Three warpgroups that multiply TF32 and one that produces: 0.415, where producers alone took
+    0.253 and products alone 0.179. Its producers had a proxy fence, which waits for what a thread has asked for from memory, so
+    nothing was ever asked for ahead: the fence is the readers' now. Each value of x was rounded 8 times, once for each tap that
+    reads it: now once. Two warpgroups that multiply and two that produce: 0.282, where producers alone take 0.197 and products
+    alone 0.162; products hold up the others' issue. To wait for each tile's products by themselves: 0.280, no gain.
     Adding the splits' sums: 0.025 with a thread a sum, 0.005 with eight. The gradient of the input is PyTorch's own
     convolution_backward, as in v4.
 
@@ -58,6 +58,12 @@ Mathematics
     products. Taps are rows of the left operand, and each meets x as it lies, shifted by the tap: so lanes load it from rows of
     x, 8 taps at 4 positions at a time, all in different banks at a stride of 4. Each block adds its part of the output rows;
     add_splits adds the blocks'. grad_bias is the sum of grad in fp32.
+
+Where to read
+    The forward pass is `convolve`: producers run `produce` (load_batch, store_batch), multipliers run multiply_spans
+    (multiply_stage, write_span); make_plan cuts a shape into lines and spans. The weights' gradient is weight_gradient:
+    produce_gradient and multiply_gradient. What begins with general:: is plain fp32, for shapes that do not fit and for spans
+    that read a NaN or an infinity.
 
 Launches
     kernel           grid                                block  shared        work

@@ -13,17 +13,17 @@ Why it is faster
     convolution has by default; up to 8 channels in and 16 out, kernels up to 3 and windows of 2 x 2 x 2, or v3's kernels.
 
     design, H200, ms                                    predicted  measured  why
-    forward                                             0.185      0.344     216 products a tile: 0.163 at 311 TFLOP/s
+    forward                                             0.185      0.349     216 products a tile: 0.163 at 311 TFLOP/s
     forward, strict: three products                     0.53       0.865     648: 0.49; v3's rate would be 0.93
     forward with the weights' gradient                  0.36       0.745     432: 0.33; shared memory 440 of 690 cycles a tile
     input's gradient                                    0.21       0.368     216 products for 64 pixels, 0.19; writes 0.07
     training step, weights                              0.37       0.748     the sum over samples moves 2 MB
     training step, weights and input                    0.58       1.12
-    Measured with CUDA events, steps in a CUDA graph; eager takes 2.34, strict 4.26, with the gradients 7.6 and 25. All takes
-    about twice what was counted. By Nsight Compute, products fill 44% of their pipe and instructions 44% of the issue slots: of
-    1,013 in a tile 216 are products, and 628 are the comparisons and moves that prepare their operands (rounding to TF32 takes
-    several); with two warps a scheduler little else runs while they wait for each other. v5 rounds a value once, in a warp of
-    its own.
+    Forward from the record; else measured with CUDA events, steps in a CUDA graph; eager takes 2.35, strict 4.27, with the
+    gradients 7.6 and 25. All takes about twice what was counted. By Nsight Compute, products fill 44% of their pipe and
+    instructions 44% of the issue slots: of 1,013 in a tile 216 are products, and 628 are the comparisons and moves that prepare
+    their operands (rounding to TF32 takes several); with two warps a scheduler little else runs while they wait for each other.
+    v5 rounds a value once, in a warp of its own.
 
 Mathematics
     v3's. Where PyTorch permits TF32 to convolutions (torch.backends.cudnn.conv.fp32_precision or allow_tf32, read in each
@@ -49,7 +49,7 @@ Launches
 
     The shared memory is that of the original's size, with gradients or strict 220 KB. All rows of windows of the batch stand in
     one line, and every block takes an equal part of it: any batch keeps all multiprocessors busy. A device with less shared
-    memory takes fewer slabs of a sample at a time.
+    memory takes fewer slabs (layers of windows along depth) of a sample at a time.
 
 Floor
     Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP of TF32, 0.114 ms at the 418 TFLOP/s that wgmma reaches, 0.153 at

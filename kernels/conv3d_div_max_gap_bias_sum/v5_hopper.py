@@ -13,11 +13,11 @@ Why it is faster
     again for every 64 positions, and that would bind as early as mma.sync's rate does.
 
     design, H200, ms                            predicted  measured  v4     why
-    forward                                     0.093      0.132     0.348  108 products of 16 x 8 x 16 for 8 windows: 0.082
-    forward, strict: three products             0.27       0.397     0.866  324: 0.245
+    forward                                     0.093      0.132     0.349  108 products of 16 x 8 x 16 for 8 windows: 0.082
+    forward, strict: three products             0.27       0.397     0.865  324: 0.245
     weights' gradient from places, by itself    0.10       0.136            108: 0.082; places are 14 MB
-    forward with the weights' gradient          0.20       0.292     0.752
-    input's gradient                            0.14       0.167     0.370  instructions 0.10; products 0.093; writes 0.065
+    forward with the weights' gradient          0.20       0.292     0.745
+    input's gradient                            0.14       0.167     0.368  instructions 0.10; products 0.093; writes 0.065
     training step, weights                      0.20       0.295     0.748
     training step, weights and input            0.34       0.461     1.12
     Kernels by PyTorch's profiler, L2 flushed, and with the figures of Nsight Compute from before the converters began early;
@@ -64,6 +64,12 @@ Mathematics
     and the forward pass's weights are more than a thread's registers. Places are 16 bytes a window, a bit in each. The input's
     gradient takes halves, too: one-hot places times (upstream * weight), 16 outputs a product. Strict gradients are v3's
     kernels' work. A NaN in x makes gradients of weights NaN through zero times NaN, as in PyTorch.
+
+Where to read
+    The forward pass is stream_max_mean: four warps run convert_segments, eight run for_units with convolve_halves and
+    find_peaks; StreamMemory says what lies where. The gradients are stream_weight_gradient, which in training runs right behind
+    the forward pass, and input_gradient. copy_band, convolve and conv_max_mean are v4's; `namespace general` holds v3's
+    kernels.
 
 Launches
     kernel                  grid                             block  shared  work of a warp

@@ -51,9 +51,9 @@ Floor
     Measured: these loops in a C++ program on such cores, cold caches, best of 40: forward 4.3 ms on one core and 2.4 ms on two,
     with gradients of the parameters 7.0 and 3.8 ms: 57% and 71% of the floor. Of a row's time on one core the product takes 64%
     (at 96% of the core's peak), the sigmoids 18%, the box sums 18%; the rest is waiting for memory.
-    Reached by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0): forward 25 times as fast as eager
-    and 13 times torch.compile, half of the floor by the peaks measured there; nearly 40 times eager in a step for the weights,
-    26 times with the input's gradient; results/cpu-intel-xeon.json has the figures.
+    Reached by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0): forward 26 times as fast as eager
+    and 13 times torch.compile, half of the floor by the peaks measured there; 39 times eager in a step for the weights, 27
+    times with the input's gradient; results/cpu-intel-xeon.json has the figures.
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the

@@ -11,7 +11,7 @@ Why it is faster
     and shared: a sum down a column serves all columns of the kernel. What it costs: box sums pass through shared memory
     between two barriers, and each tile of windows reads its weights again. Predicted for an H200: 0.45 ms. Of a thread's 7,500
     instructions in a tile, 4,600 are multiply-adds (0.21 ms at the 51 TFLOP/s of fp32), and v2 issued 60% of what it could.
-    Measured: 0.66 ms (v2 6.3, eager 11.2), half as much again as predicted; what the threads wait for is left to v4 to avoid.
+    Measured: 0.65 ms (v2 6.3, eager 11.2), half as much again as predicted; what the threads wait for is left to v4 to avoid.
 
 Mathematics
     pooled[b,o,i,j] = 1/p^2 sum over u,v < p of (bias[o] + sum over c,r,s of w[o,c,r,s] * x[b,c, p*i+u+r, p*j+v+s])

@@ -24,10 +24,11 @@ Why it is faster
     input gradient, halves on the tensor core, rows stored by TMA  0.19       0.208     memory (its writes alone: 0.154)
     step with it, sum over samples behind it instead of a launch   0.406      0.406     memory (0.413 before)
 
-    In a CUDA graph a training step takes 0.159 to 0.162 (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called
-    from Python it lasts 0.4 to 0.6, since autograd's part on the CPU takes longer than the kernels do. The input gradient's
-    rows stored by one copy instead of six: 0.206 for 0.207, dropped. What the two forward kernels share at their beginning made
-    into functions of its own: other registers, and 0.148 and 0.196 for 0.146 and 0.193 side by side, dropped.
+    The record has 0.148 for the forward pass and 0.165 for the strict one. In a CUDA graph a training step takes 0.159 to 0.162
+    (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called from Python it lasts 0.4 to 0.6, since autograd's
+    part on the CPU takes longer than the kernels do. The input gradient's rows stored by one copy instead of six: 0.206 for
+    0.207, dropped. Moving what both forward kernels do at their start into functions gave other registers: 0.148 and, for the
+    training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.
 
     Training multiplies the other way round, outputs x positions. Box sums then lie in shared memory once, and are the right
     operand of both products; and a lane's delta are its part of the second one's left operand, as they come out of the
@@ -46,8 +47,10 @@ Mathematics
     Where PyTorch's settings forbid TF32 in convolutions, all have a lower part, and the product is
     l * box_h + h * box_l + h * box_h: what is left out is of the order of 2^-24. The sigmoid is v3's.
     Error against float64, in units of the outputs' spread, weights 8 times as large as usual: 8.5e-6, strict 3.5e-6, eager
-    strict 1.1e-6. Gradients in the recorded run: of the weights 3.6e-4 of the spread (eager with TF32 1.4e-3), of the input
-    2.2e-3 (3.1e-3) at most at one element, from deltas of 11 bits, as TF32 convolutions have.
+    strict 1.1e-6. Gradients in the recorded run, whose inputs are drawn anew each time: of the weights 7.8e-4 of the spread
+    (eager with TF32 6.8e-3), of the input 2.5e-3 (4.5e-3) at most at one element, from deltas of 11 bits, as TF32 convolutions
+    have. NaN in x gives NaN. Infinities do not always: where they meet in a box sum, or in the difference of two, the forward
+    pass without gradients may give a finite number.
 
     Training takes both products in halves, which have TF32's 11 bits but not its range: the same differences and parts as
     above, and for the gradient
@@ -59,6 +62,11 @@ Mathematics
     input. For the input's gradient the forward pass keeps delta (148 MB), and
     grad_box = w^T * delta, w as two halves with a power of two that brings the largest weight below 2^14;
     grad_x[h,w] = grad_out/p^2 * sum of grad_box over the boxes that hold (h,w), rows first, then columns.
+
+Where to read
+    The forward pass is conv_pool_sum, 75 lines: `produce` (one thread and the copy engine) keeps a ring of stages full, BoxSums
+    turns their rows into box sums in registers, `multiply` gives these to wgmma, `sigmoids` and `write_sum` end it. Training is
+    conv_pool_gradients with struct Gradient; input_gradient is a kernel of its own. `namespace general` holds v3's kernels.
 
 Launches
     kernel               grid                         block  shared  work of a thread
@@ -75,16 +83,16 @@ Launches
     2 x 96 positions are three groups of 64. The original's 128 samples take 128 blocks, one each, and no add_segments.
 
 Floor
-    Forward: 604 MB in, 0.139 ms on an H200 at 4.35 TB/s; 10.6 GFLOP twice, 0.05 ms of TF32. Memory binds. Weights' gradient:
+    Forward: 604 MB in, 0.139 ms on an H200 at 4.35 TB/s; 10.6 GFLOP twice, 0.06 ms of TF32. Memory binds. Weights' gradient:
     the same bytes, 0.139. With the input's gradient also 604 MB out, and delta out and in: 1.5 GB, 0.35 ms.
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) on a GPU of compute capability 9.0, batch 0 included; any channels,
     kernel and pool size that the original takes. The tensor-core kernels are for at most 8 channels in and 64 out, at most 9
-    taps, a kernel at most one larger than the window, an even window of at most 16 pixels, and a width that is a multiple of
-    32; for all else v3's kernels are in this file, too, also for strict gradients, and for the input's gradient of images
-    wider than 96 windows. Anything else raises before a launch. Trains, and computes only the gradients that are asked for;
-    second derivatives raise. Deterministic.
+    taps, a kernel at most one larger than the window, windows of an even width up to 8 and at most 16 pixels, and images whose
+    width is a multiple of 32; for all else v3's kernels are in this file, too, also for strict gradients, and for the input's
+    gradient of images wider than 96 windows. Anything else raises before a launch. Trains, and computes only the gradients that
+    are asked for; second derivatives raise. Deterministic.
 """
 
 import functools

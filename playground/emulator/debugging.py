@@ -5,8 +5,10 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-ATTRIBUTE = r"(?:static|inline|void|__(?:launch_bounds|cluster_dims|maxnreg|block_size)__\s*\([^()]*(?:\([^()]*\)[^()]*)*\))"
-KERNEL = re.compile(rf"__global__\s+(?:{ATTRIBUTE}\s*)+\b(\w+)\s*\(")
+from .declarations import KEYWORD, declared_kernel
+from .text import UnsupportedError, tokens_of
+
+KERNEL_BEGINS = re.compile(rf"\b(?:void\s+)?{KEYWORD}\b")
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,17 @@ class Kernel:
 
 
 def first_kernel(text):
-    """The first kernel of a variant file's text, or None."""
-    match = KERNEL.search(text)
-    return match and Kernel(match[1], text.count("\n", 0, match.start(1)) + 1)
+    """The first kernel of a variant file's text, or None. What stands in front of it is Python, which is not read."""
+    for match in KERNEL_BEGINS.finditer(text):
+        tokens = tokens_of(text[match.start() :])
+        at = next(index for index, token in enumerate(tokens) if token.text == KEYWORD)
+        try:
+            found = declared_kernel(tokens, at)
+        except UnsupportedError:  # it is prose
+            continue
+        if found:
+            return Kernel(found.name.text, text.count("\n", 0, match.start()) + found.name.line)
+    return None
 
 
 def recipe(file, kernel, root, script_arguments):

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from . import ptx
+from .declarations import KEYWORD, declared_kernel
 from .text import (
     CLOSING,
     OPENING,
@@ -35,7 +36,6 @@ UNSUPPORTED_WORDS = {
     "cudaTextureObject_t": "a texture object",
     "cudaGraphLaunch": "a CUDA graph",
 }
-KERNEL_ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__attribute__"}
 SPECIFIERS_OF_VARIABLES = {"__device__", "__managed__", "static", "inline"}
 NO_VARIABLE = {"const", "constexpr", "__constant__", "__shared__", "struct", "class", "union", "enum", "operator", "__global__"}
 DECLARATION_PREFIXES = {"static", "volatile", "const", "extern", "inline", "__device__"}
@@ -543,23 +543,12 @@ def find_kernels(tokens):
             scopes.append(at)
         elif token.text == "}" and len(scopes) > 1:
             scopes.pop()
-        if token.text != "__global__":
-            continue
-        name, parameters, cluster, ahead = None, "", "", at + 1
-        while ahead < len(tokens) and tokens[ahead].text not in ("{", ";"):
-            if tokens[ahead].kind == "word":
-                name = tokens[ahead]
-            elif tokens[ahead].text == "(":
-                if name is None or name.text not in KERNEL_ATTRIBUTES:
-                    parameters = squeezed(tokens[ahead : matching(tokens, ahead) + 1])
-                    break
-                if name.text == "__cluster_dims__":
-                    cluster = squeezed(tokens[ahead + 1 : matching(tokens, ahead)])
-                ahead = matching(tokens, ahead)
-            ahead += 1
-        if name is not None:
-            kernel = Kernel(name.line, template_parameters(tokens, at), parameters, scopes[-1], cluster)
-            kernels.setdefault(name.text, []).append(kernel)
+        if token.text == KEYWORD and (found := declared_kernel(tokens, at)):
+            close = matching(tokens, found.parameters_at)
+            parameters = squeezed(tokens[found.parameters_at : close + 1])
+            cluster = squeezed(found.attributes.get("__cluster_dims__", []))
+            kernel = Kernel(found.name.line, template_parameters(tokens, at), parameters, scopes[-1], cluster)
+            kernels.setdefault(found.name.text, []).append(kernel)
     return kernels
 
 

@@ -27,6 +27,8 @@ except ImportError:  # not a POSIX system
 ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
 RUNTIME = ROOT / "runtime"
+LIBRARIES = "libraries"  # the folder of the cache for what is linked
+DIGITS = 32  # of the digest that begins a cached file's name
 
 
 def cache_folder():
@@ -99,7 +101,7 @@ def torch_identity():
 def kept(kind, suffix, key, make):
     """The cached file for `key`; `make(path)` writes it if it is not there."""
     own = digest_of(INCLUDE, RUNTIME) if kind == "runtime" else digest_of(INCLUDE)
-    digest = hashlib.sha256(repr((key, own, compiler())).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(repr((key, own, compiler())).encode()).hexdigest()[:DIGITS]
     folder = cache_folder() / kind
     path = folder / (digest + suffix)
     if path.exists():
@@ -111,6 +113,14 @@ def kept(kind, suffix, key, make):
             make(made)
             made.replace(path)
     return path
+
+
+def entries(folder):
+    """The paths in a folder; none where it does not exist, or no longer, or is a file."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 @contextlib.contextmanager
@@ -246,4 +256,13 @@ def link(objects, output_name, extra=()):
             ]
         )
 
-    return kept("libraries", f"-{output_name}.so", (tuple(map(str, objects)), tuple(extra), str(runtime)), make)
+    return kept(LIBRARIES, _library_suffix(output_name), (tuple(map(str, objects)), tuple(extra), str(runtime)), make)
+
+
+def libraries_named(output_name):
+    """The cached libraries that `link` made under a name."""
+    return [path for path in entries(cache_folder() / LIBRARIES) if path.name[DIGITS:] == _library_suffix(output_name)]
+
+
+def _library_suffix(output_name):
+    return f"-{output_name}.so"

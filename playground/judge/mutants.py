@@ -7,11 +7,12 @@ check's own references: a mutant that passes is a wrong kernel that would pass.
 
 Not every change is a mistake: a bias in front of a batch norm may be dropped. So one that passes counts only when it differs
 from the original in float64, on inputs that are not the check's, by more than float32 could hide; one that crashes, or that
-gives outputs of another form, does not count either.
+gives outputs of another form, does not count either. One that has passed all cheap probes and crashes on a costly one has not
+been rejected.
 """
 
-import contextlib
 import dataclasses
+import enum
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -49,6 +50,15 @@ class Score:
     counted: int
     rejected: int
     survivors: tuple
+
+
+class Fate(enum.Enum):
+    """What becomes of a mutant. One that is equivalent to the original, or crashes, does not count."""
+
+    REJECTED = enum.auto()
+    SURVIVED = enum.auto()
+    EQUIVALENT = enum.auto()
+    CRASHED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,17 +320,27 @@ def score(mutants, exams, oracle, fresh):
         counted = rejected + len(survivors)
         if counted == MOST or counted + equivalent == MOST_TRIED:
             break
-        with contextlib.suppress(Exception), warnings.catch_warnings():  # one that crashes does not count
-            warnings.simplefilter("ignore")
-            if _is_rejected(mutant, cheap):
-                rejected += 1
-            elif not _differs(mutant, oracle, fresh):
-                equivalent += 1
-            elif _is_rejected(mutant, costly):
-                rejected += 1
-            else:
-                survivors.append(mutant.name)
+        fate = _fate(mutant, cheap, costly, oracle, fresh)
+        rejected += fate is Fate.REJECTED
+        equivalent += fate is Fate.EQUIVALENT
+        survivors += [mutant.name] if fate is Fate.SURVIVED else []
     return Score(rejected + len(survivors), rejected, tuple(survivors))
+
+
+def _fate(mutant, cheap, costly, oracle, fresh):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if _is_rejected(mutant, cheap):
+                return Fate.REJECTED
+            if not _differs(mutant, oracle, fresh):
+                return Fate.EQUIVALENT
+        except Exception:  # the mutation does not fit this call, in one of many ways
+            return Fate.CRASHED
+        try:
+            return Fate.REJECTED if _is_rejected(mutant, costly) else Fate.SURVIVED
+        except Exception:  # no memory for it, for example
+            return Fate.SURVIVED
 
 
 def _mutating(mutant):

@@ -144,7 +144,7 @@ class Oracle:
         return Outcome([output.detach().cpu() for output in outputs], gradients)
 
     def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
-        self._require_separable(model, inputs, batch)
+        self._require_separable(inputs, batch)
         parts = []
         for start in range(0, batch, chunk):
             part = slice(start, start + chunk)
@@ -160,9 +160,9 @@ class Oracle:
                 gradients[name] = torch.cat(pieces) if name.startswith("input") else torch.stack(pieces).sum(0)
         return Outcome(outputs, gradients)
 
-    def _require_separable(self, model, inputs, batch):
-        """In float64, since libraries compute another batch in another order."""
-        model = copy.deepcopy(model).double()
+    def _require_separable(self, inputs, batch):
+        """Of the original, whatever is run in its place. In float64, since libraries compute another batch in another order."""
+        model = copy.deepcopy(self._model).double()
 
         def outputs(part):
             return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs

@@ -11,7 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-KERNEL = re.compile(r"__global__\s+(?:(?:static|inline|void|__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\))\s+|\s)*(\w+)\s*\(")
+from playground.emulator.declarations import kernel_names
+
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
 
 
@@ -126,13 +127,13 @@ class Text:
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         self.triton_kernels = set(TRITON_KERNEL.findall(text))
-        self.cuda_kernels = {name for string in strings for name in KERNEL.findall(string)}
+        self.cuda_kernels = {name for string in strings for name in kernel_names(string)}
         self.means_to_build = bool(names & {"load_inline"} or self.cuda_kernels)
 
 
 def kernels_in(sources):
     """The names of the __global__ functions in a list of texts."""
-    return {name for text in sources for name in KERNEL.findall(text)}
+    return {name for text in sources for name in kernel_names(text)}
 
 
 def launched_kernels(call):

@@ -11,6 +11,7 @@ from pathlib import Path
 from playground import catalog
 from playground.judge.work import Text
 from playground.machine.requirements import Missing
+from playground.worker.process import kill_family
 
 from . import metrics, reading, target
 
@@ -123,12 +124,20 @@ def _complaint(said, done, names, variant):
 
 
 def _run(command, variant, time_limit, check=True):
-    try:
-        done = subprocess.run(
-            command, cwd=catalog.ROOT, capture_output=True, text=True, errors="replace", timeout=time_limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ProfilerError(f"{variant.name}: no end after {time_limit:g} s; --time-limit sets how long it may take") from None
+    """The CompletedProcess of a command, which takes `time_limit` seconds at most. Leaves nothing running that it started.
+
+    Raises ProfilerError where it does not end in time and, with `check`, where it fails.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+    with subprocess.Popen(command, cwd=catalog.ROOT, **pipes, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=time_limit)
+        except subprocess.TimeoutExpired:
+            complaint = f"{variant.name}: no end after {time_limit:g} s; --time-limit sets how long it may take"
+            raise ProfilerError(complaint) from None
+        finally:
+            kill_family(process)  # of ncu, above all the Python that it profiles
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
     if check and done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise ProfilerError(f"{variant.name}: its forward pass fails: {last}")

@@ -17,7 +17,7 @@ def counted(model, variant):
     recording = counting.recording(model, variant)
     if variant.path.parent == catalog.KERNELS / model.name and recording.exists():
         found = json.loads(recording.read_text(encoding="utf-8"))
-    elif model.name in catalog.SETTINGS["emulator"]:
+    elif model.settings("emulator"):
         found = counting.measure_apart(model, variant)
     else:
         return None

@@ -25,6 +25,7 @@ TRAINING = {"weights": "training, weights", "weights_and_input": "training, weig
 
 FORWARD = "forward"
 GRAPH = "CUDA graph"
+NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
 NOTHING = "-"
 
@@ -142,9 +143,9 @@ def timing_notes(result, brief=False):
             step = title.removesuffix(f", {GRAPH}")
             yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
-        slow = ", ".join(timings.get("not_graphed") or [])
-        skipped = brief and slow
-        yield from (f"{title}{note}" for note in timings.get("notes") or [] if not (skipped and note.endswith(f": {slow}")))
+        yield from (f"{title}{note}" for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
+        if not brief and (slow := timings.get("not_graphed")):
+            yield f"{title}so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
         if brief and (open_tie := _open_tie(timings)):
             yield f"{title}{open_tie}"
         if any_precision := against_any_precision(timings):

@@ -27,7 +27,7 @@ BEGIN, END = "<!-- many GPUs:begin -->", "<!-- many GPUs:end -->"
 FOLDER = Path("results") / "many_gpus"
 SHARED = "shared"  # the kind of a record of ranks that share the work; TRAINED is that of DistributedDataParallel
 KEPT = ("model", "variant", "ran_on", "verdict", "source_sha256", "code_sha256", "model_sha256", "device")
-HEAD = ("trained with", "GPUs", "samples a GPU", "step ms", "samples/s", "efficiency")
+HEAD = ("trained with", "GPUs", "samples per GPU", "step ms", "samples/s", "efficiency")
 
 
 def main(arguments=None, root=ROOT):
@@ -146,10 +146,10 @@ def _shared(root, records):
         works.setdefault(_work(record["results"]), []).append(record)
     for (models, results, swept), same in works.items():
         times = [f"{significant(record['environment']['seconds'])} s on {_gpus(record['ranks'])}" for record in same]
-        over = f" of {' and '.join(swept)}" if swept else ""
-        what = f"{'a sweep' if swept else 'a run'}{over} with {', '.join(models)}, {_counted(results, 'measurement')}"
+        over = f" over {' and '.join(swept)}" if swept else ""
+        what = f"{'A sweep' if swept else 'A run'} of {_listed(models)}{over} ({_counted(results, 'measurement')})"
         stale = any(is_stale(row, _source(root, row)) for record in same for row in record["results"])
-        yield f"The whole of {what}: {', '.join(times)}{f' {STALE}' if stale else ''}."
+        yield f"{what} took {', '.join(times)}{f' {STALE}' if stale else ''}."
 
 
 def _work(rows):
@@ -218,10 +218,13 @@ def _row(root, ranks, row, how):
 def _explained(records):
     rows = [(record["ranks"], row) for record in records for row in record["results"] if row["verdict"] != "skipped"]
     right = [(ranks, row) for ranks, row in rows if _passed(row)]
-    wrong = [f"{_name(row)} on {_gpus(ranks)}: {one_line(row['reason'])}" for ranks, row in rows if not _passed(row)]
+    others = {"fail": [], "error": []}
+    for ranks, row in rows:
+        if not _passed(row):
+            others[row["verdict"]].append(f"{_name(row)} on {_gpus(ranks)}: {one_line(row['reason'])}")
     sentences = [
-        "Every GPU has the model's whole batch; a step is forward, backward and the exchange of gradients; efficiency is the "
-        "time of a step on one GPU by itself over that of all together."
+        "Every GPU has the model's whole batch. A step is forward, backward and the exchange of gradients. Efficiency is the "
+        "time of a step on one GPU by itself divided by that on all GPUs together."
     ]
     if right:
         worst = max(share for _, row in right for share in row["errors"].values())
@@ -231,11 +234,12 @@ def _explained(records):
         ways = [way for way in WAYS if all(way in row["errors"] for _, row in right)]
         counts = " and ".join(f"of {_counted(len(names), 'variant')} on {_gpus(ranks)}" for ranks, names in variants.items())
         sentences.append(
-            f"The gradients {counts} were those of one process, under DistributedDataParallel {_listed(ways)}; the largest "
-            f"difference was {with_unit(100 * worst, '%')} of what is allowed."
+            f"The gradients {counts} agreed with those of one process, under DistributedDataParallel {_listed(ways)}; the "
+            f"largest difference was {with_unit(100 * worst, '%')} of what is allowed."
         )
-    if wrong:
-        sentences.append(f"Gradients were wrong: {cell('; '.join(wrong))}.")
+    for what, those in zip(("Gradients were wrong", "Could not be run"), others.values(), strict=True):
+        if those:
+            sentences.append(f"{what}: {cell('; '.join(those))}.")
     return " ".join(sentences)
 
 

@@ -37,11 +37,12 @@ COMMAND = "python -m playground.report.readme_table"
 STALE = "†"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BEST_BEGIN, BEST_END = "<!-- best:begin -->", "<!-- best:end -->"
-BEST_HEAD = ("forward, ms", "eager PyTorch", "PyTorch's best", "best kernel here", "over the best", "of the floor")
+BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
 HEAD = (
-    *("", "precision", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
+    *("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
     *(f"{title}: ms (over the best)" for title in TRAINING.values()),
 )
+PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 
 
@@ -117,13 +118,27 @@ def best(root, page):
         for model in page.models:
             timed = [result for result in document["results"] if result["model"] == model and _counts(root, result)]
             if timed:
-                rows.append(_best_row(page, min(timed, key=lambda result: result["time_ms"]["median"])))
-        day = date_of(document["environment"]).date().isoformat()
-        tables.append(
-            "\n".join(f"| {' | '.join(row)} |" for row in rows)
-            + f"\n\n{cell(machine(document['environment']))}, {day}, at the original's sizes; all of it [below](#results)."
-        )
+                fastest = min(timed, key=lambda result: result["time_ms"]["median"])
+                rows.append(_best_row(page, fastest, baseline_medians(timed)))
+        tables.append("\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{_caption(document)}")
     return "\n\n".join(tables) or "Nothing has been measured on a GPU yet."
+
+
+def _caption(document):
+    day = date_of(document["environment"]).date().isoformat()
+    return (
+        f"{cell(machine(document['environment']))}, {day}, at each model's own size. *Speed-up* is over the fastest of "
+        f"{_names_of_baselines(document)}: the median over paired rounds, which need not equal the quotient of the times "
+        "shown. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
+        "[All results](#results)"
+    )
+
+
+def _names_of_baselines(document):
+    """'eager, channels_last and torch.compile': those timed in the run, of which those with strict fp32 are not named."""
+    timed = {name for result in document["results"] for name in result["baselines_ms"] or () if not name.endswith("_fp32")}
+    names = [cell(baseline_name(name)) for name in ordered_baselines(timed)]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
 
 
 def _counts(root, result):
@@ -136,9 +151,10 @@ def _counts(root, result):
     return timed and current and is_full_size(result, root)
 
 
-def _best_row(page, result):
+def _best_row(page, result, forward):
+    """`forward` are the baselines' times, as in the tables of all variants."""
     fastest, ratio = headline(result)
-    share, forward = share_of_floor(result), baseline_medians([result])
+    share = share_of_floor(result)
     source = f"{page.to_root}kernels/{result['model']}/{result['variant']}.py"
     return (
         cell(result["model"]),
@@ -187,8 +203,8 @@ def _run(root, page, path, document):
     day += f" ({cell(earlier)})" if earlier else ""
     parts.append(
         f"Measured on {cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
-        "fastest baseline."
-        + (" The models' ladders (below) have all baselines, strict fp32, and training." if page.short else "")
+        "fastest baseline. Where TF32 is permitted, as PyTorch permits it to convolutions by default, a kernel may still "
+        "compute in full float32."
         + (f" {STALE} measured before the file's last change." if any(STALE in part for part in parts) else "")
     )
     return "\n\n".join(parts)
@@ -204,7 +220,8 @@ def _model(root, page, model_file, results):
         if not source.stem.startswith("cpu_"):
             result = results.get(source.stem)
             rows.append(_variant_row(page, source, result, result is None or result in of_this_model))
-    title = f"**{model}**" + (f", input {cell(sizes)}" if sizes else "")
+    permitted = {PERMITTED[result["precision"]] for result in of_this_model if result["precision"] in PERMITTED}
+    title = ", ".join([f"**{model}**", *([f"input {cell(sizes)}"] if sizes else []), *sorted(permitted)])
     shown = len(HEAD) - len(TRAINING) if page.short else len(HEAD)
     return title + "\n\n" + "\n".join(f"| {' | '.join(row[:shown])} |" for row in rows)
 
@@ -232,27 +249,28 @@ def _baseline_rows(results, short):
             continue
         over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
         training = [significant(modes[mode][name]) if name in modes[mode] else "" for mode in TRAINING]
-        yield (cell(baseline_name(name)), "", significant(forward[name]), over_eager, "", "", "", *training)
+        yield (cell(baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *training)
 
 
 def _variant_row(page, source, result, of_this_model):
     name = f"[`{source.stem}`]({page.to_root}kernels/{source.parent.name}/{source.name})"
-    blank = ("",) * (len(HEAD) - 3)
+    blank = ("",) * (len(HEAD) - 2)
     if result is None:
-        return (name, "", "not measured yet", *blank)
+        return (name, "not measured yet", *blank)
     if not of_this_model:
-        return (name, "", "not measured since the model changed", *blank)
+        return (name, "not measured since the model changed", *blank)
     if is_stale(result, source):
         name += f" {STALE}"
     if result["verdict"] != "pass":
-        return (name, "", cell(f"{result['verdict']}: {result['reason']}"), *blank)
+        return (name, cell(f"{result['verdict']}: {result['reason']}"), *blank)
     if result["time_ms"] is None:
-        return (name, "", "passed, not timed", *blank)
+        return (name, "passed, not timed", *blank)
+    if result.get("variant_precision"):
+        name += f" ({cell(result['variant_precision'])})"
     check, speedup, share = result["check"], result["speedup"] or {}, share_of_floor(result)
     training = [_training_cell((result["training"] or {}).get(mode)) for mode in TRAINING]
     return (
         name,
-        cell(result.get("precision") or ""),
         significant(result["time_ms"]["median"]),
         with_unit(speedup["eager"]["ratio"], "x") if "eager" in speedup else "",
         _over_best(result),

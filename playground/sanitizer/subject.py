@@ -4,7 +4,6 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from playground.catalog import SETTINGS
 from playground.judging import Truth
 
 
@@ -15,7 +14,7 @@ def small_case(model, original, seed, limit):
     The tools make a kernel thousands of times slower, so a model that has a size for the emulator is shown at that one, unless
     `original`, the arguments of referee.load, asks for another. Raises WorkerFailure where the original does not run.
     """
-    original = original | {"settings": original["settings"] or SETTINGS["emulator"].get(model.name, {})}
+    original = original | {"settings": original["settings"] or model.settings("emulator")}
     with tempfile.TemporaryDirectory(prefix="playground-") as name:
         folder = Path(name)
         truth = Truth(original, folder, seed, limit)

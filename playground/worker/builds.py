@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import os
 import time
 from pathlib import Path
@@ -61,15 +62,27 @@ class BuildWatch:
         return watched
 
     def _has_new_library(self, name, wall_clock):
-        from torch.utils import cpp_extension
-
-        if self._emulated:
-            libraries = toolchain.cache_folder().rglob("*.so")
-        else:
-            root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
-            libraries = root.rglob(f"{name}/*.so")
+        """Whether a library of this name, as others are built side by side, was written since `wall_clock`."""
+        libraries = toolchain.libraries_named(name) if self._emulated else _extension_libraries(name)
         file_system_resolution = 1.0  # seconds; some file systems round modification times
-        return any(file.stat().st_mtime >= wall_clock - file_system_resolution for file in libraries)
+        return any(_modified(file) >= wall_clock - file_system_resolution for file in libraries)
+
+
+def _extension_libraries(name):
+    """Those that torch has built under a name: in a folder of that name, or of one a version of Python and CUDA."""
+    from torch.utils import cpp_extension
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    folders = [root / name, *(folder / name for folder in toolchain.entries(root))]
+    return [file for folder in folders for file in toolchain.entries(folder) if file.suffix == ".so"]
+
+
+def _modified(file):
+    """When, in seconds since the epoch; minus infinity for one that another process has removed since it was listed."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return -math.inf
 
 
 def _device_code(function, args, kwargs):

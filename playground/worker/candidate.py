@@ -177,7 +177,7 @@ class Candidate(Clocked):
                 self.model, tensors.to(given["inputs"], self.device), given["upstream"], given["wanted_inputs"]
             )
         except NotImplementedError as refusal:
-            return {"unsupported": str(refusal).splitlines()[0]}
+            return {"unsupported": (str(refusal).strip() or "without a message").splitlines()[0]}
         self._synchronize()
         detached = not any(result.requires_grad for result in results)
         tensors.save({"outputs": results, "gradients": gradients, "detached": detached}, outputs)

@@ -32,7 +32,10 @@ class Channel:
             raise ChannelClosed from None
 
     def receive(self, seconds=None):
-        """The next message. Raises TimeoutError after `seconds`, ChannelClosed at the end of the stream."""
+        """The next message. Raises TimeoutError after `seconds`, ChannelClosed at the end of the stream.
+
+        Raises ValueError or RecursionError where it is no JSON, or nested too deeply.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._buffer:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -43,8 +46,20 @@ class Channel:
                 raise ChannelClosed
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
-        return json.loads(line)
+        return _encodable(json.loads(line))
 
     def close(self):
         os.close(self._read_fd)
         os.close(self._write_fd)
+
+
+def _encodable(value):
+    """With question marks where a text has lone surrogates, which JSON can hold and UTF-8 cannot."""
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case list():
+            return [_encodable(each) for each in value]
+        case dict():
+            return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return value

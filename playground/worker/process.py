@@ -85,7 +85,7 @@ class WorkerProcess:
             raise WorkerFailure(f"no answer within the time limit of {limit:g} s", self.output()) from None
         except (ChannelClosed, OSError):
             raise WorkerFailure(self._cause_of_death(), self.output()) from None
-        except ValueError:  # no JSON
+        except (ValueError, RecursionError):  # no JSON, or nested too deeply
             reply = None
         match reply:
             case {"result": dict(result)}:
@@ -93,7 +93,7 @@ class WorkerProcess:
                     self.kill()
                     raise WorkerFailure(complaint, self.output())
                 return result
-            case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)}:
+            case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)} if reason.strip():
                 raise WorkerFailure(reason, details + self.output(), is_finding)
         self.kill()
         raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
@@ -106,7 +106,7 @@ class WorkerProcess:
         if status >= 0:
             return f"ended the process (exit status {status})"
         hint = ", which is how a machine that is out of memory ends a process" if -status == signal.SIGKILL else ""
-        return f"crashed ({signal.Signals(-status).name}{hint})"
+        return f"crashed ({_name_of_signal(-status)}{hint})"
 
     def output(self):
         """The end of what the process and its children printed."""
@@ -130,6 +130,11 @@ class WorkerProcess:
         self.kill()
         self._channel.close()
         self._output.close()
+
+
+def _name_of_signal(number):
+    """'SIGSEGV'; real-time signals have no names."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def kill_family(process):

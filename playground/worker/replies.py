@@ -1,28 +1,43 @@
 """What a reply to a request must look like. A judged file runs in the process that answers, and can write to the pipe, too."""
 
-OPTIONAL_NUMBER = (int, float, type(None))
+import math
+
 OPTIONAL_TEXT = (str, type(None))
-NUMBER = (int, float)
+
+
+def number(value):
+    """Of JSON, one that is a float's size; NaN and infinities are."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63)
+
+
+def amount(value):
+    """A number that is neither negative nor infinite."""
+    return number(value) and math.isfinite(value) and value >= 0
+
+
+def optional_amount(value):
+    return value is None or amount(value)
+
 
 # Request -> {key: its form}: a type, or several; [form] is a list of it; {type} a dict of it by name; {key: form, ...} a dict.
 FORMS = {
     "candidate.load": {"precision": OPTIONAL_TEXT},
-    "candidate.build": {"seconds": OPTIONAL_NUMBER, "built": bool},
+    "candidate.build": {"seconds": optional_amount, "built": bool},
     "candidate.device_code": {"texts": [{"text": str, "flags": [str]}], "capability": OPTIONAL_TEXT},
-    "candidate.run": {"peak_mib": OPTIONAL_NUMBER, "complaints": {str}, "refused": OPTIONAL_TEXT},
+    "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT},
     "candidate.differentiate": {"unsupported": OPTIONAL_TEXT},
     "candidate.try_out": {"of": OPTIONAL_TEXT, "complaint": OPTIONAL_TEXT, "note": OPTIONAL_TEXT},
     "candidate.work": {
         "builds": [str],
         "means_to_build": bool,
         "triton": bool,
-        "own_calls": int,
+        "own_calls": amount,
         "spoiled": bool,
-        "kernels": [{"name": str, "calls": int, "microseconds": NUMBER}],
-        "own_share": OPTIONAL_NUMBER,
+        "kernels": [{"name": str, "calls": amount, "microseconds": amount}],
+        "own_share": optional_amount,
     },
-    "candidate.start": {"milliseconds": NUMBER, "peak_mib": OPTIONAL_NUMBER},
-    "candidate.time": {"samples_ms": [NUMBER], "idle_ms": [NUMBER]},
+    "candidate.start": {"milliseconds": number, "peak_mib": optional_amount},
+    "candidate.time": {"samples_ms": [number], "idle_ms": [number]},
 }
 
 
@@ -44,4 +59,6 @@ def _has(form, value):
     if isinstance(form, set):
         (kind,) = form
         return isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
+    if not isinstance(form, (type, tuple)):
+        return form(value)
     return isinstance(value, form)

@@ -173,6 +173,48 @@ def test_one_that_the_check_cannot_tell_is_named():
     assert score.survivors == () and score.rejected == score.counted > 8
 
 
+class Fits(nn.Module):
+    """`model`, on a device that has memory for `largest` samples."""
+
+    def __init__(self, model, largest):
+        super().__init__()
+        self.model, self.largest = model, largest
+
+    def forward(self, x):
+        if x.shape[0] > self.largest:
+            raise torch.OutOfMemoryError(f"no memory for {x.shape[0]} samples")
+        return self.model(x)
+
+
+def scored_where_full_size(monkeypatch, model, full):
+    """The Score of a check that sees no difference without ReLU at the small size; `full` are the inputs at full size."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(mutants, "CHEAP", 9 * 6)
+    small = x(3, 6)
+    exams = [exam_of(model, small.abs()), exam_of(model, full)]
+    made = [mutant for mutant in mutants.mutants_of(model, [small], True) if mutant.name == "relu: dropped"]
+    return mutants.score(made, exams, exams[0].oracle, fresh_of(exams[0].oracle, small))
+
+
+def test_a_mutant_is_run_in_chunks_where_the_full_size_does_not_fit(monkeypatch):
+    model = Fits(Net(lambda self, x: self.linear(F.relu(x)), linear=nn.Linear(6, 3)), 5)
+    assert scored_where_full_size(monkeypatch, model, x(11, 6)) == mutants.Score(1, 1, ())
+    assert scored_where_full_size(monkeypatch, model, x(11, 6).abs()) == mutants.Score(1, 0, ("relu: dropped",))
+
+
+def test_a_mutant_that_crashes_at_full_size_alone_has_survived(monkeypatch):
+    model = Net(lambda self, x: self.linear(F.relu(x)), linear=nn.Linear(6, 3))
+    mutated = Oracle.mutated
+
+    def crash(self, mutate, probe):
+        if probe.inputs[0].shape[0] == 11:
+            raise RuntimeError("it needs more memory than the original")
+        return mutated(self, mutate, probe)
+
+    monkeypatch.setattr(Oracle, "mutated", crash)
+    assert scored_where_full_size(monkeypatch, model, x(11, 6)) == mutants.Score(1, 0, ("relu: dropped",))
+
+
 def test_what_differs_nowhere_does_not_count():
     """ReLU and maximum pooling may change places, ReLU may be done twice, and a bias in front of a batch norm does nothing."""
     model = Net(

@@ -104,13 +104,14 @@ def test_names_of_kernels(tmp_path):
         extern "C" __global__ void
         third(int n) {}
         __global__ void __launch_bounds__(THREADS(1), 2) fourth(int n) {}
+        __global__ void __cluster_dims__(2,1,1) __maxnreg__(64) sixth(int n) {}
         void launch() { first<32><<<1, 32>>>(0); }
         '''
         @triton.jit
         def fifth(p): pass
         """,
     )
-    assert found.cuda_kernels == {"first", "second", "third", "fourth"}
+    assert found.cuda_kernels == {"first", "second", "third", "fourth", "sixth"}
     assert found.triton_kernels == {"fifth"}
 
 

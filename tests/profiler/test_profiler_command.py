@@ -3,8 +3,10 @@
 import shlex
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from playground import catalog, commands, profiler
@@ -158,10 +160,20 @@ def test_a_forward_pass_that_fails(fake_ncu, compare, monkeypatch):
     assert "v3_box_sums: its forward pass fails: ValueError: expected 4 samples" in err
 
 
-def test_a_time_limit(fake_ncu, compare, monkeypatch):
-    fake_ncu("import time; time.sleep(60)")
+def test_a_time_limit_ends_ncu_and_what_it_started(fake_ncu, compare, tmp_path):
+    fake_ncu(f"""
+        import subprocess
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+        child.wait()
+    """)
     status, _, err = compare("--variant", "v3_box_sums", "--time-limit", "2")
     assert status == 1 and "no end after 2 s" in err
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "what ncu started still runs"
+        time.sleep(0.1)
 
 
 def test_a_file_without_a_kernel(fake_ncu, write_variant):

@@ -108,7 +108,7 @@ def test_training(root, trained):
         [name, "2", "128", "2.20", "116000", "95.5%"],
         [name, "4", "128", "2.50", "205000", "80.0%"],
     ]
-    assert "The gradients of 2 variants on 2 GPUs and of 2 variants on 4 GPUs were those of one process, under" in text
+    assert "The gradients of 2 variants on 2 GPUs and of 2 variants on 4 GPUs agreed with those of one process, under" in text
     assert (
         "as it is, compiled, accumulated, both and in a CUDA graph; the largest difference was 10.0% of what is allowed."
         in text
@@ -136,13 +136,13 @@ def test_gradients_that_were_wrong(root, trained):
     file.write_text(json.dumps(with_one))
     text = keep(root, file)
     assert "Gradients were wrong: v1_fused_tail of pool on 2 GPUs: not \\| those." in text
-    assert "The gradients of 1 variant on 2 GPUs were those of one process, under" in text, "the other one is said to be right"
+    assert "The gradients of 1 variant on 2 GPUs agreed with those of one process, under" in text, "the other is right, too"
     assert len(table(text)) == 2
 
 
 def test_sharing(root, shared):
     text = keep(root, shared(1, 300.4), shared(4, 80.25), shared(2, 151.0))
-    assert "The whole of a sweep of 2 values of batch_size with pool, 2 measurements: " in text
+    assert "A sweep of pool over 2 values of batch_size (2 measurements) took " in text
     assert "300 s on 1 GPU, 151 s on 2 GPUs, 80.3 s on 4 GPUs.\n" in text.replace("80.2 s", "80.3 s")
     kept = json.loads((root / "results" / "many_gpus" / "nvidia-h200-x4-sweep.json").read_text())
     assert kept["ranks"] == 4 and len(kept["results"]) == 2 and "time_ms" not in kept["results"][0]
@@ -152,14 +152,14 @@ def test_only_the_same_work_is_compared(root, shared):
     text = keep(root, shared(1, 300.0), shared(2, 100.0, points=[("v1_fused_tail", 128)]))
     kept = {path.name for path in (root / "results" / "many_gpus").iterdir()}
     assert kept == {"nvidia-h200-x1-sweep.json", "nvidia-h200-x2-run.json"}
-    assert "a sweep of 2 values of batch_size with pool, 2 measurements: 300 s on 1 GPU." in text
-    assert "a run with pool, 1 measurement: 100 s on 2 GPUs." in text
+    assert "A sweep of pool over 2 values of batch_size (2 measurements) took 300 s on 1 GPU." in text
+    assert "A run of pool (1 measurement) took 100 s on 2 GPUs." in text
 
 
 def test_variants_of_different_sizes_are_no_sweep(root, shared):
     """Those of the CPU have smaller ones than those of the GPU."""
     text = keep(root, shared(2, 100.0, points=[("v1_fused_tail", 128), ("v10_later", 4)]))
-    assert "The whole of a run with pool, 2 measurements: 100 s on 2 GPUs." in text
+    assert "A run of pool (2 measurements) took 100 s on 2 GPUs." in text
 
 
 @pytest.mark.parametrize("change", [{"complete": False}, {"lost_ranks": [1]}, {"seconds": None}])
@@ -197,7 +197,7 @@ def test_a_model_that_changed_is_not_quoted(root, trained, shared):
     keep(root, trained(2, 2.0, 2.5), shared(2, 100.0))
     (root / "models" / "pool.py").write_text("batch_size = 64\n")
     text = many_gpus.section(root)
-    assert not table(text) and "The whole of" not in text
+    assert not table(text) and "measurements) took" not in text
 
 
 def test_check_changes_nothing(root, trained, capsys):

@@ -162,7 +162,7 @@ def with_graphed_training(document):
     graphed = copy.deepcopy(document["results"][1]["training"]["weights"])
     graphed["time_ms"] = {key: value / 40 for key, value in graphed["time_ms"].items()}
     graphed["outcome"].update(ratio=2.5, low=2.4, high=2.6)
-    graphed |= {"not_graphed": ["eager"], "notes": ["more than 5 ms a step, so timed without a graph: eager"]}
+    graphed |= {"not_graphed": ["eager", "channels_last"], "notes": []}
     graphed["baselines_unavailable"] = {"compile_fp32": "RuntimeError: no capture"}
     document["results"][1]["training"]["weights"]["graphed"] = graphed
     return document
@@ -186,7 +186,7 @@ def test_a_remark_on_all_variants_is_made_once(gpu_document):
 
 def test_details_show_training_in_a_graph(gpu_document):
     text = unfolded(draw("details", with_graphed_training(gpu_document), 120))
-    assert "training, weights, CUDA graph: more than 5 ms a step, so timed without a graph: eager" in text
+    assert "training, weights, CUDA graph: so slow that they were timed without a graph: eager; channels_last" in text
     assert "timing training, weights, CUDA graph: win over torch.compile, 2.50x (2.40x-2.60x)" in text
     assert "training, weights, CUDA graph: baseline compile fp32 not measured: RuntimeError: no capture" in text
     assert "training, weights, CUDA graph 0.114 " in text and " eager (no graph) " in text

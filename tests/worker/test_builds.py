@@ -58,3 +58,59 @@ def test_a_build_that_fails_is_watched_too():
     with pytest.raises(RuntimeError, match="Error building"):
         cpp_extension.load_inline("fails", "int f() { return undeclared; }", functions=[], no_implicit_headers=True)
     assert watch.names == ["fails"] and not watch.built and watch.seconds > 0
+
+
+def pretend(monkeypatch, build):
+    """Have load_inline call `build()` and nothing else."""
+    monkeypatch.setattr(cpp_extension, "load_inline", lambda name: build())
+
+
+def emulated(folder, name):
+    """Where the emulator keeps a library of this name."""
+    folder.mkdir(exist_ok=True)
+    return folder / f"{'0' * 32}-{name}.so"
+
+
+def test_what_others_build_meanwhile_under_the_emulator_is_not_this_build(monkeypatch, tmp_path):
+    """Libraries of other names, and what has gone by the time it is looked at, here a link to nothing."""
+    monkeypatch.setenv("PLAYGROUND_EMULATOR_CACHE", str(tmp_path))
+    libraries = tmp_path / "libraries"
+
+    def others():
+        emulated(libraries, "other").touch()
+        emulated(libraries, "and-mine").touch()
+        emulated(libraries, "gone").symlink_to(tmp_path / "nothing")
+
+    pretend(monkeypatch, others)
+    watch = BuildWatch(emulated=True)
+    cpp_extension.load_inline("mine")
+    assert watch.names == ["mine"] and not watch.built
+    pretend(monkeypatch, lambda: emulated(libraries, "mine").touch())
+    watch = BuildWatch(emulated=True)
+    cpp_extension.load_inline("mine")
+    assert watch.built
+
+
+def test_a_library_of_its_own_that_vanishes_does_not_end_the_build(monkeypatch, tmp_path):
+    monkeypatch.setenv("PLAYGROUND_EMULATOR_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    for emulator, gone in ((True, emulated(tmp_path / "cache" / "libraries", "mine")), (False, tmp_path / "mine" / "mine.so")):
+        gone.parent.mkdir(exist_ok=True)
+        gone.symlink_to(tmp_path / "nothing")
+        pretend(monkeypatch, lambda: "loaded")
+        watch = BuildWatch(emulated=emulator)
+        assert cpp_extension.load_inline("mine") == "loaded" and not watch.built
+
+
+@pytest.mark.parametrize("folder", ["mine", "py311_cpu/mine"])
+def test_the_folders_in_which_torch_builds(monkeypatch, tmp_path, folder):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "file").touch()
+
+    def build():
+        (tmp_path / folder / "mine_v1.so").touch()
+
+    pretend(monkeypatch, build)
+    watch = BuildWatch()
+    cpp_extension.load_inline("mine")
+    assert watch.built

@@ -90,7 +90,11 @@ def test_a_dead_worker_fails_every_further_request(worker, load):
 
 
 @pytest.mark.parametrize(
-    "line", ["garbage", "", "5", "[]", "{}", '{"result": 1}', '{"error": 1}', '{"error": "no details"}', "\\\\xff"]
+    "line",
+    [
+        *("garbage", "", "5", "[]", "{}", '{"result": 1}', '{"error": 1}', '{"error": "no details"}', "\\\\xff"),
+        *('{"error": " ", "details": "", "is_finding": false}', "' + 200000 * b'[' + b'"),
+    ],
 )
 def test_a_reply_that_is_none(worker, load, line):
     """A judged file knows the pipe's number; what it writes there ends its own process and nothing else."""
@@ -125,6 +129,16 @@ def test_a_time_limit_ends_its_family(worker, load, tmp_path):
     assert not psutil.pid_exists(pid_of(worker))
     pids = [int(pid) for name in ("children", "orphan") for pid in (tmp_path / name).read_text().split()]
     assert not alive([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+
+
+def test_a_text_that_utf8_does_not_have(worker, load):
+    with pytest.raises(WorkerFailure, match=r"ValueError: lone \?"):
+        load(worker, "surrogate", "raise ValueError('lone ' + chr(0xd800))")
+
+
+def test_a_signal_without_a_name(worker, load):
+    with pytest.raises(WorkerFailure, match=r"crashed \(signal 40\)"):
+        load(worker, "real_time_signal", "import os; os.kill(os.getpid(), 40)")
 
 
 @pytest.mark.parametrize("end", ["close", "kill", "kill_all"])

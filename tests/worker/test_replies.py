@@ -1,5 +1,7 @@
 """A reply of the wrong form is noticed, whatever the driver would have done with it."""
 
+import math
+
 import pytest
 
 from playground.worker.replies import FORMS, malformed
@@ -20,7 +22,16 @@ def test_a_key_that_is_missing(key):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"peak_mib": "much"}, {"complaints": []}, {"complaints": {"a": 1}}, {"refused": 0}, {"complaints": None}],
+    [
+        {"peak_mib": "much"},
+        {"peak_mib": -1},
+        {"peak_mib": 10**400},
+        {"peak_mib": math.inf},
+        {"complaints": []},
+        {"complaints": {"a": 1}},
+        {"refused": 0},
+        {"complaints": None},
+    ],
 )
 def test_a_value_of_another_type(wrong):
     (key,) = wrong

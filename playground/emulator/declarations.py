@@ -1,0 +1,93 @@
+"""The kernels that a CUDA text declares. Whoever needs their names asks here."""
+
+from dataclasses import dataclass
+
+from .text import Token, UnsupportedError, matching, skip_blanks, tokens_of
+
+KEYWORD = "__global__"
+BEHIND_PARAMETERS = {"noexcept", "requires"}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """`parameters_at` is the index of the parenthesis in front of the parameters.
+
+    `attributes` are the tokens between the parentheses of each attribute: {"__cluster_dims__": those of "2, 1, 1"}.
+    """
+
+    name: Token
+    parameters_at: int
+    attributes: dict
+
+
+def kernel_names(text):
+    """The names of the kernels in a text, or in a fragment of one; those in comments and strings do not count."""
+    if KEYWORD not in text:
+        return []
+    tokens = tokens_of(text)
+    found = [_declared_in_a_fragment(tokens, at) for at, token in enumerate(tokens) if token.text == KEYWORD]
+    return [declaration.name.text for declaration in found if declaration]
+
+
+def _declared_in_a_fragment(tokens, at):
+    """None, too, where the fragment ends within an attribute and so in front of the name."""
+    try:
+        return declared_kernel(tokens, at)
+    except UnsupportedError:
+        return None
+
+
+def declared_kernel(tokens, at):
+    """The Declaration that the __global__ at `at` belongs to; None where it belongs to none, as in prose or in a macro.
+
+    `void` has to stand beside it, before or after it; words with parentheses in front of the name are attributes. Raises
+    UnsupportedError where the parenthesis of one is never closed.
+    """
+    before = skip_blanks(tokens, at - 1, -1)
+    returns_void = before >= 0 and tokens[before].text == "void"
+    name, attributes, ahead = None, {}, at + 1
+    while ahead < len(tokens):
+        token = tokens[ahead]
+        if token.text == KEYWORD:
+            return None
+        if token.kind == "word":
+            name, returns_void = token, returns_void or token.text == "void"
+        elif token.text == "(" and name:
+            if returns_void and not _is_attribute(tokens, name, ahead):
+                return Declaration(name, ahead, attributes)
+            close = matching(tokens, ahead)
+            attributes[name.text] = tokens[ahead + 1 : close]
+            ahead = close
+        elif token.text == "[":
+            ahead = matching(tokens, ahead)
+        elif token.text == "<":
+            ahead = _end_of_template(tokens, ahead)
+        elif not token.blank and token.text not in ("::", "#"):  # of a macro: name##_kernel
+            return None
+        ahead += 1
+    return None
+
+
+def _is_attribute(tokens, name, open_at):
+    """Whether a word with parentheses, behind `void`, is no kernel but an attribute, or a macro for one: a name follows."""
+    if name.text.startswith("__") and name.text.endswith("__"):
+        return True
+    try:
+        behind = skip_blanks(tokens, matching(tokens, open_at) + 1)
+    except UnsupportedError:  # the text is a fragment
+        return False
+    follows = tokens[behind] if behind < len(tokens) else None
+    return bool(follows) and follows.kind == "word" and not (follows.text.startswith("__") or follows.text in BEHIND_PARAMETERS)
+
+
+def _end_of_template(tokens, at):
+    """The index of the > that closes the < at `at`; that of the last token where none does."""
+    depth = 0
+    while at < len(tokens):
+        if tokens[at].text == "(":
+            at = matching(tokens, at)
+        depth += (tokens[at].text == "<") - (len(tokens[at].text) if tokens[at].text in (">", ">>>") else 0)
+        if depth <= 0:
+            return at
+        at += 1
+    return at
