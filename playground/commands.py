@@ -128,16 +128,8 @@ def _points(given, model, settings):
     """The settings at which a model is measured: those given, at every point of the sweep. Raises CatalogError."""
     axes = sweep.parse(given.sweep)
     for option, names in (("--set", settings), ("--sweep", axes)):
-        _require_constants(model, option, names)
+        catalog.require_constants(model, option, names)
     return [settings | point for point in sweep.grid(axes)]
-
-
-def _require_constants(model, option, names):
-    known = catalog.constants(model.path) if names else []
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        has = ", ".join(known) or "none"
-        raise catalog.CatalogError(f"{option}: {model.name} has no constant called {', '.join(unknown)}; it has: {has}")
 
 
 def plan(model, variants, device, points):

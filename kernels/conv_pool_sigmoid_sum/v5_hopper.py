@@ -25,7 +25,7 @@ Why it is faster
     step with it, sum over samples behind it instead of a launch   0.406      0.406     memory (0.413 before)
 
     The record has 0.148 for the forward pass and 0.165 for the strict one. In a CUDA graph a training step takes 0.159 to 0.162
-    (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called from Python it lasts 0.4 to 0.6, since autograd's
+    (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called from Python it lasts 0.5 to 0.7, since autograd's
     part on the CPU takes longer than the kernels do. The input gradient's rows stored by one copy instead of six: 0.206 for
     0.207, dropped. Moving what both forward kernels do at their start into functions gave other registers: 0.148 and, for the
     training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.

@@ -9,12 +9,11 @@ source_sha256 in older runs), and not shown where the model's has (model_sha256,
 """
 
 import argparse
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.catalog import reading_order, sha256
+from playground.catalog import natural_order, reading_order, sha256
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.figures import (
     GRAPH,
@@ -229,7 +228,7 @@ def _model(root, page, model_file, results):
 def sources(folder):
     """The Python files of a folder in the order of their names, v10 behind v9."""
     files = (file for file in folder.glob("*.py") if not file.stem.startswith("_"))
-    return sorted(files, key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.stem)])
+    return sorted(files, key=lambda file: natural_order(file.stem))
 
 
 def is_of_model(result, model_file):
