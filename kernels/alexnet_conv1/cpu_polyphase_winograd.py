@@ -305,7 +305,7 @@ constexpr double FINITE_POINTS[] = {0, 1, -1, 0.5, -2};  // TILE = 2 takes the f
 template <int TILE>
 struct Winograd {
     static constexpr int POINTS = TILE + 2;
-    static constexpr int PERIOD_H = TILE * STRIDE_H, PERIOD_W = TILE * STRIDE_W;  // from a tile's input to the next one's
+    static constexpr int PERIOD_W = TILE * STRIDE_W;  // columns from a tile's input to the next one's
 
     // F(TILE, N) for a piece of N taps: the matrices of input (B^T) and taps (G), one row for each of its COUNT points.
     template <int N>

@@ -1602,11 +1602,14 @@ cudaError_t launch_parameter_gradients(const float* x, const float* grad, float*
 BINDING = r"""
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
@@ -1771,6 +1774,56 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
           {at::Tag::pt2_compliant_tag});
 }
 
+// Autograd, here since Python's would take the host longer than a step takes the GPU. Operators are called through PyTorch's
+// dispatcher, where torch.compile sees them.
+static const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
+#define CALL(name, ...)                                                                                                    \
+    [&] {                                                                                                                  \
+        static const auto handle =                                                                                         \
+            c10::Dispatcher::singleton().findSchemaOrThrow((LIBRARY + "::" #name).c_str(), "").typed<decltype(::name)>();  \
+        return handle.call(__VA_ARGS__);                                                                                   \
+    }()
+
+struct Training : torch::autograd::Function<Training> {
+    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, at::IntArrayRef stride, at::IntArrayRef padding) {
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        context->save_for_backward({x, weight});
+        context->saved_data["has_bias"] = bias.has_value();
+        return CALL(conv2d, x, weight, bias, stride, padding);
+    }
+
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                   const torch::autograd::variable_list& grads) {
+        const auto saved = context->get_saved_variables();
+        const at::Tensor &grad = grads[0], &x = saved[0], &weight = saved[1];
+        constexpr std::array<int64_t, 2> stride = {STRIDE_H, STRIDE_W}, padding = {PAD_H, PAD_W};
+        const bool has_bias = context->saved_data["has_bias"].toBool();
+        const std::array<bool, 2> wanted = {context->needs_input_grad(1), has_bias && context->needs_input_grad(2)};
+        at::Tensor grad_x, grad_weight, grad_bias;
+        if (context->needs_input_grad(0)) grad_x = CALL(input_grad, grad, x, weight, stride, padding);
+        if (wanted[0] || wanted[1])
+            std::tie(grad_weight, grad_bias) = CALL(parameter_grads, grad, x, weight, stride, padding, wanted);
+        if (!wanted[0]) grad_weight = at::Tensor();
+        if (!wanted[1]) grad_bias = at::Tensor();
+        return {grad_x, grad_weight, grad_bias, at::Tensor(), at::Tensor()};
+    }
+};
+
+static at::Tensor differentiable_conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                        at::IntArrayRef stride, at::IntArrayRef padding) {
+    if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad())))
+        return Training::apply(x, weight, bias, stride, padding);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return CALL(conv2d, x, weight, bias, stride, padding);
+}
+
+TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
+    m.impl("conv2d", &differentiable_conv2d);
+    for (const char* name : {"parameter_grads", "input_grad"})  // these raise in a backward pass of their own
+        m.impl(name, torch::autograd::autogradNotImplementedFallback());
+}
+
 // Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
 TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
     m.impl("conv2d", &conv2d);
@@ -1781,8 +1834,7 @@ TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
 
 
 def register(namespace):
-    """Shapes for torch.compile, and autograd."""
-    operators = getattr(torch.ops, namespace)
+    """Shapes, for torch.compile."""
 
     @torch.library.register_fake(f"{namespace}::conv2d")
     def conv2d(x, weight, bias, stride, padding):
@@ -1797,25 +1849,6 @@ def register(namespace):
     @torch.library.register_fake(f"{namespace}::input_grad")
     def input_grad(grad, x, weight, stride, padding):
         return x.new_empty(x.shape)
-
-    def save(ctx, inputs, output):
-        x, weight, _, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(x, weight)
-
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        needs_x, *wanted = ctx.needs_input_grad[:3]
-        geometry = x, weight, ctx.stride, ctx.padding
-        grad_x = operators.input_grad(grad, *geometry) if needs_x else None
-        grad_weight, grad_bias = operators.parameter_grads(grad, *geometry, wanted) if any(wanted) else (None, None)
-        return grad_x, grad_weight if wanted[0] else None, grad_bias if wanted[1] else None, None, None
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    torch.library.register_autograd(f"{namespace}::conv2d", backward, setup_context=save)
-    for name in ("parameter_grads", "input_grad"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
 
 
 @functools.lru_cache(maxsize=None)

@@ -334,7 +334,7 @@ inline void transform_row(const float* row, int64_t valid, vec (&v)[POINTS], See
     seen.squares += v[0] * v[0];  // of x[0], x[2], x[4], and of the others
     seen.squares += v[5] * v[5];
     if (TRAIN)
-        for (int k = 0; k < 4; ++k) seen.peak = larger(seen.peak, (vec)((ivec)x[k] & 0x7fffffff));
+        for (int k = 0; k < POINTS; ++k) seen.peak = larger(seen.peak, (vec)((ivec)x[k] & 0x7fffffff));
 }
 
 // The input transform along rows and columns of one depth of a channel, of which `rows` rows exist; t: [slice], `stride` apart.

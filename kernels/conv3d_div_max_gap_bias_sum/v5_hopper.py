@@ -2147,16 +2147,23 @@ void launch_input_grad(const float* weight, const void* places, const float* gra
 BINDING = r"""
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <array>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 // Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
 static std::string text(const char* value) { return value; }
@@ -2450,6 +2457,68 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
           {at::Tag::pt2_compliant_tag});
 }
 
+// Autograd, here since Python's would take the host longer than a step takes the GPU. Operators are called through PyTorch's
+// dispatcher, where torch.compile sees them.
+static const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
+#define CALL(name, ...)                                                                                                    \
+    [&] {                                                                                                                  \
+        static const auto handle =                                                                                         \
+            c10::Dispatcher::singleton().findSchemaOrThrow((LIBRARY + "::" #name).c_str(), "").typed<decltype(::name)>();  \
+        return handle.call(__VA_ARGS__);                                                                                   \
+    }()
+
+struct Training : torch::autograd::Function<Training> {
+    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                              const at::Tensor& conv_bias, const std::optional<at::Tensor>& bias, double divisor,
+                              at::IntArrayRef pool) {
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        const bool keep = x.requires_grad();
+        const auto results = CALL(forward_for_training, x, weight, conv_bias, bias, divisor, pool, keep);
+        context->save_for_backward({x, weight, std::get<1>(results), std::get<2>(results)});
+        context->saved_data["divisor"] = divisor;
+        context->saved_data["bias shape"] = bias ? bias->sizes().vec() : std::vector<int64_t>();
+        context->saved_data["has bias"] = bias.has_value();
+        return std::get<0>(results);
+    }
+
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                   const torch::autograd::variable_list& outer) {
+        const auto saved = context->get_saved_variables();
+        const at::Tensor &grad = outer[0], &x = saved[0], &weight = saved[1], &grads = saved[2], &places = saved[3];
+        const double divisor = context->saved_data["divisor"].toDouble();
+        constexpr std::array<int64_t, 3> pool = {POOL_D, POOL_H, POOL_W};
+        const bool needs_bias = context->saved_data["has bias"].toBool() && context->needs_input_grad(3);
+        at::Tensor grad_x, grad_weight, grad_conv_bias, grad_bias;
+        if (context->needs_input_grad(0)) grad_x = CALL(input_grad, grad, x, weight, places, divisor, pool);
+        if (context->needs_input_grad(1)) grad_weight = CALL(weight_grad, grad, x, weight, grads, places, divisor, pool);
+        if (context->needs_input_grad(2) || needs_bias) {
+            const at::Tensor by_channel = grad.flatten(1).sum(0).expand({OUT_CHANNELS});  // of the averages
+            if (context->needs_input_grad(2)) grad_conv_bias = by_channel.div(divisor);
+            if (needs_bias) {
+                const auto shape = context->saved_data["bias shape"].toIntVector();
+                const int64_t biases = std::accumulate(shape.begin(), shape.end(), int64_t(1), std::multiplies<int64_t>());
+                grad_bias = by_channel.view({-1, biases}).sum(0).view(shape);
+            }
+        }
+        return {grad_x, grad_weight, grad_conv_bias, grad_bias, at::Tensor(), at::Tensor()};
+    }
+};
+
+static at::Tensor differentiable_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias,
+                                         const std::optional<at::Tensor>& bias, double divisor, at::IntArrayRef pool) {
+    const bool wanted =
+        x.requires_grad() || weight.requires_grad() || conv_bias.requires_grad() || (bias && bias->requires_grad());
+    if (at::GradMode::is_enabled() && wanted) return Training::apply(x, weight, conv_bias, bias, divisor, pool);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return CALL(forward, x, weight, conv_bias, bias, divisor, pool);
+}
+
+TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
+    m.impl("forward", &differentiable_forward);
+    for (const char* name : {"forward_for_training", "weight_grad", "input_grad"})  // these raise in a backward pass
+        m.impl(name, torch::autograd::autogradNotImplementedFallback());
+}
+
 // Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
 TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
     m.impl("forward", &forward);
@@ -2461,7 +2530,7 @@ TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
 
 
 def register(namespace):
-    """Shapes for torch.compile, and what has no derivative."""
+    """Shapes, for torch.compile."""
 
     @torch.library.register_fake(f"{namespace}::forward")
     def forward(x, weight, conv_bias, bias, divisor, pool):
@@ -2488,46 +2557,6 @@ def register(namespace):
     @torch.library.register_fake(f"{namespace}::input_grad")
     def input_grad(grad, x, weight, places, divisor, pool):
         return x.new_empty(x.shape)
-
-    def save(ctx, inputs, output):
-        raise NotImplementedError(f"{namespace}: this operator has no gradients; ModelNew's training pass has")
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    for name in ("forward", "forward_for_training"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse, setup_context=save)
-    for name in ("weight_grad", "input_grad"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
-
-
-class Training(torch.autograd.Function):
-    """One forward and backward pass; torch.library.register_autograd would take longer on the CPU than the GPU needs."""
-
-    @staticmethod
-    def forward(ctx, x, weight, conv_bias, bias, divisor, pool, namespace):
-        operators = getattr(torch.ops, namespace)
-        keep = ctx.needs_input_grad[0]
-        out, grads, places = operators.forward_for_training(x, weight, conv_bias, bias, divisor, pool, keep)
-        ctx.save_for_backward(x, weight, grads, places)
-        ctx.bias_shape = None if bias is None else bias.shape
-        ctx.divisor, ctx.pool, ctx.namespace = divisor, pool, namespace
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight, grads, places = ctx.saved_tensors
-        needs_x, needs_weight, needs_conv_bias, needs_bias = ctx.needs_input_grad[:4]
-        operators = getattr(torch.ops, ctx.namespace)
-        settings = ctx.divisor, ctx.pool
-        grad_x = operators.input_grad(grad, x, weight, places, *settings) if needs_x else None
-        grad_weight = operators.weight_grad(grad, x, weight, grads, places, *settings) if needs_weight else None
-        grad_conv_bias = grad_bias = None
-        if needs_conv_bias or needs_bias:
-            by_channel = grad.flatten(1).sum(0).expand(weight.shape[0])  # of the averages
-            grad_conv_bias = by_channel / ctx.divisor if needs_conv_bias else None
-            grad_bias = by_channel.view(-1, ctx.bias_shape.numel()).sum(0).view(ctx.bias_shape) if needs_bias else None
-        return grad_x, grad_weight, grad_conv_bias, grad_bias, None, None, None
 
 
 @functools.lru_cache(maxsize=None)
@@ -2574,7 +2603,6 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
 
 
 class ModelNew(nn.Module):
-    differentiable = Training
     sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
@@ -2605,13 +2633,9 @@ class ModelNew(nn.Module):
         return build(*self.sources, cuda_cflags=hopper, **channels, **kernel, **pool)
 
     def forward(self, x):
-        namespace = self.namespace()
-        weight, conv_bias, bias = self.conv.weight, self.conv.bias, self.bias if self.sums_channels else None
-        arguments = x, weight, conv_bias, bias, self.divisor, self.pool_size
-        if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in arguments):
-            out = self.differentiable.apply(*arguments, namespace)
-        else:
-            out = getattr(torch.ops, namespace).forward(*arguments)
+        bias = self.bias if self.sums_channels else None
+        operators = getattr(torch.ops, self.namespace())
+        out = operators.forward(x, self.conv.weight, self.conv.bias, bias, self.divisor, self.pool_size)
         return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
 
 

@@ -690,7 +690,7 @@ static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
 static void forward_with_terms(Forward job, float* grads) {
     const Shape& shape = job.shape;
     const int64_t sample_floats = shape.bands() * shape.band_floats();
-    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, shape.batch);
+    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, std::max<int64_t>(1, shape.batch));
     for (int64_t first = 0; first < shape.batch; first += group) {
         const int64_t samples = std::min(group, shape.batch - first);
         Floats terms(samples * sample_floats);

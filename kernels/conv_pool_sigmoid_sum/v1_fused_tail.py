@@ -175,6 +175,10 @@ at::Tensor fused_tail(const at::Tensor& y_in, at::IntArrayRef pool) {
 
 at::Tensor tail_grad(const at::Tensor& grad_out_in, const at::Tensor& y_in, at::IntArrayRef pool) {
     check(y_in, pool);
+    TORCH_CHECK(grad_out_in.device() == y_in.device() && grad_out_in.scalar_type() == at::kFloat &&
+                    grad_out_in.sizes() == at::IntArrayRef({y_in.size(0)}),
+                message("tail_grad: expected a float32 gradient of shape [", y_in.size(0), "] on ", y_in.device(), ", got ",
+                        grad_out_in.scalar_type(), " of shape ", grad_out_in.sizes(), " on ", grad_out_in.device()));
     const c10::cuda::CUDAGuard guard(y_in.device());
     const at::Tensor y = y_in.contiguous(), grad_out = grad_out_in.contiguous();
     at::Tensor grad_y = at::empty_like(y);

@@ -495,12 +495,25 @@ struct Image {
     }
 };
 
-static void check_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
+    TORCH_CHECK(tensor.device() == expected.device(), message("fused_conv_avg_sigmoid_sum: expected all on ",
+                                                              expected.device(), ", got ", name, " on ", tensor.device()));
+}
+
+static void check_weight(const at::Tensor& x, const at::Tensor& weight) {
     check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
+    check_device(x, "weight", weight);
+}
+
+static void check_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    check_weight(x, weight);
     check("bias", bias, {OUT_CHANNELS});
-    TORCH_CHECK(x.device() == weight.device() && x.device() == bias.device(),
-                message("fused_conv_avg_sigmoid_sum: expected one device, got x on ", x.device(), ", weight on ",
-                        weight.device(), ", bias on ", bias.device()));
+    check_device(x, "bias", bias);
+}
+
+static void check_delta(const at::Tensor& x, const Image& image, const at::Tensor& delta) {
+    check("delta", delta, {image.batch, OUT_CHANNELS, image.rows, image.columns});
+    check_device(x, "delta", delta);
 }
 
 at::Tensor fused_conv_avg_sigmoid_sum(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in,
@@ -535,6 +548,7 @@ at::Tensor window_grad(const at::Tensor& grad_out_in, const at::Tensor& x_in, co
                         pool_kernel_size));
     const Image image(x_in);
     check("grad_out", grad_out_in, {image.batch});
+    check_device(x_in, "grad_out", grad_out_in);
     check_parameters(x_in, weight_in, bias_in);
     const c10::cuda::CUDAGuard guard(x_in.device());
     const at::Tensor grad_out = grad_out_in.contiguous(), x = x_in.contiguous(), weight = weight_in.contiguous(),
@@ -551,8 +565,8 @@ at::Tensor window_grad(const at::Tensor& grad_out_in, const at::Tensor& x_in, co
 
 at::Tensor input_grad(const at::Tensor& delta_in, const at::Tensor& x, const at::Tensor& weight_in) {
     const Image image(x);
-    check("delta", delta_in, {image.batch, OUT_CHANNELS, image.rows, image.columns});
-    check("weight", weight_in, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
+    check_delta(x, image, delta_in);
+    check_weight(x, weight_in);
     const c10::cuda::CUDAGuard guard(x.device());
     const at::Tensor delta = delta_in.contiguous(), weight = weight_in.contiguous();
     at::Tensor grad_x = at::empty(x.sizes(), x.options());
@@ -582,8 +596,8 @@ constexpr int64_t WEIGHTS = (int64_t)IN_CHANNELS * KERNEL_H * KERNEL_W;
 
 at::Tensor weight_grad(const at::Tensor& delta, const at::Tensor& x_in, const at::Tensor& weight) {
     const Image image(x_in);
-    check("delta", delta, {image.batch, OUT_CHANNELS, image.rows, image.columns});
-    check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
+    check_delta(x_in, image, delta);
+    check_weight(x_in, weight);
     const c10::cuda::CUDAGuard guard(x_in.device());
     const at::Tensor x = x_in.contiguous();
     return parameter_grad(delta.contiguous(), x.const_data_ptr<float>(), image.height, image.width, 0, WEIGHTS, weight.sizes());

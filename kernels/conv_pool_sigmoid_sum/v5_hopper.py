@@ -25,10 +25,11 @@ Why it is faster
     step with it, sum over samples behind it instead of a launch   0.406      0.406     memory (0.413 before)
 
     The record has 0.148 for the forward pass and 0.165 for the strict one. In a CUDA graph a training step takes 0.159 to 0.162
-    (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called from Python it lasts 0.5 to 0.7, since autograd's
-    part on the CPU takes longer than the kernels do. The input gradient's rows stored by one copy instead of six: 0.206 for
-    0.207, dropped. Moving what both forward kernels do at their start into functions gave other registers: 0.148 and, for the
-    training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.
+    (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called from Python it took longer, since autograd in Python
+    takes the host longer than the kernels take the GPU. So autograd is C++ here: side by side, on two H200s, a step took 0.220
+    and 0.172 ms instead of 0.289 and 0.208, at the cost of 8 s more of a compiler. The input gradient's rows stored by one copy
+    instead of six: 0.206 for 0.207, dropped. Moving what both forward kernels do at their start into functions gave other
+    registers: 0.148 and, for the training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.
 
     Training multiplies the other way round, outputs x positions. Box sums then lie in shared memory once, and are the right
     operand of both products; and a lane's delta are its part of the second one's left operand, as they come out of the
@@ -49,8 +50,7 @@ Mathematics
     Error against float64, in units of the outputs' spread, weights 8 times as large as usual: 8.5e-6, strict 3.5e-6, eager
     strict 1.1e-6. Gradients in the recorded run, whose inputs are drawn anew each time: of the weights 7.8e-4 of the spread
     (eager with TF32 6.8e-3), of the input 2.5e-3 (4.5e-3) at most at one element, from deltas of 11 bits, as TF32 convolutions
-    have. NaN in x gives NaN. Infinities do not always: where they meet in a box sum, or in the difference of two, the forward
-    pass without gradients may give a finite number.
+    have. NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
 
     Training takes both products in halves, which have TF32's 11 bits but not its range: the same differences and parts as
     above, and for the gradient
@@ -447,7 +447,7 @@ struct BoxSums {
     Ring<STAGES> ring;
     const Lane& lane;
     float touched;                       // a sum that needs all that was read of the stage at hand
-    bool has_nan, next_has_nan = false;  // among what was read for the pooled row at hand, and for the next one so far
+    bool wild, next_wild = false;        // NaN or infinity among what was read for the pooled row at hand, and for the next one
 
     __device__ __forceinline__ BoxSums(const Ring<STAGES>& ring, const Lane& lane) : ring(ring), lane(lane) {}
 
@@ -466,8 +466,9 @@ struct BoxSums {
     // So the lane that arrives is chosen by the values themselves: it cannot be known before they are there.
     __device__ __forceinline__ void leave(int row) {
         if (row % STAGE_ROWS != STAGE_ROWS - 1) return;
-        has_nan |= touched != touched;
-        next_has_nan |= touched != touched;
+        const bool is_wild = !(fabsf(touched) < INFINITY);
+        wild |= is_wild;
+        next_wild |= is_wild;
         const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
         __syncwarp();
         if (lane.lane == (odd ? __ffs(odd) - 1 : 0)) arrive(ring.empty + 8 * ring.stage);
@@ -476,7 +477,7 @@ struct BoxSums {
 
     // The rows that belong to this pooled row alone complete what is pending.
     __device__ __forceinline__ void fresh_rows() {
-        has_nan = next_has_nan;
+        wild = next_wild;
         RowSums total[2] = {};
 #pragma unroll
         for (int row = 0; row < FRESH; ++row) {
@@ -505,7 +506,7 @@ struct BoxSums {
 
     // The rows that this pooled row shares with the next one.
     __device__ __forceinline__ void shared_rows() {
-        next_has_nan = false;
+        next_wild = false;
 #pragma unroll
         for (int row = 0; row < OVERLAP; ++row) {
             const uint32_t address = enter(row);
@@ -684,7 +685,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 if (i / 4 != MIDDLE) sum -= box.sums[MIDDLE][i % 4];
                 high[i / 4][i % 4] = to_tf32_if_number(sum);
             }
-            if (!whole || __any_sync(~0u, box.has_nan)) {
+            if (!whole || __any_sync(~0u, box.wild)) {
 #pragma unroll
                 for (int i = 0; i < 4 * TAPS; ++i) high[i / 4][i % 4] = to_tf32(box.sums[i / 4][i % 4]);
             }
@@ -987,7 +988,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 columns_inside |= static_cast<uint32_t>(first + 2 * Lane::pair_of(2 * lane.q + i % 2) + i / 2 < columns)
                                   << (4 * part + i);
         }
-        // In vectors; 2^32 of them are 64 GB.
+        // In vectors; MOST_KEPT_ROWS of the binding keeps them below 2^32.
         uint32_t saved = ((image * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
         float total = 0;
         gradient.clear();
@@ -1934,10 +1935,13 @@ void launch_input_grad(const float* grad_out, const float* delta, const float* w
 BINDING = r"""
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <string>
@@ -1976,6 +1980,8 @@ cudaError_t launch_input_gradient(const void*, const float*, const float*, const
 
 constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W, PARAMETERS = WEIGHTS + OUT_CHANNELS;
 constexpr int64_t TILE_POSITIONS = 96, OUTPUTS = 64;  // of the tensor-core kernels
+// Kernels count the vectors of kept deltas, eight values each, in 32 bits.
+constexpr int64_t MOST_KEPT_ROWS = (int64_t{1} << 32) / (TILE_POSITIONS * OUTPUTS / 8);
 #define FITS_TENSOR_CORES                                                                                                      \
     (IN_CHANNELS <= 8 && OUT_CHANNELS <= 64 && KERNEL_H * KERNEL_W <= 9 && KERNEL_H <= POOL_H + 1 && KERNEL_W <= POOL_W + 1 && \
      POOL_W % 2 == 0 && POOL_W <= 8 && POOL_H * POOL_W <= 16)
@@ -2025,8 +2031,18 @@ struct Call {
     int64_t columns() const { return (width - KERNEL_W + 1) / POOL_W; }
     // What the gradient of the input needs is kept for images that one tile of windows spans; otherwise it is computed again.
     at::Tensor empty_deltas(bool keep) const {
-        const int64_t rows = keep && fits() && columns() <= TILE_POSITIONS ? (height - KERNEL_H + 1) / POOL_H : 0;
-        return at::empty({batch, rows, TILE_POSITIONS * OUTPUTS}, x.options().dtype(at::kHalf));
+        const bool kept = keep && fits() && columns() <= TILE_POSITIONS && batch * pooled_rows() <= MOST_KEPT_ROWS;
+        return at::empty({batch, kept ? pooled_rows() : 0, TILE_POSITIONS * OUTPUTS}, x.options().dtype(at::kHalf));
+    }
+    int64_t pooled_rows() const { return (height - KERNEL_H + 1) / POOL_H; }
+
+    void check_deltas(const at::Tensor& deltas) const {
+        TORCH_CHECK(deltas.scalar_type() == at::kHalf && deltas.device() == x.device() && deltas.dim() == 3 &&
+                        deltas.size(0) == batch && (deltas.size(1) == 0 || deltas.size(1) == pooled_rows()) &&
+                        deltas.size(2) == TILE_POSITIONS * OUTPUTS,
+                    message("conv_pool_sigmoid_sum: expected deltas of this x's forward pass, float16 of shape (", batch, ", ",
+                            pooled_rows(), " or 0, ", TILE_POSITIONS * OUTPUTS, ") on ", x.device(), "; got ",
+                            deltas.scalar_type(), " of shape ", deltas.sizes(), " on ", deltas.device()));
     }
 
     static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
@@ -2169,6 +2185,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> all_grads(const at::Tensor& grad_
     check("grads", grads_in, {call.batch, PARAMETERS});
     check_device(x, "grad_out", grad_out_in);
     check_device(x, "grads", grads_in);
+    call.check_deltas(deltas);
     const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous();
     at::Tensor grad_x = call.empty(x.sizes());
     if (call.batch == 0 || deltas.numel() == 0 || is_strict()) {
@@ -2197,6 +2214,56 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
           {at::Tag::pt2_compliant_tag});
 }
 
+// Autograd, here since Python's would take the host longer than a step takes the GPU. Operators are called through PyTorch's
+// dispatcher, where torch.compile sees them.
+static const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
+#define CALL(name, ...)                                                                                                    \
+    [&] {                                                                                                                  \
+        static const auto handle =                                                                                         \
+            c10::Dispatcher::singleton().findSchemaOrThrow((LIBRARY + "::" #name).c_str(), "").typed<decltype(::name)>();  \
+        return handle.call(__VA_ARGS__);                                                                                   \
+    }()
+
+struct Training : torch::autograd::Function<Training> {
+    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                              const at::Tensor& bias, at::IntArrayRef pool) {
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        const bool keep = x.requires_grad();
+        const auto results = CALL(forward_with_parameter_grads, x, weight, bias, pool, keep);
+        context->save_for_backward({keep ? x : at::Tensor(), weight, bias, std::get<1>(results), std::get<2>(results)});
+        return std::get<0>(results);
+    }
+
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                   const torch::autograd::variable_list& grad_outs) {
+        const auto saved = context->get_saved_variables();
+        const at::Tensor &grad_out = grad_outs[0], &x = saved[0], &weight = saved[1], &bias = saved[2], &grads = saved[3];
+        at::Tensor grad_x, grad_weight, grad_bias;
+        if (context->needs_input_grad(0))
+            std::tie(grad_x, grad_weight, grad_bias) =
+                CALL(all_grads, grad_out, grads, x, weight, bias, saved[4], at::IntArrayRef({POOL_H, POOL_W}));
+        else
+            std::tie(grad_weight, grad_bias) = CALL(weighted_sum, grad_out, grads, weight, bias);
+        if (!context->needs_input_grad(1)) grad_weight = at::Tensor();
+        if (!context->needs_input_grad(2)) grad_bias = at::Tensor();
+        return {grad_x, grad_weight, grad_bias, at::Tensor()};
+    }
+};
+
+static at::Tensor differentiable_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                                         at::IntArrayRef pool) {
+    if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || bias.requires_grad()))
+        return Training::apply(x, weight, bias, pool);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return CALL(forward, x, weight, bias, pool);
+}
+
+TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
+    m.impl("forward", &differentiable_forward);
+    for (const char* name : {"forward_with_parameter_grads", "all_grads", "weighted_sum"})  // these raise in a backward pass
+        m.impl(name, torch::autograd::autogradNotImplementedFallback());
+}
+
 // Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
 TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
     m.impl("forward", &forward);
@@ -2208,7 +2275,7 @@ TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
 
 
 def register(namespace):
-    """Shapes for torch.compile, and what has no derivative."""
+    """Shapes, for torch.compile."""
 
     @torch.library.register_fake(f"{namespace}::forward")
     def forward(x, weight, bias, pool):
@@ -2219,8 +2286,9 @@ def register(namespace):
         (batch, channels, height, width), (outputs, _, kernel_h, kernel_w), (pool_h, pool_w) = x.shape, weight.shape, pool
         fits = channels <= 8 and outputs <= 64 and kernel_h * kernel_w <= 9 and pool_h * pool_w <= 16
         fits = fits and kernel_h <= pool_h + 1 and kernel_w <= pool_w + 1 and pool_w % 2 == 0 and pool_w <= 8
-        kept = keep and fits and width % 32 == 0 and (width - kernel_w + 1) // pool_w <= 96
-        rows = (height - kernel_h + 1) // pool_h if kept else 0
+        rows = (height - kernel_h + 1) // pool_h
+        kept = keep and fits and width % 32 == 0 and (width - kernel_w + 1) // pool_w <= 96 and batch * rows * 768 <= 2**32
+        rows = rows if kept else 0
         grads = x.new_empty(batch, weight.numel() + bias.numel())
         return x.new_empty(batch), grads, x.new_empty(batch, rows, 96 * 64, dtype=torch.float16)
 
@@ -2231,40 +2299,6 @@ def register(namespace):
     @torch.library.register_fake(f"{namespace}::weighted_sum")
     def weighted_sum(grad_out, grads, weight, bias):
         return weight.new_empty(weight.shape), bias.new_empty(bias.shape)
-
-    def save(ctx, inputs, output):
-        raise NotImplementedError(f"{namespace}: forward has no gradients; call forward_with_parameter_grads")
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    torch.library.register_autograd(f"{namespace}::forward", refuse, setup_context=save)
-    for name in ("all_grads", "weighted_sum"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
-
-
-class Training(torch.autograd.Function):
-    """One forward and backward pass; torch.library.register_autograd would take longer on the CPU than the GPU needs."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, pool, namespace):
-        needs_x = ctx.needs_input_grad[0]
-        operators = getattr(torch.ops, namespace)
-        out, grads, deltas = operators.forward_with_parameter_grads(x, weight, bias, pool, needs_x)
-        ctx.save_for_backward(x if needs_x else None, weight, bias, grads, deltas)
-        ctx.pool, ctx.namespace = pool, namespace
-        return out
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        x, weight, bias, grads, deltas = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        operators = getattr(torch.ops, ctx.namespace)
-        if needs_x:
-            grad_x, grad_weight, grad_bias = operators.all_grads(grad_out, grads, x, weight, bias, deltas, ctx.pool)
-        else:
-            grad_x, (grad_weight, grad_bias) = None, operators.weighted_sum(grad_out, grads, weight, bias)
-        return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None
 
 
 @functools.lru_cache(maxsize=None)
@@ -2311,7 +2345,6 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
 
 
 class ModelNew(nn.Module):
-    differentiable = Training
     sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
@@ -2330,11 +2363,8 @@ class ModelNew(nn.Module):
         return build(*self.sources, cuda_cflags=hopper, **channels, **sizes)
 
     def forward(self, x):
-        namespace = self.namespace()
-        weight, bias, pool = self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
-            return self.differentiable.apply(x, weight, bias, pool, namespace)
-        return getattr(torch.ops, namespace).forward(x, weight, bias, pool)
+        operators = getattr(torch.ops, self.namespace())
+        return operators.forward(x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size)
 
 
 def main():

@@ -142,6 +142,15 @@ def test_a_value_far_larger_than_all_others():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("column", [63, 64, 65])
+def test_a_large_value_in_the_columns_that_two_stretches_read(column):
+    """Tiles are worked on in stretches of 64 columns, whose last one reads two columns more."""
+    original, new, x = make(height=23, width=80)
+    x[1, 2, 3, 8, column] = 1e7
+    expected, actual = gradients(original, x)[0], gradients(new, x)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("settings", [{}, {"sum_dim": 0}, DIRECT], ids=["sums", "averages", "directly"])
 def test_only_what_is_asked_for(settings):
     _, new, x = make(**settings)

@@ -1,0 +1,102 @@
+"""conv_pool_sigmoid_sum under the emulator, at what the judge's inputs do not reach: infinities that meet, wrong arguments."""
+
+import subprocess
+import sys
+
+import pytest
+
+from playground import catalog
+
+MODEL = catalog.find_model("conv_pool_sigmoid_sum")
+VARIANTS = [variant.name for variant in catalog.variants(MODEL) if variant.backend == "cuda"]
+
+START = """
+import sys
+import torch
+from playground import catalog, emulator
+
+model = catalog.find_model("conv_pool_sigmoid_sum")
+path = catalog.find_variant(model, sys.argv[1]).path
+"""
+
+# Where two infinities lie (channel, row, column), in the first sample: in the same box sum or in two of the same window, in the
+# fresh rows of a pooled row or in those that it shares with the next one.
+INFINITIES = """
+SIZES = 3, 5, 3, 4
+PLACES = {
+    "one box": ((0, 1, 17), (0, 2, 18)),
+    "two boxes": ((1, 4, 40), (1, 9, 45)),
+    "two channels": ((0, 4, 8), (2, 7, 9)),
+    "shared rows": ((2, 5, 20), (2, 4, 21)),
+    "right edge": ((1, 6, 90), (1, 7, 91)),
+}
+original = catalog.load_problem(model.path).Model(*SIZES)
+with emulator.install(mode="fast", source_file=str(path), time_limit=120), torch.no_grad():
+    new = catalog.load_variant(path).ModelNew(*SIZES)
+    new.load_state_dict(original.state_dict())
+    for name, places in PLACES.items():
+        for signs in (1, 1), (1, -1):
+            x = torch.randn(2, 3, 18, 96)
+            for place, sign in zip(places, signs, strict=True):
+                x[0][place] = sign * float("inf")
+            expected, got = original(x), new(x)
+            assert expected[0].isnan(), "this case asks for nothing"
+            assert got[0].isnan(), f"{name}, signs {signs}: {got[0]} where PyTorch has nan"
+            torch.testing.assert_close(got[1], expected[1], rtol=2e-3, atol=0)
+    assert emulator.launches(), "the variant has run no kernel"
+print("as PyTorch has it")
+"""
+
+REFUSALS = """
+def refused(what, call):
+    try:
+        call()
+    except RuntimeError as error:
+        assert what in str(error), error
+    else:
+        raise AssertionError(f"nothing was raised: {what}")
+
+SIZES = 8, 64, 3, 4
+with emulator.install(mode="fast", source_file=str(path), time_limit=120):
+    new = catalog.load_variant(path).ModelNew(*SIZES)
+    operators = getattr(torch.ops, new.namespace())
+    x, weight, bias, grad_out = torch.randn(2, 8, 18, 96), new.conv.weight.detach(), new.conv.bias.detach(), torch.randn(2)
+    if sys.argv[1] == "v1_fused_tail":
+        y = torch.randn(2, 64, 16, 94)
+        refused("expected a float32 gradient of shape [2]", lambda: operators.tail_grad(torch.randn(3), y, [4, 4]))
+        refused("expected a float32 gradient of shape [2]", lambda: operators.tail_grad(grad_out.double(), y, [4, 4]))
+        assert operators.tail_grad(grad_out, y, [4, 4]).shape == y.shape
+    elif sys.argv[1] == "v2_single_kernel":
+        delta = operators.window_grad(grad_out, x, weight, bias, [4, 4])
+        refused("expected grad_out", lambda: operators.window_grad(grad_out[:1], x, weight, bias, [4, 4]))
+        refused("expected delta", lambda: operators.input_grad(delta[:1], x, weight))
+        refused("expected delta", lambda: operators.weight_grad(delta.double(), x, weight))
+        refused("expected weight", lambda: operators.weight_grad(delta, x, weight[:5]))
+        assert operators.input_grad(delta, x, weight).shape == x.shape
+    else:
+        out, grads, deltas = operators.forward_with_parameter_grads(x, weight, bias, [4, 4], True)
+        given = grad_out, grads, x, weight, bias
+        assert deltas.shape == (2, 4, 96 * 64)
+        for wrong in deltas[:1], deltas[:, :3], deltas[..., :64], deltas.float():
+            refused("expected deltas of this x's forward pass", lambda: operators.all_grads(*given, wrong, [4, 4]))
+        kept, again = (operators.all_grads(*given, some, [4, 4])[0] for some in (deltas, deltas[:, :0]))
+        torch.testing.assert_close(kept, again, rtol=0, atol=2e-3 * kept.abs().max().item())
+print("each was refused")
+"""
+
+
+def run(text, variant):
+    command = [sys.executable, "-c", START + text, variant]
+    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_infinities_that_meet(variant):
+    assert "as PyTorch has it" in run(INFINITIES, variant)
+
+
+@pytest.mark.parametrize("variant", ["v1_fused_tail", "v2_single_kernel", "v5_hopper"])
+def test_wrong_arguments_of_an_operator(variant):
+    assert "each was refused" in run(REFUSALS, variant)

@@ -1,0 +1,92 @@
+"""What autograd expects of a variant that speaks to it in C++: gradients of what is asked for, and clear errors.
+
+Each runs in a process of its own in fast mode. test_variants_fast.py holds all gradients against float64.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from playground import catalog
+
+VARIANTS = [
+    (model, variant)
+    for model in catalog.models()
+    for variant in catalog.variants(model)
+    if variant.backend == "cuda" and "torch::autograd::Function<" in variant.path.read_text()
+]
+
+RUN = """
+import sys
+import torch
+from playground import catalog, emulator, tensors
+
+model, path = catalog.find_model(sys.argv[1]), sys.argv[2]
+with emulator.install(mode="fast", source_file=path, time_limit=60):
+    problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name])
+    new = tensors.make_model(problem, catalog.load_variant(catalog.find_variant(model, path).path).ModelNew, 0)
+    (x,) = tensors.make_inputs(problem, 0)
+    parameters = dict(new.named_parameters())
+
+    def gradients(wanted, run=new, of_input=True, **more):
+        given = x.clone().requires_grad_(of_input)
+        out = run(given)
+        outer = torch.linspace(0.5, 1.5, out.numel()).view(out.shape)  # not the same for all samples
+        leaves = [given if name == "x" else parameters[name] for name in wanted]
+        return dict(zip(wanted, torch.autograd.grad(out, leaves, outer, **more), strict=True))
+
+    def agree(found, expected):  # other kernels may compute a gradient that is wanted by itself
+        for name, value in found.items():
+            scale = expected[name].abs().max()
+            assert (value - expected[name]).abs().max() <= 2e-3 * scale, name
+
+    everything = gradients(["x", *parameters])
+    for name in everything:
+        agree(gradients([name]), everything)
+    of_parameters = gradients(list(parameters), of_input=False)
+    agree(of_parameters, everything)
+    new.requires_grad_(False)
+    agree(gradients(["x"]), everything)
+    new.requires_grad_(True)
+
+    compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
+    for expected, of_input in ((everything, True), (of_parameters, False)):
+        found = gradients(list(expected), compiled, of_input)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with torch.no_grad():
+        without = new(x)
+        assert not without.requires_grad and torch.equal(compiled(x), without)
+    with torch.inference_mode():
+        assert torch.equal(new(x), without)
+
+    def refused(what, call):
+        try:
+            call()
+        except RuntimeError as error:
+            assert what in str(error), error
+        else:
+            raise AssertionError(f"nothing was raised: {what}")
+
+    (slope,) = gradients(["x"], create_graph=True).values()
+    refused("derivative for", lambda: slope.square().sum().backward())
+    out = new(x).square().sum()
+    out.backward(retain_graph=True)
+    once = {name: value.grad.clone() for name, value in parameters.items()}
+    out.backward()  # adds
+    agree({name: value.grad for name, value in parameters.items()}, {name: 2 * value for name, value in once.items()})
+    refused("a second time", out.backward)
+print("as autograd expects")
+"""
+
+
+@pytest.mark.parametrize("model, variant", VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in VARIANTS])
+def test_training(model, variant):
+    command = [sys.executable, "-c", RUN, model.name, str(variant.path)]
+    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "as autograd expects" in done.stdout
+
+
+def test_there_are_such_variants():
+    assert {variant.name for _, variant in VARIANTS} == {"v5_hopper"} and len(VARIANTS) == 3
