@@ -1775,8 +1775,11 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
 }
 
 // Autograd, here since Python's would take the host longer than a step takes the GPU. Operators are called through PyTorch's
-// dispatcher, where torch.compile sees them.
-static const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
+// dispatcher, where torch.compile sees them. The namespace has no name, or all libraries of the process would share CALL's
+// handles: those of inline functions are unique in a process.
+namespace {
+
+const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
 #define CALL(name, ...)                                                                                                    \
     [&] {                                                                                                                  \
         static const auto handle =                                                                                         \
@@ -1810,13 +1813,15 @@ struct Training : torch::autograd::Function<Training> {
     }
 };
 
-static at::Tensor differentiable_conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                                        at::IntArrayRef stride, at::IntArrayRef padding) {
+at::Tensor differentiable_conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                 at::IntArrayRef stride, at::IntArrayRef padding) {
     if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad())))
         return Training::apply(x, weight, bias, stride, padding);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return CALL(conv2d, x, weight, bias, stride, padding);
 }
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
     m.impl("conv2d", &differentiable_conv2d);

@@ -2458,8 +2458,11 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
 }
 
 // Autograd, here since Python's would take the host longer than a step takes the GPU. Operators are called through PyTorch's
-// dispatcher, where torch.compile sees them.
-static const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
+// dispatcher, where torch.compile sees them. The namespace has no name, or all libraries of the process would share CALL's
+// handles: those of inline functions are unique in a process.
+namespace {
+
+const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
 #define CALL(name, ...)                                                                                                    \
     [&] {                                                                                                                  \
         static const auto handle =                                                                                         \
@@ -2504,14 +2507,16 @@ struct Training : torch::autograd::Function<Training> {
     }
 };
 
-static at::Tensor differentiable_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias,
-                                         const std::optional<at::Tensor>& bias, double divisor, at::IntArrayRef pool) {
+at::Tensor differentiable_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias,
+                                  const std::optional<at::Tensor>& bias, double divisor, at::IntArrayRef pool) {
     const bool wanted =
         x.requires_grad() || weight.requires_grad() || conv_bias.requires_grad() || (bias && bias->requires_grad());
     if (at::GradMode::is_enabled() && wanted) return Training::apply(x, weight, conv_bias, bias, divisor, pool);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return CALL(forward, x, weight, conv_bias, bias, divisor, pool);
 }
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
     m.impl("forward", &differentiable_forward);

@@ -183,7 +183,8 @@ class Builder:
 
     def compile_binding(self, name, prepared, flags):
         """The object files of a binding: it, and its library's name where the one serves all names."""
-        own = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-fno-gnu-unique", "-w"]
+        # Unlike kernels, without -fno-gnu-unique: what libraries share in a real process, they share here.
+        own = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
         if REGISTERS.search(prepared.text):
             own += ["-include", str(toolchain.precompiled_torch_header([*own, *toolchain.torch_flags()[0]]))]
         if not prepared.shared:

@@ -49,7 +49,7 @@ def test_what_could_not_be_made_is_tried_again(empty_cache):
 
 
 def test_the_compiler_takes_the_precompiled_headers(tmp_path):
-    flags = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-fno-gnu-unique", "-w"]
+    flags = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
     flags += toolchain.torch_flags()[0]
     header = toolchain.precompiled_torch_header(flags)
     text = tmp_path / "text.cpp"

@@ -90,3 +90,47 @@ def test_training(model, variant):
 
 def test_there_are_such_variants():
     assert {variant.name for _, variant in VARIANTS} == {"v5_hopper"} and len(VARIANTS) == 3
+
+
+TOGETHER = """
+import copy
+import torch
+from playground import catalog, emulator, tensors
+
+CONSTANTS = {  # another build of the same file: one more set of operators in the process
+    "conv_pool_sigmoid_sum": {"in_channels": 3, "out_channels": 10},
+    "conv3d_div_max_gap_bias_sum": {"in_channels": 4, "out_channels": 8, "bias_shape": (8, 1, 1, 1)},
+    "alexnet_conv1": {},
+}
+
+def gradients(module, x, outer):
+    given = x.clone().requires_grad_()
+    out = module(given)
+    return torch.autograd.grad(out, [given, *module.parameters()], outer.view(out.shape))
+
+def cases():
+    for model in catalog.models():
+        variant = catalog.load_variant(catalog.find_variant(model, "v5_hopper").path)
+        for constants in ({}, CONSTANTS[model.name]):
+            problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name] | constants)
+            yield model.name, tensors.make_model(problem, problem.Model, 0), tensors.make_model(problem, variant.ModelNew, 0), problem
+
+torch.backends.cudnn.allow_tf32 = False  # a maximum that TF32 finds elsewhere takes its gradient along
+with emulator.install(mode="fast", time_limit=60):
+    found = list(cases())
+    for turn in range(2):  # in the second one, every library is loaded and was called
+        for name, original, new, problem in found:
+            (x,) = tensors.make_inputs(problem, turn)
+            new.load_state_dict(original.state_dict())
+            outer = torch.linspace(0.5, 1.5, original(x).numel())
+            exact = gradients(copy.deepcopy(original).double(), x.double(), outer.double())
+            for got, right in zip(gradients(new, x, outer), exact, strict=True):
+                assert (got - right).abs().max() <= 1e-4 * right.abs().max(), (turn, name)
+print("each has its own operators")
+"""
+
+
+def test_all_in_one_process():
+    done = subprocess.run([sys.executable, "-c", TOGETHER], cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "each has its own operators" in done.stdout
