@@ -113,7 +113,8 @@ def cases():
         variant = catalog.load_variant(catalog.find_variant(model, "v5_hopper").path)
         for constants in ({}, CONSTANTS[model.name]):
             problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name] | constants)
-            yield model.name, tensors.make_model(problem, problem.Model, 0), tensors.make_model(problem, variant.ModelNew, 0), problem
+            original, new = (tensors.make_model(problem, kind, 0) for kind in (problem.Model, variant.ModelNew))
+            yield model.name, original, new, problem
 
 torch.backends.cudnn.allow_tf32 = False  # a maximum that TF32 finds elsewhere takes its gradient along
 with emulator.install(mode="fast", time_limit=60):
