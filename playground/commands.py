@@ -135,11 +135,13 @@ def _points(given, model, settings):
 def plan(model, variants, device, points):
     """A task for each variant that `device` concerns, at each of the points. Their settings win over the place's own."""
     tasks = []
+    varied = [name for name in points[0] if any(point[name] != points[0][name] for point in points)]
     for settings in points:
         for variant in variants:
             place = _place(variant, device)
             if place:
-                tasks.append(Task(model, variant, place, {**model.settings(place), **settings}))
+                point = {name: settings[name] for name in varied}
+                tasks.append(Task(model, variant, place, {**model.settings(place), **settings}, point))
     return sorted(tasks, key=lambda task: task.place != "cuda")
 
 

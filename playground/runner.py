@@ -26,17 +26,26 @@ from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all
 
 @dataclass(frozen=True)
 class Task:
-    """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator"."""
+    """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
+
+    `point` are those of its settings in which the run's other tasks differ.
+    """
 
     model: catalog.Model
     variant: catalog.Variant
     place: str
     settings: dict = field(default_factory=dict)
+    point: dict = field(default_factory=dict)
 
     @property
     def group(self):
         """What shares an original: the same truth and the same baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
+
+    def names(self, what=None):
+        """(model, variant) as progress shows them; `what` stands in the place of the variant."""
+        point = [f"{name}={value}" for name, value in self.point.items()]
+        return self.model.name, ", ".join([what or self.variant.name, *point])
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Runner:
 
         def finish(task, result):
             with finishing:
-                self._progress.done(task.model.name, task.variant.name, result["verdict"])
+                self._progress.done(*task.names(), result["verdict"])
                 keep([result for result in results if result["verdict"]])
 
         self._progress.expect(len(tasks))
@@ -139,14 +148,14 @@ class Runner:
 
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
-        self._progress.started("build", task.model.name, task.variant.name)
+        self._progress.started("build", *task.names())
         try:
             with WorkerProcess(UNTIMED) as worker:
                 load_candidate(worker, self.original(task), task, self._options, None)
                 self.build_in(worker, task, result)
         except WorkerFailure as failure:
             give_failure(result, failure)
-        self._progress.finished("build", task.model.name, task.variant.name, result["verdict"] or "built")
+        self._progress.finished("build", *task.names(), result["verdict"] or "built")
 
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""
@@ -209,12 +218,12 @@ class Bench:
         self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.ceilings)
         self._open.callback(self._stopwatch.close)
         try:
-            progress.started("truth", task.model.name, "float64")
+            progress.started("truth", *task.names("float64"))
             self._description = self._truth.prepare()
-            progress.finished("truth", task.model.name, "float64", "ready")
+            progress.finished("truth", *task.names("float64"), "ready")
         except WorkerFailure as failure:
             self._unusable = failure
-            progress.finished("truth", task.model.name, "float64", "error")
+            progress.finished("truth", *task.names("float64"), "error")
         except BaseException:
             self.close()
             raise
@@ -247,7 +256,7 @@ class Bench:
         result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
 
     def _sanitize(self, task, result):
-        names = task.model.name, task.variant.name
+        names = task.names()
         self._progress.started("sanitize", *names)
         limit = self._options.time_limit
         with small_case(task.model, self._run.original(task), self._run.probe_seed, limit) as (original, probes, folder):
@@ -257,7 +266,7 @@ class Bench:
         self._progress.finished("sanitize", *names, examination.outcome)
 
     def _check(self, worker, task, result, build):
-        names = task.model.name, task.variant.name
+        names = task.names()
         self._progress.started("build" if build else "check", *names)
         loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
         result["variant_precision"] = loaded["precision"]
@@ -270,7 +279,7 @@ class Bench:
         self._progress.finished("check", *names, result["verdict"] or "pass")
 
     def _time(self, worker, task, result):
-        names = task.model.name, task.variant.name
+        names = task.names()
         self._progress.started("time", *names)
         try:
             result.update(self._stopwatch.time(worker, result))

@@ -290,14 +290,14 @@ class Stopwatch:
             side.resume(self._started[side.name, side.mode])
             return True
         label = BASELINES[side.name].label
-        self._progress.started("baseline", self._task.model.name, label)
+        self._progress.started("baseline", *self._task.names(label))
         try:
             started = side.start()
             if not side.mode.startswith(GRAPHED):
                 self._started[side.name, side.mode] = started
         except WorkerFailure as failure:
             unavailable[side.name] = str(failure)
-        self._progress.finished("baseline", self._task.model.name, label, unavailable.get(side.name, "ready"))
+        self._progress.finished("baseline", *self._task.names(label), unavailable.get(side.name, "ready"))
         return side.name not in unavailable
 
     def _asker(self, worker):
