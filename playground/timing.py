@@ -12,8 +12,9 @@ import time
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
 from playground.machine.load import OtherLoad
+from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
-from playground.stopwatch.baselines import BASELINES, names_for, peers
+from playground.stopwatch.baselines import names_for, peers
 from playground.stopwatch.timer import CpuClock, CudaClock
 from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS, step_of
 from playground.worker import WorkerFailure, WorkerProcess
@@ -289,7 +290,7 @@ class Stopwatch:
         if (side.name, side.mode) in self._started:
             side.resume(self._started[side.name, side.mode])
             return True
-        label = BASELINES[side.name].label
+        label = baseline_name(side.name)
         self._progress.started("baseline", *self._task.names(label))
         try:
             started = side.start()
@@ -365,8 +366,8 @@ def graph_notes(eager, graphed):
     usual = (eager["outcome"] or {}).get("against")
     if usual in graphed["baselines_unavailable"]:
         against = (graphed["outcome"] or {}).get("against")
-        instead = f"the ratio is over {BASELINES[against].label}" if against else "there is no ratio"
-        notes.append(f"{BASELINES[usual].label}, the fastest without a graph, could not be timed in one: {instead}")
+        instead = f"the ratio is over {baseline_name(against)}" if against else "there is no ratio"
+        notes.append(f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}")
     return notes
 
 

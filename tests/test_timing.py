@@ -436,7 +436,7 @@ class FakeGpu:
         monkeypatch.setattr(timing.clocks, "sample", lambda: None)
         monkeypatch.setattr(timing, "OtherLoad", lambda pid: Load(0.0))
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
-        task = SimpleNamespace(place="cuda", model=SimpleNamespace(name="model"))
+        task = SimpleNamespace(place="cuda", model=SimpleNamespace(name="model"), names=lambda what: ("model", what))
         return timing.Stopwatch(task, {}, self.truth(tmp_path), Options(quick=True, training=True), silent, {})
 
     def truth(self, folder):
@@ -465,10 +465,7 @@ def test_short_steps_are_timed_in_graphs_and_slow_baselines_as_they_are(tmp_path
     weights = timed["training"]["weights"]["graphed"]
     assert weights["time_ms"]["median"] == 0.2 and weights["baselines_ms"]["eager"]["median"] == 7.0
     assert weights["baselines_unavailable"] == {"eager_fp32": "RuntimeError: cannot be captured"}
-    assert (
-        weights["notes"][0]
-        == "eager, strict fp32, the fastest without a graph, could not be timed in one: the ratio is over eager"
-    )
+    assert weights["notes"][0] == "eager fp32, the fastest without a graph, could not be timed in one: the ratio is over eager"
     assert set(graphed) - {"not_graphed"} == set(timed) - {"graphed", "training", "ceilings"}
     modes = [mode for side, mode in gpu.started if side == "variant"]
     assert list(dict.fromkeys(modes)) == ["forward", "weights", "graphed forward", "graphed weights"]

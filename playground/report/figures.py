@@ -10,7 +10,7 @@ from playground.stopwatch.statistics import TIE
 ROOT = Path(__file__).resolve().parents[2]
 
 # Every baseline, in the order in which reports list them, with its name for people.
-BASELINES = {
+BASELINES = {  # those of playground.stopwatch.baselines, as they are shown
     "eager": "eager",
     "channels_last": "channels_last",
     "compile": "torch.compile",

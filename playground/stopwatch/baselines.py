@@ -14,7 +14,6 @@ class Baseline:
     `compiled` is torch.compile's mode, None for a baseline that is not compiled.
     """
 
-    label: str
     compiled: str | None = None
     channels_last: bool = False
     strict: bool = False
@@ -25,14 +24,14 @@ class Baseline:
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 
 BASELINES = {
-    "eager": Baseline("eager"),
-    "channels_last": Baseline("channels_last", channels_last=True),
-    "compile": Baseline("torch.compile", compiled="default"),
-    "compile_max": Baseline("torch.compile, max-autotune", compiled=MAX_AUTOTUNE),
-    "eager_fp32": Baseline("eager, strict fp32", strict=True),
-    "channels_last_fp32": Baseline("channels_last, strict fp32", channels_last=True, strict=True),
-    "compile_fp32": Baseline("torch.compile, strict fp32", compiled="default", strict=True),
-    "compile_max_fp32": Baseline("torch.compile, max-autotune, strict fp32", compiled=MAX_AUTOTUNE, strict=True),
+    "eager": Baseline(),
+    "channels_last": Baseline(channels_last=True),
+    "compile": Baseline(compiled="default"),
+    "compile_max": Baseline(compiled=MAX_AUTOTUNE),
+    "eager_fp32": Baseline(strict=True),
+    "channels_last_fp32": Baseline(channels_last=True, strict=True),
+    "compile_fp32": Baseline(compiled="default", strict=True),
+    "compile_max_fp32": Baseline(compiled=MAX_AUTOTUNE, strict=True),
 }
 
 

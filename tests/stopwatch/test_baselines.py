@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
+from playground.report.figures import BASELINES as SHOWN
 from playground.stopwatch.baselines import BASELINES, names_for, peers, precision_of, prepare
 
 FLAGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
@@ -11,6 +12,11 @@ FLAGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda
 
 def precisions():
     return [flag.fp32_precision for flag in FLAGS]
+
+
+def test_each_is_shown_by_a_name_of_its_own():
+    assert list(SHOWN) == list(BASELINES)
+    assert len(set(SHOWN.values())) == len(SHOWN)
 
 
 @pytest.fixture
