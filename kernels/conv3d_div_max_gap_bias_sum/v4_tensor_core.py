@@ -36,7 +36,8 @@ Mathematics
     o:   grad_w[o,c,t] of a sample = 1/(N*d) * sum over k of hot[o,k] * x[c, k + t],    backward weighs and adds the samples'.
     hot is exact, x has 11 bits, as in PyTorch's own TF32 gradient. And that of the input, from places, 16 bytes a window:
     grad_x[c,p] = 1/(N*d) * sum over o,t of hot[o, p - t] * (grad[o] * w[o,c,t])
-    Strict gradients are v3's kernels' work. A NaN in x makes gradients of weights NaN through zero times NaN, as in PyTorch.
+    Strict gradients are v3's kernels' work. A NaN in x makes gradients of weights NaN. Which of them need not be PyTorch's
+    choice: with TF32 also taps that meet it beyond a row's end, strictly none that meet it as zero times NaN only.
 
 Launches
     kernel          grid                             block  shared  work of a warp

@@ -63,7 +63,8 @@ Mathematics
     The gradient of the weights is v4's product, of the one-hot places of the maxima and x, but in a pass of its own: its sums
     and the forward pass's weights are more than a thread's registers. Places are 16 bytes a window, a bit in each. The input's
     gradient takes halves, too: one-hot places times (upstream * weight), 16 outputs a product. Strict gradients are v3's
-    kernels' work. A NaN in x makes gradients of weights NaN through zero times NaN, as in PyTorch.
+    kernels' work. A NaN in x makes gradients of weights NaN. Which of them need not be PyTorch's choice: with TF32 also taps
+    that meet it beyond a row's end, strictly none that meet it as zero times NaN only.
 
 Where to read
     The forward pass is stream_max_mean: four warps run convert_segments, eight run for_units with convolve_halves and
