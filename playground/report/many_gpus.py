@@ -190,7 +190,7 @@ def _trained(root, records):
         rows += _scaling(root, own, "")
         rows += _scaling(root, [(ranks, row | row["graphed"]) for ranks, row in own if row.get("graphed")], ", in a CUDA graph")
     yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    yield _explained(records)
+    yield _explained(root, records)
 
 
 def _scaling(root, timed, how):
@@ -203,10 +203,8 @@ def _scaling(root, timed, how):
 
 
 def _row(root, ranks, row, how):
-    source = _source(root, row)
-    mark = f" {STALE}" if is_stale(row, source) else ""
     return (
-        f"{row['model']} [`{row['variant']}`]({source.relative_to(root).as_posix()}){how}{mark}",
+        f"{row['model']} [`{row['variant']}`]({_source(root, row).relative_to(root).as_posix()}){how}{_mark(root, row)}",
         str(ranks),
         str(row["samples"]),
         significant(row["step_ms"]),
@@ -215,13 +213,17 @@ def _row(root, ranks, row, how):
     )
 
 
-def _explained(records):
+def _mark(root, row):
+    return f" {STALE}" if is_stale(row, _source(root, row)) else ""
+
+
+def _explained(root, records):
     rows = [(record["ranks"], row) for record in records for row in record["results"] if row["verdict"] != "skipped"]
     right = [(ranks, row) for ranks, row in rows if _passed(row)]
     others = {"fail": [], "error": []}
     for ranks, row in rows:
         if not _passed(row):
-            others[row["verdict"]].append(f"{_name(row)} on {_gpus(ranks)}: {one_line(row['reason'])}")
+            others[row["verdict"]].append(f"{_name(row)} on {_gpus(ranks)}{_mark(root, row)}: {one_line(row['reason'])}")
     sentences = [
         "Every GPU has the model's whole batch. A step is forward, backward and the exchange of gradients. Efficiency is the "
         "time of a step on one GPU by itself divided by that on all GPUs together."
