@@ -1,7 +1,8 @@
 """compare.py --new: a new variant's file that is right at once, to start from.
 
 For the project's models it is a naive kernel, for any other problem the original itself with a copy of its result behind it.
-The files in templates/ hold all but `build`, which is taken from a variant, since it is the same in all of them.
+The files in templates/ hold all but `build` and its lock, which are taken from a variant, since they are the same in all of
+them.
 """
 
 import ast
@@ -16,7 +17,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 EXEMPLAR = catalog.KERNELS / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"  # has the `build` that all files share
 NAME = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
 CLAIMS = {"optimized", "optimised", "final", "fast", "best", "new"}
-OWN_NAMES = {"NAME", "CUDA", "CPP", "BINDING", "ModelNew", "build", "register", "main"}  # of what a variant's file defines
+OWN_NAMES = {"NAME", "CUDA", "CPP", "BINDING", "BUILDING", "ModelNew", "build", "register", "main"}  # of what a variant's file defines
 NEEDED = {"Model", "get_inputs", "get_init_inputs"}
 
 
@@ -66,8 +67,10 @@ def _template(kind, name):
 
 def _build_text():
     text = EXEMPLAR.read_text(encoding="utf-8")
-    (node,) = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "build"]
-    return "".join(text.splitlines(keepends=True)[node.decorator_list[0].lineno - 1 : node.end_lineno])
+    body = ast.parse(text).body
+    (index,) = [index for index, node in enumerate(body) if isinstance(node, ast.FunctionDef) and node.name == "build"]
+    lock, function = body[index - 1 : index + 1]
+    return "".join(text.splitlines(keepends=True)[lock.lineno - 1 : function.end_lineno])
 
 
 def _own_text(model, name):

@@ -65,6 +65,7 @@ import hashlib
 import os
 import shutil
 import sys
+import threading
 
 import torch
 import torch.nn as nn
@@ -694,6 +695,9 @@ def register(namespace):
         torch.library.register_autograd(f"{namespace}::{name}", refuse)
 
 
+BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+
+
 @functools.lru_cache(maxsize=None)
 def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
     """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
@@ -716,24 +720,25 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
 
     operators = getattr(torch.ops, namespace)
-    if not getattr(operators, "registered", False):
-        if not shutil.which("ninja"):  # in a virtual environment that is not activated
-            os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-        try:
-            cpp_extension.load_inline(
-                namespace,
-                cpp_sources=defines + binding,
-                cuda_sources=defines + cuda if cuda else None,
-                extra_cflags=["-O3", *cflags],
-                extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                is_python_module=False,
-                no_implicit_headers=True,
-            )
-        except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-            cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-            raise
-        register(namespace)
-        operators.registered = True
+    with BUILDING:
+        if not getattr(operators, "registered", False):
+            if not shutil.which("ninja"):  # in a virtual environment that is not activated
+                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+            try:
+                cpp_extension.load_inline(
+                    namespace,
+                    cpp_sources=defines + binding,
+                    cuda_sources=defines + cuda if cuda else None,
+                    extra_cflags=["-O3", *cflags],
+                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
+                    is_python_module=False,
+                    no_implicit_headers=True,
+                )
+            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
+                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
+                raise
+            register(namespace)
+            operators.registered = True
     return namespace
 
 

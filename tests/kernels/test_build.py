@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,30 @@ def test_a_failed_registration_is_not_taken_for_done():
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="slip in register"):
             model.namespace()
+
+
+def test_threads_build_once(monkeypatch):
+    """As nn.DataParallel's do, whose replicas run their first forward at the same time."""
+    asked, registered = [], []
+    both_ask = threading.Barrier(2)
+
+    def pretend(name, *arguments, **options):
+        asked.append(name)
+        time.sleep(0.2)  # the other thread comes to the same place
+
+    def register(namespace):
+        registered.append(namespace)
+
+    def ask():
+        both_ask.wait()
+        found.append(build("shelf_of_threads", "binding", None, register))
+
+    monkeypatch.setattr(cpp_extension, "load_inline", pretend)
+    build, found = catalog.load_variant(VARIANT.path).build, []
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(asked) == len(registered) == 1
+    assert found == [asked[0]] * 2
