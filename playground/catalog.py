@@ -86,6 +86,23 @@ def code_sha256(path):
     return hashlib.sha256(text).hexdigest()
 
 
+def kernels_sha256(path):
+    """Of the text of a variant's kernels, the string constants CUDA and CPP of its file; None where it has neither.
+
+    What runs on the GPU is all in there; the code around it checks arguments, allocates and speaks to autograd.
+    """
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return None
+    texts = {}
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="CUDA" | "CPP" as name)], value=ast.Constant(value=str(text))):
+                texts[name] = text
+    return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest() if texts else None
+
+
 def models():
     """The project's models, in the order of the README."""
     return sorted((Model(path.stem, path) for path in MODELS.glob("*.py")), key=lambda model: reading_order(model.name))

@@ -191,7 +191,7 @@ def _examine(case, variant, timed):
     row = {"model": case.model.name, "variant": variant.name, "settings": case.settings, "verdict": "pass", "reason": None}
     row |= {"errors": {}, "samples": None, **dict.fromkeys(TIMES), "graphed": None}
     row |= {"source_sha256": catalog.sha256(variant.path), "code_sha256": catalog.code_sha256(variant.path)}
-    row |= {"model_sha256": catalog.sha256(case.model.path)}
+    row |= {"kernels_sha256": catalog.kernels_sha256(variant.path), "model_sha256": catalog.sha256(case.model.path)}
     if not case.allowed:
         return row | {"verdict": "skipped", "reason": "no parameter of the original gets a gradient"}
     try:

@@ -17,7 +17,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 EXEMPLAR = catalog.KERNELS / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"  # has the `build` that all files share
 NAME = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
 CLAIMS = {"optimized", "optimised", "final", "fast", "best", "new"}
-OWN_NAMES = {"NAME", "CUDA", "CPP", "BINDING", "BUILDING", "ModelNew", "build", "register", "main"}  # of what a variant's file defines
+# Of what a variant's file defines.
+OWN_NAMES = {"NAME", "CUDA", "CPP", "BINDING", "BUILDING", "ModelNew", "build", "register", "main"}
 NEEDED = {"Model", "get_inputs", "get_init_inputs"}
 
 

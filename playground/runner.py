@@ -355,6 +355,7 @@ def blank_result(task):
         "details": "",
         "source_sha256": catalog.sha256(task.variant.path),
         "code_sha256": catalog.code_sha256(task.variant.path),
+        "kernels_sha256": catalog.kernels_sha256(task.variant.path),
         "model_sha256": catalog.sha256(task.model.path),
         "shape": {"inputs": [], "settings": task.settings},
         "precision": None,

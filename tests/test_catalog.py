@@ -122,6 +122,19 @@ def test_a_docstring_is_no_part_of_the_code(tmp_path):
     assert broken[0] == broken[1]
 
 
+def test_kernels_are_their_text_alone(tmp_path):
+    def kernels(text):
+        path = tmp_path / "v1_x.py"
+        path.write_text(text)
+        return catalog.kernels_sha256(path)
+
+    plain = kernels('CUDA = r"""\nkernel\n"""\nBINDING = "binding"\n')
+    assert plain == kernels('"""A docstring."""\nimport torch\nCUDA = "\\nkernel\\n"\nBINDING = "another"\n')
+    assert len({plain, kernels('CUDA = "kernel"\n'), kernels('CPP = r"""\nkernel\n"""\n')}) == 3
+    assert kernels('BINDING = "binding"\n') is None and kernels("def f(:") is None
+    assert kernels('def f():\n    CUDA = "kernel"\n') is None, "only the module's own"
+
+
 def test_constants_of_what_is_no_python(tmp_path):
     path = tmp_path / "problem.py"
     path.write_text("batch_size = 4\ndef (\n")

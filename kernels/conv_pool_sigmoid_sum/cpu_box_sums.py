@@ -626,6 +626,7 @@ BINDING = r"""
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -664,8 +665,9 @@ static Shape checked_shape(at::IntArrayRef x, const at::Tensor& weight, at::IntA
     TORCH_CHECK(weight.size(1) == x[1] && weight.size(2) == KERNEL_H && weight.size(3) == KERNEL_W,
                 message("conv_pool_sigmoid_sum: expected a weight of (outputs, ", x[1], ", ", KERNEL_H, ", ", KERNEL_W,
                         "), got ", weight.sizes()));
-    TORCH_CHECK(pool[0] == POOL_H && pool[1] == POOL_W, message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H,
-                                                                " x ", POOL_W, ", called with ", pool));
+    TORCH_CHECK(pool == at::IntArrayRef({POOL_H, POOL_W}),
+                message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
+                        pool));
     TORCH_CHECK(x[2] >= KERNEL_H + POOL_H - 1 && x[3] >= KERNEL_W + POOL_W - 1,
                 message("conv_pool_sigmoid_sum: a window of ", POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_H, " x ",
                         KERNEL_W, " does not fit into an image of ", x[2], " x ", x[3]));
@@ -751,13 +753,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tens
     return {out, grads, delta};
 }
 
-at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& delta_in, const at::Tensor& weight_in,
-                      at::IntArrayRef sizes, at::IntArrayRef pool) {
-    const Shape shape = checked_shape(sizes, weight_in, pool);
+// The gradient of x, from what forward_with_grads gave as delta. Of x only the sizes are read, of bias nothing: autograd has to
+// know that delta depends on both, to refuse second derivatives.
+at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& delta_in, const at::Tensor& x,
+                      const at::Tensor& weight_in, const at::Tensor& bias, at::IntArrayRef pool) {
+    check("x", x, 4);
+    const Shape shape = checked_shape(x.sizes(), weight_in, pool);
+    check_sizes("bias", bias, {shape.outputs});
     check_sizes("grad_out", grad_out_in, {shape.batch});
     check_sizes("delta", delta_in, {shape.batch, shape.rows(), shape.columns(), shape.padded_outputs()});
     const at::Tensor grad_out = grad_out_in.contiguous(), delta = delta_in.contiguous(), weight = weight_in.contiguous();
-    at::Tensor grad_x = at::empty(sizes, delta.options());
+    at::Tensor grad_x = at::empty(x.sizes(), delta.options());
 
     Floats packed(shape.outputs * shape.padded_inner());
     for (int64_t o = 0; o < shape.outputs; ++o)
@@ -773,10 +779,13 @@ at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& delta_in,
     return grad_x;
 }
 
-// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out.
+// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out. `x` is for autograd,
+// which has to know that they depend on it, to refuse second derivatives.
 std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
-                                                   const at::Tensor& weight) {
+                                                   const at::Tensor& weight, const at::Tensor& bias,
+                                                   const std::optional<at::Tensor>& x) {
     check("weight", weight, 4);
+    check_sizes("bias", bias, {weight.size(0)});
     check("grads", grads_in, 2);
     check_sizes("grad_out", grad_out_in, {grads_in.size(0)});
     check_sizes("grads", grads_in, {grads_in.size(0), weight.numel() + weight.size(0)});
@@ -796,9 +805,10 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
     m.def("forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", {at::Tag::pt2_compliant_tag});
     m.def("forward_with_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool, bool parameters, bool input) -> "
           "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad_out, Tensor delta, Tensor weight, SymInt[] sizes, int[2] pool) -> Tensor",
+    m.def("input_grad(Tensor grad_out, Tensor delta, Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor",
           {at::Tag::pt2_compliant_tag});
-    m.def("parameter_grads(Tensor grad_out, Tensor grads, Tensor weight) -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
+    m.def("parameter_grads(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias, Tensor? x) -> (Tensor, Tensor)",
+          {at::Tag::pt2_compliant_tag});
 }
 
 // Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
@@ -828,28 +838,27 @@ def register(namespace):
         return x.new_empty(batch), grads, delta
 
     @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad_out, delta, weight, sizes, pool):
-        return delta.new_empty(sizes)
+    def input_grad(grad_out, delta, x, weight, bias, pool):
+        return x.new_empty(x.shape)
 
     @torch.library.register_fake(f"{namespace}::parameter_grads")
-    def parameter_grads(grad_out, grads, weight):
+    def parameter_grads(grad_out, grads, weight, bias, x):
         return weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
 
     def save(ctx, inputs, output):
-        x, weight, _, ctx.pool, ctx.parameters, ctx.input = inputs
-        ctx.sizes = x.shape
-        ctx.save_for_backward(weight, output[1], output[2])
+        x, weight, bias, ctx.pool, ctx.parameters, ctx.input = inputs
+        ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, weight, bias, output[1], output[2])
         ctx.mark_non_differentiable(output[1], output[2])
 
     def backward(ctx, grad_out, *_):
-        weight, grads, delta = ctx.saved_tensors
+        x, weight, bias, grads, delta = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if (needs_x and not ctx.input) or ((needs_weight or needs_bias) and not ctx.parameters):
             raise RuntimeError(f"{namespace}: forward_with_grads was not asked for the gradients that are needed now")
-        grad_x = operators.input_grad(grad_out, delta, weight, ctx.sizes, ctx.pool) if needs_x else None
+        grad_x = operators.input_grad(grad_out, delta, x, weight, bias, ctx.pool) if needs_x else None
         grad_weight = grad_bias = None
         if needs_weight or needs_bias:
-            grad_weight, grad_bias = operators.parameter_grads(grad_out, grads, weight)
+            grad_weight, grad_bias = operators.parameter_grads(grad_out, grads, weight, bias, x)
         return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None, None
 
     def refuse(ctx, *gradients):

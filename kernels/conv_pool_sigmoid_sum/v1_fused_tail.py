@@ -157,7 +157,7 @@ static void check(const at::Tensor& y, at::IntArrayRef pool) {
     TORCH_CHECK(y.is_cuda() && y.scalar_type() == at::kFloat && y.dim() == 4,
                 message("fused_tail: expected a 4-d float32 CUDA tensor, got a ", y.dim(), "-d ", y.scalar_type(),
                         " tensor on ", y.device()));
-    TORCH_CHECK(pool[0] > 0 && pool[1] > 0 && pool[0] <= y.size(2) && pool[1] <= y.size(3),
+    TORCH_CHECK(pool.size() == 2 && pool[0] > 0 && pool[1] > 0 && pool[0] <= y.size(2) && pool[1] <= y.size(3),
                 message("fused_tail: a pooling window of ", pool, " does not fit into an image of ", y.size(2), " x ",
                         y.size(3)));
 }

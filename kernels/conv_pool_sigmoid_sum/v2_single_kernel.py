@@ -519,8 +519,7 @@ static void check_delta(const at::Tensor& x, const Image& image, const at::Tenso
 
 at::Tensor fused_conv_avg_sigmoid_sum(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in,
                                       at::IntArrayRef kernel_size, at::IntArrayRef pool_kernel_size) {
-    TORCH_CHECK(kernel_size[0] == KERNEL_H && kernel_size[1] == KERNEL_W && pool_kernel_size[0] == POOL_H &&
-                pool_kernel_size[1] == POOL_W,
+    TORCH_CHECK(kernel_size == at::IntArrayRef({KERNEL_H, KERNEL_W}) && pool_kernel_size == at::IntArrayRef({POOL_H, POOL_W}),
                 message("fused_conv_avg_sigmoid_sum: built for a kernel of ", KERNEL_H, " x ", KERNEL_W,
                         " and a pooling window of ", POOL_H, " x ", POOL_W, ", called with ", kernel_size, " and ",
                         pool_kernel_size));
@@ -544,7 +543,7 @@ at::Tensor fused_conv_avg_sigmoid_sum(const at::Tensor& x_in, const at::Tensor& 
 
 at::Tensor window_grad(const at::Tensor& grad_out_in, const at::Tensor& x_in, const at::Tensor& weight_in,
                        const at::Tensor& bias_in, at::IntArrayRef pool_kernel_size) {
-    TORCH_CHECK(pool_kernel_size[0] == POOL_H && pool_kernel_size[1] == POOL_W,
+    TORCH_CHECK(pool_kernel_size == at::IntArrayRef({POOL_H, POOL_W}),
                 message("window_grad: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
                         pool_kernel_size));
     const Image image(x_in);

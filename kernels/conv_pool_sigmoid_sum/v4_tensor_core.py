@@ -1139,6 +1139,7 @@ BINDING = r"""
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -1210,7 +1211,7 @@ struct Call {
         check("bias", bias, {OUT_CHANNELS});
         check_device(x, "weight", weight);
         check_device(x, "bias", bias);
-        TORCH_CHECK(pool[0] == POOL_H && pool[1] == POOL_W,
+        TORCH_CHECK(pool == at::IntArrayRef({POOL_H, POOL_W}),
                     message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
                             pool));
         TORCH_CHECK(x.size(2) >= KERNEL_H + POOL_H - 1 && x.size(3) >= KERNEL_W + POOL_W - 1,
@@ -1318,9 +1319,11 @@ at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& x, const 
     return grad_x;
 }
 
-// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out.
+// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out. `x` is for autograd,
+// which has to know that they depend on it, to refuse second derivatives.
 std::tuple<at::Tensor, at::Tensor> weighted_sum(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
-                                                const at::Tensor& weight, const at::Tensor& bias) {
+                                                const at::Tensor& weight, const at::Tensor& bias,
+                                                const std::optional<at::Tensor>& x) {
     check("grads", grads_in, {-1, PARAMETERS});
     check("grad_out", grad_out_in, {grads_in.size(0)});
     check_device(grads_in, "grad_out", grad_out_in);
@@ -1343,7 +1346,7 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
           {at::Tag::pt2_compliant_tag});
     m.def("input_grad(Tensor grad_out, Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor",
           {at::Tag::pt2_compliant_tag});
-    m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
+    m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias, Tensor? x) -> (Tensor, Tensor)",
           {at::Tag::pt2_compliant_tag});
 }
 
@@ -1374,7 +1377,7 @@ def register(namespace):
         return x.new_empty(x.shape)
 
     @torch.library.register_fake(f"{namespace}::weighted_sum")
-    def weighted_sum(grad_out, grads, weight, bias):
+    def weighted_sum(grad_out, grads, weight, bias, x):
         return weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
     def save(ctx, inputs, output):
@@ -1396,7 +1399,7 @@ def register(namespace):
         x, weight, bias, grads = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_x = operators.input_grad(grad_out, x, weight, bias, ctx.pool) if needs_x else None
-        grad_weight, grad_bias = operators.weighted_sum(grad_out, grads, weight, bias)
+        grad_weight, grad_bias = operators.weighted_sum(grad_out, grads, weight, bias, x)
         return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None
 
     def refuse(ctx, *gradients):

@@ -1948,6 +1948,7 @@ BINDING = r"""
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -2055,7 +2056,7 @@ struct Call {
         check("bias", bias, {OUT_CHANNELS});
         check_device(x, "weight", weight);
         check_device(x, "bias", bias);
-        TORCH_CHECK(pool[0] == POOL_H && pool[1] == POOL_W,
+        TORCH_CHECK(pool == at::IntArrayRef({POOL_H, POOL_W}),
                     message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
                             pool));
         TORCH_CHECK(x.size(2) >= KERNEL_H + POOL_H - 1 && x.size(3) >= KERNEL_W + POOL_W - 1,
@@ -2161,9 +2162,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_parameter_grads(cons
     return {out, grads, deltas};
 }
 
-// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out.
+// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out. `x` is for autograd,
+// which has to know that they depend on it, to refuse second derivatives.
 std::tuple<at::Tensor, at::Tensor> weighted_sum(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
-                                                const at::Tensor& weight, const at::Tensor& bias) {
+                                                const at::Tensor& weight, const at::Tensor& bias,
+                                                const std::optional<at::Tensor>& x) {
     check("grads", grads_in, {-1, PARAMETERS});
     check("grad_out", grad_out_in, {grads_in.size(0)});
     check_device(grads_in, "grad_out", grad_out_in);
@@ -2194,7 +2197,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> all_grads(const at::Tensor& grad_
     at::Tensor grad_x = call.empty(x.sizes());
     if (call.batch == 0 || deltas.numel() == 0 || is_strict()) {
         if (call.batch > 0) general::input_grad(call, grad_out, grad_x);
-        auto [grad_weight, grad_bias] = weighted_sum(grad_out, grads, weight, bias);
+        auto [grad_weight, grad_bias] = weighted_sum(grad_out, grads, weight, bias, x);
         return {grad_x, grad_weight, grad_bias};
     }
     at::Tensor grad_weight = call.empty(weight.sizes()), grad_bias = call.empty(bias.sizes());
@@ -2214,7 +2217,7 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
           "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
     m.def("all_grads(Tensor grad_out, Tensor grads, Tensor x, Tensor weight, Tensor bias, Tensor deltas, int[2] pool) -> "
           "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
+    m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias, Tensor? x) -> (Tensor, Tensor)",
           {at::Tag::pt2_compliant_tag});
 }
 
@@ -2250,7 +2253,8 @@ struct Training : torch::autograd::Function<Training> {
             std::tie(grad_x, grad_weight, grad_bias) =
                 CALL(all_grads, grad_out, grads, x, weight, bias, saved[4], at::IntArrayRef({POOL_H, POOL_W}));
         else
-            std::tie(grad_weight, grad_bias) = CALL(weighted_sum, grad_out, grads, weight, bias);
+            std::tie(grad_weight, grad_bias) =
+                CALL(weighted_sum, grad_out, grads, weight, bias, x.defined() ? std::optional(x) : std::nullopt);
         if (!context->needs_input_grad(1)) grad_weight = at::Tensor();
         if (!context->needs_input_grad(2)) grad_bias = at::Tensor();
         return {grad_x, grad_weight, grad_bias, at::Tensor()};
@@ -2259,6 +2263,9 @@ struct Training : torch::autograd::Function<Training> {
 
 at::Tensor differentiable_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                   at::IntArrayRef pool) {
+    for (const at::Tensor& tensor : {x, weight, bias})
+        TORCH_CHECK_NOT_IMPLEMENTED(!tensor._fw_grad(0).defined(),
+                                    "conv_pool_sigmoid_sum: forward-mode derivatives (tangents) are not implemented");
     if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || bias.requires_grad()))
         return Training::apply(x, weight, bias, pool);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -2306,7 +2313,7 @@ def register(namespace):
         return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
     @torch.library.register_fake(f"{namespace}::weighted_sum")
-    def weighted_sum(grad_out, grads, weight, bias):
+    def weighted_sum(grad_out, grads, weight, bias, x):
         return weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
 

@@ -18,15 +18,16 @@ from pathlib import Path
 from playground.catalog import reading_order
 from playground.data_parallel import KIND as TRAINED
 from playground.data_parallel import WAYS
-from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
+from playground.report.document import DocumentError, date_of, read, write_whole
 from playground.report.figures import ROOT, machine, one_line, significant, with_unit
-from playground.report.readme_table import STALE, ReadmeError, cell, is_of_model, sources, with_table
+from playground.report.marks_of_age import heaviest, legend, mark
+from playground.report.readme_table import ReadmeError, cell, is_of_model, sources, with_table
 
 COMMAND = "python -m playground.report.many_gpus"
 BEGIN, END = "<!-- many GPUs:begin -->", "<!-- many GPUs:end -->"
 FOLDER = Path("results") / "many_gpus"
 SHARED = "shared"  # the kind of a record of ranks that share the work; TRAINED is that of DistributedDataParallel
-KEPT = ("model", "variant", "ran_on", "verdict", "source_sha256", "code_sha256", "model_sha256", "device")
+KEPT = ("model", "variant", "ran_on", "verdict", "source_sha256", "code_sha256", "kernels_sha256", "model_sha256", "device")
 HEAD = ("trained with", "GPUs", "samples per GPU", "step ms", "samples/s", "efficiency")
 
 
@@ -108,9 +109,9 @@ def _of_device(root, records, device):
     shared = [_current(root, record) for record in of_device if record["kind"] == SHARED and _is_whole(root, record)]
     parts = [*_shared(root, shared), *_trained(root, trained)]
     newest = max((record["environment"] for record in of_device), key=date_of)
-    stale = f" {STALE} measured before the file's last change." if any(STALE in part for part in parts) else ""
+    marks = legend("\n".join(parts))
     day = date_of(newest).date().isoformat()
-    parts.append(f"Measured on {cell(machine(newest))}, {day}; recorded in `{FOLDER.as_posix()}/`.{stale}")
+    parts.append(f"Measured on {cell(machine(newest))}, {day}; recorded in `{FOLDER.as_posix()}/`.{marks}")
     return "\n\n".join(parts)
 
 
@@ -148,8 +149,8 @@ def _shared(root, records):
         times = [f"{significant(record['environment']['seconds'])} s on {_gpus(record['ranks'])}" for record in same]
         over = f" over {' and '.join(swept)}" if swept else ""
         what = f"{'A sweep' if swept else 'A run'} of {_listed(models)}{over} ({_counted(results, 'measurement')})"
-        stale = any(is_stale(row, _source(root, row)) for record in same for row in record["results"])
-        yield f"{what} took {', '.join(times)}{f' {STALE}' if stale else ''}."
+        marks = [mark(row, _source(root, row)) for record in same for row in record["results"]]
+        yield f"{what} took {', '.join(times)}{heaviest(marks)}."
 
 
 def _work(rows):
@@ -214,7 +215,7 @@ def _row(root, ranks, row, how):
 
 
 def _mark(root, row):
-    return f" {STALE}" if is_stale(row, _source(root, row)) else ""
+    return mark(row, _source(root, row))
 
 
 def _explained(root, records):

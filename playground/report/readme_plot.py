@@ -11,7 +11,7 @@ import sys
 
 from playground.catalog import reading_order
 from playground.report import page
-from playground.report.document import DocumentError, date_of, is_stale, write_whole
+from playground.report.document import DocumentError, date_of, write_whole
 from playground.report.figures import (
     ROOT,
     baseline_medians,
@@ -22,7 +22,8 @@ from playground.report.figures import (
     share_of_floor,
     with_unit,
 )
-from playground.report.readme_table import STALE, is_full_size, is_of_model, newest_runs, sources
+from playground.report.marks_of_age import OTHER_HOST_CODE, OTHER_KERNELS, mark
+from playground.report.readme_table import is_full_size, is_of_model, newest_runs, sources
 
 COMMAND = "python -m playground.report.readme_plot"
 FILES = {"light": "docs/times-light.svg", "dark": "docs/times-dark.svg"}
@@ -33,6 +34,7 @@ COLOURS = {
     "dark": dict(zip(NAMES, ("#f0f6fc", "#9198a1", "#3d444d", "#4493f8", "#9198a1", "#f0883e"), strict=True)),
 }
 FONTS = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
+SHORT_MEANINGS = {OTHER_KERNELS: "before the file's last change", OTHER_HOST_CODE: "only the code around the kernels is newer"}
 WIDTH, LEFT, BARS_END, TOP, BOTTOM = 820, 150, 480, 34, 40
 HEAD, BETWEEN = 26, 12  # above and below a model's rows
 
@@ -77,8 +79,9 @@ def image(root, theme):
         axes.set_xlim(0, WIDTH)
         axes.set_ylim(inner, 0)
         axes.text(8, -16, title, fontsize=13, weight="bold")
-        any_stale = any(STALE in bar.label for rows, _ in models.values() for bar in rows)
-        _draw_ticks(axes, scale, inner, f"; {STALE} before the file's last change" if any_stale else "")
+        labels = "".join(bar.label for rows, _ in models.values() for bar in rows)
+        remarks = [f"; {each} {meaning}" for each, meaning in SHORT_MEANINGS.items() if each in labels]
+        _draw_ticks(axes, scale, inner, "".join(remarks))
         top = 0
         for model, (rows, floor) in models.items():
             _draw_model(axes, scale, top, model, rows, floor)
@@ -99,8 +102,8 @@ def _models(root, run):
             inputs = ", ".join("×".join(map(str, each)) for each in results[0]["shape"]["inputs"] if isinstance(each, list))
             floor = next((result["floor_ms"] for result in results if result["floor_ms"]), None)
             files = {file.stem: file for file in sources(root / "kernels" / model_file.stem)}
-            stale = {result["variant"] for result in results if is_stale(result, files[result["variant"]])}
-            models[f"{model_file.stem}, {inputs}"] = (_bars(results, stale), floor)
+            names = [result["variant"] + mark(result, files[result["variant"]]) for result in results]
+            models[f"{model_file.stem}, {inputs}"] = (_bars(results, names), floor)
     return models
 
 
@@ -113,19 +116,18 @@ def _current(root, run, model_file):
     return sorted(known, key=lambda result: list(files).index(result["variant"]))
 
 
-def _bars(results, stale):
-    """One for eager, one for the fastest baseline, one a variant; those of `stale` are marked."""
+def _bars(results, names):
+    """One for eager, one for the fastest baseline, one a variant, under `names`."""
     from playground.report.page import bars
 
     medians = baseline_medians(results)
     shown = dict.fromkeys(["eager", min(medians, key=medians.get)]) if medians else {}
     rows = [bars.Bar(one_line(baseline_name(name)), bars.BASELINE, _only(medians[name])) for name in shown if name in medians]
-    for result in results:
+    for result, name in zip(results, names, strict=True):
         best, ratio = headline(result)
         over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}" if ratio else ""
         share = share_of_floor(result)
         of_floor = f", {with_unit(100 * share, '%')} of the floor" if share else ""
-        name = result["variant"] + (f" {STALE}" if result["variant"] in stale else "")
         rows.append(bars.Bar(name, bars.VARIANT, _only(result["time_ms"]["median"]), after=over + of_floor))
     return rows
 

@@ -5,7 +5,8 @@
 
 README begins with the best of each model (below <!-- best:begin -->). Of each GPU the newest run counts that measured something
 at the original's sizes. A figure is marked where the variant's file has changed since, but for its docstring (code_sha256;
-source_sha256 in older runs), and not shown where the model's has (model_sha256, where the run recorded it).
+source_sha256 in older runs), otherwise where its kernels have not (kernels_sha256), and not shown where the model's has
+(model_sha256, where the run recorded it).
 """
 
 import argparse
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import natural_order, reading_order, sha256
-from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
+from playground.report.document import DocumentError, date_of, read, write_whole
 from playground.report.figures import (
     GRAPH,
     ROOT,
@@ -31,9 +32,9 @@ from playground.report.figures import (
     significant,
     with_unit,
 )
+from playground.report.marks_of_age import OTHER_KERNELS, legend, mark
 
 COMMAND = "python -m playground.report.readme_table"
-STALE = "†"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BEST_BEGIN, BEST_END = "<!-- best:begin -->", "<!-- best:end -->"
 BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
@@ -118,8 +119,9 @@ def best(root, page):
             timed = [result for result in document["results"] if result["model"] == model and _counts(root, result)]
             if timed:
                 fastest = min(timed, key=lambda result: result["time_ms"]["median"])
-                rows.append(_best_row(page, fastest, baseline_medians(timed)))
-        tables.append("\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{_caption(document)}")
+                rows.append(_best_row(root, page, fastest, baseline_medians(timed)))
+        text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        tables.append(f"{text}\n\n{_caption(document)}{legend(text)}")
     return "\n\n".join(tables) or "Nothing has been measured on a GPU yet."
 
 
@@ -141,25 +143,28 @@ def _names_of_baselines(document):
 
 
 def _counts(root, result):
-    """Whether it was timed at full size, in no lower precision than the original's, and both files are still those measured."""
+    """Whether it was timed at full size, in no lower precision than the original's, with these kernels and this model."""
     source = root / "kernels" / result["model"] / f"{result['variant']}.py"
     timed = result["verdict"] == "pass" and result["time_ms"] is not None and not result.get("variant_precision")
     current = (
-        source.exists() and not is_stale(result, source) and is_of_model(result, root / "models" / f"{result['model']}.py")
+        source.exists()
+        and OTHER_KERNELS not in mark(result, source)
+        and is_of_model(result, root / "models" / f"{result['model']}.py")
     )
     return timed and current and is_full_size(result, root)
 
 
-def _best_row(page, result, forward):
+def _best_row(root, page, result, forward):
     """`forward` are the baselines' times, as in the tables of all variants."""
     fastest, ratio = headline(result)
     share = share_of_floor(result)
-    source = f"{page.to_root}kernels/{result['model']}/{result['variant']}.py"
+    source = f"kernels/{result['model']}/{result['variant']}.py"
+    link = f"[`{result['variant']}`]({page.to_root}{source}){mark(result, root / source)}"
     return (
         cell(result["model"]),
         significant(forward.get("eager")),
         f"{significant(forward[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
-        f"**{significant(result['time_ms']['median'])}**{_in_a_graph(result)} ([`{result['variant']}`]({source}))",
+        f"**{significant(result['time_ms']['median'])}**{_in_a_graph(result)} ({link})",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
         with_unit(100 * share, "%") if share else "",
     )
@@ -203,8 +208,7 @@ def _run(root, page, path, document):
     parts.append(
         f"Measured on {cell(machine(document['environment']))}, {day}; recorded in `results/{path.name}`. 'The best' is the "
         "fastest baseline. Where TF32 is permitted, as PyTorch permits it to convolutions by default, a kernel may still "
-        "compute in full float32."
-        + (f" {STALE} measured before the file's last change." if any(STALE in part for part in parts) else "")
+        "compute in full float32." + legend("\n".join(parts))
     )
     return "\n\n".join(parts)
 
@@ -258,8 +262,7 @@ def _variant_row(page, source, result, of_this_model):
         return (name, "not measured yet", *blank)
     if not of_this_model:
         return (name, "not measured since the model changed", *blank)
-    if is_stale(result, source):
-        name += f" {STALE}"
+    name += mark(result, source)
     if result["verdict"] != "pass":
         return (name, cell(f"{result['verdict']}: {result['reason']}"), *blank)
     if result["time_ms"] is None:

@@ -186,8 +186,8 @@ def test_operators():
         arguments = (x, weight, bias, pool, parameters, True)
         torch.library.opcheck(operators.forward_with_grads.default, arguments)
         _, grads, delta = operators.forward_with_grads(*arguments)
-    torch.library.opcheck(operators.input_grad.default, (grad_out, delta, weight, x.shape, pool))
-    torch.library.opcheck(operators.parameter_grads.default, (grad_out, grads, weight))
+    torch.library.opcheck(operators.input_grad.default, (grad_out, delta, x, weight, bias, pool))
+    torch.library.opcheck(operators.parameter_grads.default, (grad_out, grads, weight, bias, x))
 
 
 def test_wrong_arguments_are_refused():
@@ -198,11 +198,28 @@ def test_wrong_arguments_are_refused():
     grad_out = torch.ones(len(x))
     for message, call in {
         "pooling window of 4 x 4, called with": lambda: operators.forward(x, weight, bias, 2),
+        "4 x 4, called with .4.$": lambda: operators.forward(x, weight, bias, [4]),
+        "4 x 4, called with .4, 4, 4.": lambda: operators.forward(x, weight, bias, [4, 4, 4]),
         "expected bias of": lambda: operators.forward(x, weight, bias[1:], 4),
-        "expected grad_out of": lambda: operators.parameter_grads(grad_out[1:], grads, weight),
-        "expected grads of": lambda: operators.parameter_grads(grad_out, grads[:, 1:], weight),
-        "expected delta of": lambda: operators.input_grad(grad_out, delta[:, 1:], weight, x.shape, 4),
-        "Double": lambda: operators.input_grad(grad_out.double(), delta, weight, x.shape, 4),
+        "expected grad_out of": lambda: operators.parameter_grads(grad_out[1:], grads, weight, bias, None),
+        "expected grads of": lambda: operators.parameter_grads(grad_out, grads[:, 1:], weight, bias, None),
+        "expected delta of": lambda: operators.input_grad(grad_out, delta[:, 1:], x, weight, bias, 4),
+        "Double": lambda: operators.input_grad(grad_out.double(), delta, x, weight, bias, 4),
     }.items():
         with pytest.raises(RuntimeError, match=message):
             call()
+
+
+@pytest.mark.parametrize("frozen", [(), ("x",), ("conv.weight",), ("conv.bias",), ("conv.weight", "conv.bias")], ids=str)
+def test_second_derivatives_are_refused(frozen):
+    """Also where only one path leads back; beside a loss that has a derivative, none may come out without its second part."""
+    _, _, new, x = make(SHAPES["odd"])
+    leaves = {"x": x.requires_grad_(), **dict(new.named_parameters())}
+    for name in frozen:
+        leaves.pop(name).requires_grad_(False)
+    for first in leaves.values():
+        out = new(x)
+        (gradient,) = torch.autograd.grad(out.sum(), first, create_graph=True)
+        for second in leaves.values():
+            with pytest.raises(NotImplementedError, match="second derivatives are not implemented"):
+                torch.autograd.grad(gradient.square().sum() + out.sum(), second, retain_graph=True)

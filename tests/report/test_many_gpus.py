@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
+from playground.catalog import kernels_sha256
 from playground.data_parallel import WAYS
 from playground.report import many_gpus
 from playground.report.document import write
 from playground.report.figures import ROOT
+from playground.report.marks_of_age import heaviest
 
 README = "# Title\n\n<!-- many GPUs:begin -->\nold\n<!-- many GPUs:end -->\n\nThe rest.\n"
 MODEL = "batch_size = 128\n"
@@ -40,7 +42,7 @@ def hashes(root):
     def of(variant):
         source = root / "kernels" / "pool" / f"{variant}.py"
         both = dict.fromkeys(("source_sha256", "code_sha256"), digest(source))
-        return both | {"model_sha256": digest(root / "models" / "pool.py")}
+        return both | {"kernels_sha256": kernels_sha256(source), "model_sha256": digest(root / "models" / "pool.py")}
 
     return of
 
@@ -194,6 +196,19 @@ def test_what_changed_since_is_marked(root, trained, shared):
     text = many_gpus.section(root)
     assert {row[0].split()[-1] for row in table(text)} == {"†"}
     assert re.search(r"100 s on 2 GPUs †\.", text) and "† measured before the file's last change." in text
+
+
+def test_what_changed_around_the_kernels_has_a_mark_of_its_own(root, trained, shared):
+    for variant in VARIANTS:
+        (root / "kernels" / "pool" / f"{variant}.py").write_text('CUDA = "kernels"\n')
+    assert "‡" not in keep(root, trained(2, 2.0, 2.5), shared(2, 100.0))
+    first = root / "kernels" / "pool" / f"{VARIANTS[0]}.py"
+    first.write_text('CUDA = "kernels"\nBINDING = "checks"\n')
+    text = many_gpus.section(root)
+    assert re.search(r"100 s on 2 GPUs ‡\.", text) and "†" not in text and text.endswith("whose text is the same.")
+    first.write_text('CUDA = "other kernels"\n')
+    assert re.search(r"100 s on 2 GPUs †\.", many_gpus.section(root))
+    assert heaviest(["", " ‡", " †", " ‡"]) == " †" and heaviest(["", " ‡"]) == " ‡" and heaviest([""]) == ""
 
 
 def test_a_model_that_changed_is_not_quoted(root, trained, shared):

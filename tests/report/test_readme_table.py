@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from playground.catalog import code_sha256
+from playground.catalog import code_sha256, kernels_sha256
 from playground.report import readme_table
 from playground.report.document import write
 from playground.report.figures import ROOT
@@ -149,6 +149,20 @@ def test_a_variant_with_a_new_docstring_is_not_marked(root, record):
     assert rows(root)["v1_fused_tail"][0] == "7.00"
     source.write_text(f"{text}X = 2\n")
     assert rows(root)["v1_fused_tail †"][0] == "7.00"
+
+
+def test_a_variant_whose_kernels_are_the_same_still_counts(root, record):
+    source = root / "kernels" / "pool" / "v1_fused_tail.py"
+    source.write_text('CUDA = "kernels"\nBINDING = "checks"\n')
+    digests = {"code_sha256": code_sha256(source), "kernels_sha256": kernels_sha256(source)}
+    record(variants=("v1_fused_tail",), medians=(7.0,), **digests)
+    remark = "‡ measured before a change to the code around the kernels, whose text is the same."
+    assert best_rows(root)[0][3].startswith("**7.00** ([`v1_fused_tail`]") and "‡" not in readme_table.best(root, whole(root))
+    source.write_text('CUDA = "kernels"\nBINDING = "more checks"\n')
+    assert rows(root)["v1_fused_tail ‡"][0] == "7.00" and remark in readme_table.table(root, whole(root))
+    assert best_rows(root)[0][3].endswith(" ‡)") and remark in readme_table.best(root, whole(root))
+    source.write_text('CUDA = "other kernels"\nBINDING = "checks"\n')
+    assert rows(root)["v1_fused_tail †"][0] == "7.00" and not best_rows(root)
 
 
 def test_a_model_that_changed_is_not_quoted(root, record):
