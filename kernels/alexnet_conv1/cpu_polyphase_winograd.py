@@ -1007,6 +1007,7 @@ static std::string message(const Parts&... parts) { return (text(parts) + ...); 
 typedef Winograd<2> F2;  // larger tiles are faster, but their error does not pass: see the docstring
 
 static void check(const char* name, const at::Tensor& tensor, int64_t dim) {
+    TORCH_CHECK(tensor.defined(), message("conv2d: expected ", name, " to be a tensor, got None"));
     TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.dim() == dim,
                 message("conv2d: expected ", name, " to be a ", dim, "-d float32 CPU tensor, got a ", tensor.dim(), "-d ",
                         tensor.scalar_type(), " tensor on ", tensor.device()));

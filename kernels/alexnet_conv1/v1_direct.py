@@ -115,18 +115,20 @@ static std::string message(const Parts&... parts) { return (text(parts) + ...); 
 void launch_conv2d(const float*, const float*, const float*, float*, int64_t, int, int, int, int, int, int, int, int, int, int,
                    int, int, cudaStream_t);
 
-static void check(const char* name, const at::Tensor& tensor, int64_t dim, const at::Device& device) {
+static void check(const char* name, const at::Tensor& tensor, int64_t dim, const at::Tensor& x) {
+    TORCH_CHECK(tensor.defined(), message("conv2d: expected ", name, " to be a tensor, got None"));
     TORCH_CHECK(tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == dim,
                 message("conv2d: expected ", name, " to be a ", dim, "-d float32 CUDA tensor, got a ", tensor.dim(), "-d ",
                         tensor.scalar_type(), " tensor on ", tensor.device()));
-    TORCH_CHECK(tensor.device() == device, message("conv2d: x is on ", device, ", ", name, " on ", tensor.device()));
+    TORCH_CHECK(tensor.device() == x.device(),
+                message("conv2d: x is on ", x.device(), ", ", name, " on ", tensor.device()));
 }
 
 at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in, const std::optional<at::Tensor>& bias_in,
                   at::IntArrayRef stride, at::IntArrayRef padding) {
-    check("x", x_in, 4, x_in.device());
-    check("weight", weight_in, 4, x_in.device());
-    if (bias_in) check("bias", *bias_in, 1, x_in.device());
+    check("x", x_in, 4, x_in);
+    check("weight", weight_in, 4, x_in);
+    if (bias_in) check("bias", *bias_in, 1, x_in);
     const int64_t in_channels = x_in.size(1), height = x_in.size(2), width = x_in.size(3);
     const int64_t out_channels = weight_in.size(0), kernel_h = weight_in.size(2), kernel_w = weight_in.size(3);
     TORCH_CHECK(weight_in.size(1) == in_channels,

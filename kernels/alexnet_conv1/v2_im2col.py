@@ -398,6 +398,7 @@ void launch_parameter_grads(const float*, const float*, float*, float*, float*, 
 void launch_input_grad(const float*, const float*, float*, float*, int64_t, int, int, int, int, cudaStream_t);
 
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
+    TORCH_CHECK(tensor.defined(), message("conv2d: expected ", name, " to be a tensor, got None"));
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
     for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
     TORCH_CHECK(fits, message("conv2d: expected ", name, " as a float32 CUDA tensor of shape ", shape, " (-1: any), got ",

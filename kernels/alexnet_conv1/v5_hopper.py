@@ -97,8 +97,8 @@ Takes
     right, but slow. Rows of some hundred outputs and more are lines of their own, cut into spans; narrow images waste the units
     between their rows. The gradients' serve any stride, and kernels of at most 384 taps whose rows fit twice. Dilation, groups
     and padding modes other than the default raise, and so does anything else. Trains, and computes only the gradients that are
-    asked for; second derivatives raise. Deterministic on a GPU; the gradients of another number of multiprocessors add in
-    another order.
+    asked for; second derivatives raise, and so do forward-mode ones. Deterministic on a GPU; the gradients of another number of
+    multiprocessors add in another order.
 """
 
 import functools
@@ -1644,6 +1644,7 @@ constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KER
 static bool is_strict() { return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV); }
 
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
+    TORCH_CHECK(tensor.defined(), message("alexnet_conv1: expected ", name, " to be a tensor, got None"));
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
     for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
     TORCH_CHECK(fits, message("alexnet_conv1: expected ", name, " as a float32 CUDA tensor of shape ", shape,
@@ -1816,6 +1817,9 @@ struct Training : torch::autograd::Function<Training> {
 
 at::Tensor differentiable_conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                  at::IntArrayRef stride, at::IntArrayRef padding) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !x._fw_grad(0).defined() && !weight._fw_grad(0).defined() && !(bias && bias->_fw_grad(0).defined()),
+        "alexnet_conv1: forward-mode derivatives (tangents) are not implemented");
     if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad())))
         return Training::apply(x, weight, bias, stride, padding);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
