@@ -871,6 +871,8 @@ class Memory {
     float* data() { return lines_[0].values; }
 };
 
+constexpr at::ScalarType PLACE = sizeof(Place) == 1 ? at::kByte : at::kInt;
+
 static void check_float(const char* what, const at::Tensor& t) {
     TORCH_CHECK(
         t.is_cpu() && t.scalar_type() == at::kFloat,
@@ -987,12 +989,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tens
     const Shape s = check_all(x, weight, conv_bias, divisor, bias);
     TORCH_CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}),
                 message("conv_pool: built for a pool of ", POOL_D, " x ", POOL_H, " x ", POOL_W, ", got ", pool));
-    const auto place_type = sizeof(Place) == 1 ? at::kByte : at::kInt;
     at::Tensor patches = for_weight ? at::empty({s.batch, s.outputs, s.channels, KERNEL_D, KERNEL_H, KERNEL_W}, x.options())
                                     : at::empty({0}, x.options());
     at::Tensor places = for_input
-                            ? at::empty({s.batch, s.outputs, s.slabs(), s.rows(), s.columns()}, x.options().dtype(place_type))
-                            : at::empty({0}, x.options().dtype(place_type));
+                            ? at::empty({s.batch, s.outputs, s.slabs(), s.rows(), s.columns()}, x.options().dtype(PLACE))
+                            : at::empty({0}, x.options().dtype(PLACE));
     const int64_t size = s.outputs * s.patch_floats();
     Memory unit_patches(for_weight ? s.batch * s.sample_units() * size : 0);
     const std::vector<float> sums =
@@ -1028,10 +1029,12 @@ static std::vector<double> window_grads(const at::Tensor& grad_in, int64_t batch
     return result;
 }
 
-// The weight tells the sizes, and autograd on what the result depends.
-at::Tensor weight_grad(const at::Tensor& grad, const at::Tensor& patches_in, const at::Tensor& weight, double divisor,
-                       int64_t windows) {
+// The weight tells the sizes. It and x, if that has gradients, tell autograd on what the result depends.
+at::Tensor weight_grad(const at::Tensor& grad, const std::optional<at::Tensor>& /*x*/, const at::Tensor& patches_in,
+                       const at::Tensor& weight, double divisor, int64_t windows) {
+    check_float("the weight", weight);
     check_float("the patches", patches_in);
+    TORCH_CHECK(windows > 0, message("conv_pool: expected the number of a channel's windows, got ", windows));
     TORCH_CHECK(patches_in.dim() == weight.dim() + 1 && patches_in.sizes().slice(1) == weight.sizes() && weight.size(0) > 0,
                 message("conv_pool: expected patches of (batch, ", weight.sizes(), "), got ", patches_in.sizes()));
     const at::Tensor patches = patches_in.contiguous();
@@ -1052,10 +1055,12 @@ at::Tensor input_grad(const at::Tensor& grad, const at::Tensor& places_in, const
                       at::IntArrayRef sizes) {
     check_float("the weight", weight_in);
     const Shape s = checked_shape(sizes, weight_in.sizes());
+    const std::array<int64_t, 5> values = {s.batch, s.outputs, s.slabs(), s.rows(), s.columns()};
+    const at::IntArrayRef shape = values;
+    TORCH_CHECK(places_in.is_cpu() && places_in.scalar_type() == PLACE && places_in.sizes() == shape,
+                message("conv_pool: expected the places of the maxima, ", PLACE, " of shape ", shape, " on the CPU, got ",
+                        places_in.scalar_type(), " of shape ", places_in.sizes(), " on ", places_in.device()));
     const at::Tensor places = places_in.contiguous(), weight = weight_in.contiguous();
-    TORCH_CHECK(
-        places.is_cpu() && places.element_size() == sizeof(Place) && places.numel() == s.batch * s.outputs * s.windows(),
-        message("conv_pool: expected the places of ", s.batch * s.outputs * s.windows(), " maxima, got ", places.sizes()));
     const std::vector<double> grads = window_grads(grad, s.batch, s.outputs, s.windows(), divisor);
     std::vector<float> taps(s.batch * s.outputs * s.patch_floats());
     for (int64_t b = 0; b < s.batch; ++b)
@@ -1080,7 +1085,7 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
         "forward_with_grads(Tensor x, Tensor weight, Tensor conv_bias, float divisor, Tensor? bias, int[] pool, "
         "bool for_weight, bool for_input) -> (Tensor, Tensor, Tensor)",
         {at::Tag::pt2_compliant_tag});
-    m.def("weight_grad(Tensor grad, Tensor patches, Tensor weight, float divisor, int windows) -> Tensor",
+    m.def("weight_grad(Tensor grad, Tensor? x, Tensor patches, Tensor weight, float divisor, int windows) -> Tensor",
           {at::Tag::pt2_compliant_tag});
     m.def("input_grad(Tensor grad, Tensor places, Tensor weight, float divisor, int[] sizes) -> Tensor",
           {at::Tag::pt2_compliant_tag});
@@ -1112,7 +1117,7 @@ def register(namespace):
         return forward(x, weight, conv_bias, divisor, bias), patches, places
 
     @torch.library.register_fake(f"{namespace}::weight_grad")
-    def weight_grad(grad, patches, weight, divisor, windows):
+    def weight_grad(grad, x, patches, weight, divisor, windows):
         return weight.new_empty(weight.shape)
 
     @torch.library.register_fake(f"{namespace}::input_grad")
@@ -1186,7 +1191,7 @@ class Training(torch.autograd.Function):
         for_input, for_weight = ctx.needs_input_grad[:2]
         operators = getattr(torch.ops, namespace)
         out, patches, places = operators.forward_with_grads(x, weight, conv_bias, divisor, bias, pool, for_weight, for_input)
-        ctx.save_for_backward(weight, patches, places)
+        ctx.save_for_backward(x if for_input else None, weight, patches, places)
         ctx.sizes, ctx.divisor, ctx.namespace = x.shape, divisor, namespace
         windows = [(n - k + 1) // p for n, k, p in zip(x.shape[2:], weight.shape[2:], pool, strict=True)]
         ctx.windows = math.prod(windows)
@@ -1194,13 +1199,13 @@ class Training(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        weight, patches, places = ctx.saved_tensors
+        x, weight, patches, places = ctx.saved_tensors
         for_input, for_weight, for_conv_bias, for_bias = ctx.needs_input_grad[:4]
         operators = getattr(torch.ops, ctx.namespace)
         grad_x = operators.input_grad(grad, places, weight, ctx.divisor, ctx.sizes) if for_input else None
-        grad_weight = operators.weight_grad(grad, patches, weight, ctx.divisor, ctx.windows) if for_weight else None
+        grad_weight = operators.weight_grad(grad, x, patches, weight, ctx.divisor, ctx.windows) if for_weight else None
         # (batch, outputs, 1, 1, 1), or one value for all outputs of a sample
-        channels = grad.flatten(1).sum(0) if grad.dim() == 5 else grad.sum().repeat(len(weight))
+        channels = grad.sum(0).reshape(-1) if grad.dim() == 5 else grad.sum().repeat(len(weight))
         grad_conv_bias = channels / ctx.divisor if for_conv_bias else None
         return grad_x, grad_weight, grad_conv_bias, channels if for_bias else None, None, None, None
 

@@ -466,6 +466,7 @@ BINDING = r"""
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -532,7 +533,7 @@ struct Call {
         check("x", x, {-1, IN_CHANNELS, -1, -1, -1});
         check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W});
         check_device(x, "weight", weight);
-        TORCH_CHECK(pool[0] == POOL_D && pool[1] == POOL_H && pool[2] == POOL_W,
+        TORCH_CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}),
                     message("conv3d_div_max_gap_bias_sum: built for a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W,
                             ", called with ", pool));
         TORCH_CHECK(x.size(2) >= KERNEL_D + POOL_D - 1 && x.size(3) >= KERNEL_H + POOL_H - 1 &&
@@ -548,15 +549,17 @@ struct Call {
     at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
 
     // A byte for each window and channel, or four where a window has more than 256 positions.
+    static constexpr at::ScalarType PLACE = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
     at::Tensor empty_places(bool keep) const {
-        const auto type = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
-        return at::empty({keep ? batch : 0, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(type));
+        return at::empty({keep ? batch : 0, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(PLACE));
     }
 
     at::Tensor checked_places(const at::Tensor& places) const {
-        TORCH_CHECK(places.sizes() == at::IntArrayRef({batch, OUT_CHANNELS, slabs, rows, columns}),
-                    message("conv3d_div_max_gap_bias_sum: expected the places of the forward pass of x, got sizes ",
-                            places.sizes()));
+        const std::array<int64_t, 5> values = {batch, OUT_CHANNELS, slabs, rows, columns};
+        const at::IntArrayRef shape = values;
+        TORCH_CHECK(places.scalar_type() == PLACE && places.sizes() == shape,
+                    message("conv3d_div_max_gap_bias_sum: expected the places of the forward pass of x, ", PLACE, " of shape ",
+                            shape, ", got ", places.scalar_type(), " of shape ", places.sizes()));
         check_device(x, "places", places);
         return places.contiguous();
     }
@@ -682,7 +685,7 @@ def register(namespace):
         arguments = grad_out, x, weight, places, ctx.divisor, ctx.pool
         grad_x = operators.input_grad(*arguments) if needs_x else None
         grad_weight = operators.weight_grad(*arguments) if needs_weight else None
-        by_channel = grad_out.flatten(1).sum(0).expand(weight.shape[0])  # of the averages
+        by_channel = grad_out.sum(0).reshape(-1).expand(weight.shape[0])  # of the averages
         grad_conv_bias = by_channel / ctx.divisor if needs_conv_bias else None
         grad_bias = by_channel.view(-1, ctx.bias_shape.numel()).sum(0).view(ctx.bias_shape) if needs_bias else None
         return grad_x, grad_weight, grad_conv_bias, grad_bias, None, None, None

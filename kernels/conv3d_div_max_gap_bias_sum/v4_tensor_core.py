@@ -61,8 +61,9 @@ Takes
     channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three; a divisor whose size is a
     normal float32; compute capability 8.0 or later. The tensor cores serve what is said above, at any width; everything else
     goes through v3's kernels, whose text is in this file. Gradients of the weights take batch x weights floats. Anything else
-    raises before a launch. Trains, and computes only the gradients that are asked for; second derivatives raise.
-    Deterministic on a GPU; another number of multiprocessors adds in another order.
+    raises before a launch. Trains, and computes only the gradients that are asked for; second derivatives raise. What
+    torch.compile compiled for training raises once PyTorch's setting of the precision is another. Deterministic on a GPU;
+    another number of multiprocessors adds in another order.
 """
 
 import functools
@@ -1348,6 +1349,16 @@ constexpr int64_t OUTPUTS = 16;  // of the tensor-core kernels
 // PyTorch's setting for convolutions, as its own read it at each call.
 static bool is_strict() { return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV); }
 
+// What a caller was told of the setting decides on shapes, and a compiled model was told when it was compiled.
+static void check_strict(bool strict) {
+    if (strict == is_strict()) return;
+    const char* were = strict ? "strict float32" : "TF32";
+    const char* now = strict ? "permits TF32" : "forbids it";
+    TORCH_CHECK(false, message("conv3d_div_max_gap_bias_sum: called or compiled for ", were,
+                               " convolutions, but torch.backends.cudnn.conv.fp32_precision now ", now,
+                               "; after torch.compiler.reset() a model is compiled anew"));
+}
+
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
     for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
@@ -1385,7 +1396,7 @@ struct Call {
         check("x", x, {-1, IN_CHANNELS, -1, -1, -1});
         check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W});
         check_device(x, "weight", weight);
-        TORCH_CHECK(pool[0] == POOL_D && pool[1] == POOL_H && pool[2] == POOL_W,
+        TORCH_CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}),
                     message("conv3d_div_max_gap_bias_sum: built for a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W,
                             ", called with ", pool));
         TORCH_CHECK(x.size(2) >= KERNEL_D + POOL_D - 1 && x.size(3) >= KERNEL_H + POOL_H - 1 &&
@@ -1402,20 +1413,24 @@ struct Call {
 
     // The places of the maxima, as the general kernels keep them: a byte for each channel and window, or four where a window
     // has more than 256 positions; and as the tensor-core kernels do, 16 bytes for each window.
+    static constexpr at::ScalarType PLACE = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
     at::Tensor general_places() const {
-        const auto type = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
-        return at::empty({batch, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(type));
+        return at::empty({batch, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(PLACE));
     }
     at::Tensor tensor_core_places(bool keep) const {
         return at::empty({keep ? batch : 0, slabs, rows, columns, 4, 4}, x.options().dtype(at::kByte));
     }
 
-    // Checked; they tell by their shape which kernels made them.
-    at::Tensor checked_places(const at::Tensor& places) const {
-        TORCH_CHECK(places.sizes() == at::IntArrayRef({batch, OUT_CHANNELS, slabs, rows, columns}) ||
-                        places.sizes() == at::IntArrayRef({batch, slabs, rows, columns, 4, 4}),
-                    message("conv3d_div_max_gap_bias_sum: expected the places of the forward pass of x, got sizes ",
-                            places.sizes()));
+    at::Tensor checked_general_places(const at::Tensor& places) const {
+        return checked_places(places, PLACE, {batch, OUT_CHANNELS, slabs, rows, columns});
+    }
+    at::Tensor checked_tensor_core_places(const at::Tensor& places) const {
+        return checked_places(places, at::kByte, {batch, slabs, rows, columns, 4, 4});
+    }
+    at::Tensor checked_places(const at::Tensor& places, at::ScalarType type, at::IntArrayRef shape) const {
+        TORCH_CHECK(places.scalar_type() == type && places.sizes() == shape,
+                    message("conv3d_div_max_gap_bias_sum: expected the places of the forward pass of x, ", type, " of shape ",
+                            shape, ", got ", places.scalar_type(), " of shape ", places.sizes()));
         check_device(x, "places", places);
         return places.contiguous();
     }
@@ -1521,10 +1536,11 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_for_training(const at::Tensor& x, const at::Tensor& weight,
                                                                     const at::Tensor& conv_bias,
                                                                     const std::optional<at::Tensor>& bias, double divisor,
-                                                                    at::IntArrayRef pool, bool keep) {
+                                                                    at::IntArrayRef pool, bool keep, bool strict) {
     const Call call(x, weight, pool);
     const Output output(call, conv_bias, bias, divisor);
-    const bool fits = FITS_TENSOR_CORES && !is_strict();
+    check_strict(strict);
+    const bool fits = FITS_TENSOR_CORES && !strict;
     at::Tensor grads = call.empty({fits ? call.batch : 0, WEIGHTS});
     at::Tensor places = fits ? call.tensor_core_places(keep) : call.general_places();
     if (call.batch == 0) return {output.out, grads, places};
@@ -1537,14 +1553,15 @@ at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at:
                        const at::Tensor& places, double divisor, at::IntArrayRef pool) {
     const Call call(x, weight, pool);
     const at::Tensor grad = call.checked_grad(grad_in);
-    check("grads", grads_in, {-1, WEIGHTS});
+    const bool from_places = !FITS_TENSOR_CORES || (grads_in.dim() > 0 && grads_in.size(0) == 0);
+    check("grads", grads_in, {from_places ? 0 : call.batch, WEIGHTS});
     check_device(call.x, "grads", grads_in);
     at::Tensor grad_weight = call.empty(weight.sizes());
-    if (grads_in.size(0) < call.batch) {
-        general::weight_grad(call, grad, call.checked_places(places), divisor, grad_weight);
+    if (call.batch == 0) return grad_weight.zero_();
+    if (from_places) {
+        general::weight_grad(call, grad, call.checked_general_places(places), divisor, grad_weight);
         return grad_weight;
     }
-    if (call.batch == 0) return grad_weight.zero_();
     const at::Tensor grads = grads_in.contiguous();
     launch_weighted_sum(grads.const_data_ptr<float>(), grad.const_data_ptr<float>(), grad.numel() == call.batch, divisor,
                         grad_weight.mutable_data_ptr<float>(), call.batch, call.depth, call.height, call.width, call.stream);
@@ -1555,10 +1572,13 @@ at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at:
 at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& places_in,
                       double divisor, at::IntArrayRef pool) {
     const Call call(x, weight, pool);
-    const at::Tensor grad = call.checked_grad(grad_in), places = call.checked_places(places_in);
+    const bool by_tensor_cores = FITS_TENSOR_CORES && places_in.dim() == 6;
+    const at::Tensor grad = call.checked_grad(grad_in);
+    const at::Tensor places =
+        by_tensor_cores ? call.checked_tensor_core_places(places_in) : call.checked_general_places(places_in);
     at::Tensor grad_x = call.empty(x.sizes());
     if (call.batch == 0) return grad_x;
-    if (places.dim() == 5) {
+    if (!by_tensor_cores) {
         general::input_grad(call, grad, places, divisor, grad_x);
         return grad_x;
     }
@@ -1573,7 +1593,7 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
     m.def("forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool) -> Tensor",
           {at::Tag::pt2_compliant_tag});
     m.def("forward_for_training(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool, "
-          "bool keep) -> (Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
+          "bool keep, bool strict) -> (Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
     m.def("weight_grad(Tensor grad, Tensor x, Tensor weight, Tensor grads, Tensor places, float divisor, int[3] pool) -> "
           "Tensor", {at::Tag::pt2_compliant_tag});
     m.def("input_grad(Tensor grad, Tensor x, Tensor weight, Tensor places, float divisor, int[3] pool) -> Tensor",
@@ -1598,11 +1618,10 @@ def register(namespace):
         return x.new_empty(x.shape[0], 1, 1, 1) if bias is not None else x.new_empty(x.shape[0], weight.shape[0], 1, 1, 1)
 
     @torch.library.register_fake(f"{namespace}::forward_for_training")
-    def forward_for_training(x, weight, conv_bias, bias, divisor, pool, keep):
+    def forward_for_training(x, weight, conv_bias, bias, divisor, pool, keep, strict):
         (batch, channels, *size), (outs, _, *kernel) = x.shape, weight.shape
         windows = [(s - k + 1) // p for s, k, p in zip(size, kernel, pool, strict=True)]
-        fits = channels <= 8 and outs <= 16 and max(kernel) <= 3 and list(pool) == [2, 2, 2]
-        fits = fits and torch.backends.cudnn.conv.fp32_precision == "tf32"
+        fits = channels <= 8 and outs <= 16 and max(kernel) <= 3 and list(pool) == [2, 2, 2] and not strict
         if fits:
             places = x.new_empty(batch if keep else 0, *windows, 4, 4, dtype=torch.uint8)
         else:
@@ -1635,10 +1654,10 @@ class Training(torch.autograd.Function):
     """One forward and backward pass; torch.library.register_autograd would take longer on the CPU than the GPU needs."""
 
     @staticmethod
-    def forward(ctx, x, weight, conv_bias, bias, divisor, pool, namespace):
+    def forward(ctx, x, weight, conv_bias, bias, divisor, pool, namespace, strict):
         operators = getattr(torch.ops, namespace)
         keep = ctx.needs_input_grad[0]
-        out, grads, places = operators.forward_for_training(x, weight, conv_bias, bias, divisor, pool, keep)
+        out, grads, places = operators.forward_for_training(x, weight, conv_bias, bias, divisor, pool, keep, strict)
         ctx.save_for_backward(x, weight, grads, places)
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.divisor, ctx.pool, ctx.namespace = divisor, pool, namespace
@@ -1654,10 +1673,10 @@ class Training(torch.autograd.Function):
         grad_weight = operators.weight_grad(grad, x, weight, grads, places, *settings) if needs_weight else None
         grad_conv_bias = grad_bias = None
         if needs_conv_bias or needs_bias:
-            by_channel = grad.flatten(1).sum(0).expand(weight.shape[0])  # of the averages
+            by_channel = grad.sum(0).reshape(-1).expand(weight.shape[0])  # of the averages
             grad_conv_bias = by_channel / ctx.divisor if needs_conv_bias else None
             grad_bias = by_channel.view(-1, ctx.bias_shape.numel()).sum(0).view(ctx.bias_shape) if needs_bias else None
-        return grad_x, grad_weight, grad_conv_bias, grad_bias, None, None, None
+        return grad_x, grad_weight, grad_conv_bias, grad_bias, None, None, None, None
 
 
 BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
@@ -1737,12 +1756,18 @@ class ModelNew(nn.Module):
         pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
         return build(*self.sources, **channels, **kernel, **pool)
 
+    @staticmethod
+    @torch.compiler.assume_constant_result  # a compiled model keeps it; the operators say when it is no longer so
+    def is_strict():
+        """Whether PyTorch forbids TF32 to convolutions now."""
+        return torch.backends.cudnn.conv.fp32_precision != "tf32"
+
     def forward(self, x):
         namespace = self.namespace()
         weight, conv_bias, bias = self.conv.weight, self.conv.bias, self.bias if self.sums_channels else None
         arguments = x, weight, conv_bias, bias, self.divisor, self.pool_size
         if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in arguments):
-            out = self.differentiable.apply(*arguments, namespace)
+            out = self.differentiable.apply(*arguments, namespace, self.is_strict())
         else:
             out = getattr(torch.ops, namespace).forward(*arguments)
         return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
