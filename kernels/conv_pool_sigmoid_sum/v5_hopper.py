@@ -95,7 +95,7 @@ Takes
     taps, a kernel at most one larger than the window, windows of an even width up to 8 and at most 16 pixels, and images whose
     width is a multiple of 32; for all else v3's kernels are in this file, too, also for strict gradients, and for the input's
     gradient of images wider than 96 windows. Anything else raises before a launch. Trains, and computes only the gradients that
-    are asked for; second derivatives raise. Deterministic.
+    are asked for; second derivatives raise, and so do forward-mode ones. Deterministic.
 """
 
 import functools
