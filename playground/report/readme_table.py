@@ -121,7 +121,7 @@ def best(root, page):
                 fastest = min(timed, key=lambda result: result["time_ms"]["median"])
                 rows.append(_best_row(root, page, fastest, baseline_medians(timed)))
         text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        tables.append(f"{text}\n\n{_caption(document)}{legend(text)}")
+        tables.append(f"{text}\n\n{_caption(document)}{legend(text)} [All results](#results)")
     return "\n\n".join(tables) or "Nothing has been measured on a GPU yet."
 
 
@@ -130,8 +130,7 @@ def _caption(document):
     return (
         f"{cell(machine(document['environment']))}, {day}, at each model's own size. *Speed-up* is over the fastest of "
         f"{_names_of_baselines(document)}: the median over paired rounds, which need not equal the quotient of the times "
-        "shown. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
-        "[All results](#results)"
+        "shown. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow."
     )
 
 
