@@ -797,6 +797,13 @@ __device__ __forceinline__ uint32_t one_hot(uint32_t bytes, int i) {
 __device__ __forceinline__ float power_of_2(int exponent) {
     return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
+// value * 2^exponent for an exponent of -252 to 254, which may be beyond a float's when two scales are undone at once.
+struct PowerOf2 {
+    float half, other_half;
+    __device__ __forceinline__ explicit PowerOf2(int exponent)
+        : half(power_of_2(exponent / 2)), other_half(power_of_2(exponent - exponent / 2)) {}
+    __device__ __forceinline__ float times(float value) const { return value * half * other_half; }
+};
 // The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
 __device__ __forceinline__ int scale_exponent(float largest, int target) {
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
@@ -1275,7 +1282,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
             float sum = 0;
             if (lane.lane < OUTPUTS)
                 for (int other = 0; other < WARPS; ++other) sum += warp_sums[(turn * WARPS + other) * OUTPUTS + lane.lane];
-            sum = sum * power_of_2(-exponent) * power_of_2(-weight_exponent);
+            sum = PowerOf2(-exponent - weight_exponent).times(sum);
             if (!tensors.partial_sums) result.write(segment.sample, sum);
             else if (lane.lane < OUTPUTS) tensors.partial_sums[segment.slot * OUTPUTS + lane.lane] = sum;
             __syncwarp();  // lane 0 may write over the segment
@@ -1462,10 +1469,9 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
     const int row_words = shape.columns * 4, slab_words = shape.rows * row_words;  // a sample's are below 2^30
     // Weights times upstream gradients are below 2^14.
     const int weight_exponent = scale_exponent(largest_weight<GRADIENT_THREADS>(weight, warp_values), 7);
-    const float weight_unscale = power_of_2(-weight_exponent);
     const bool channels[2] = {2 * lane.t < IN_CHANNELS, 2 * lane.t + 1 < IN_CHANNELS};
     uint2 b[TAPS];
-    float unscale = 0;
+    PowerOf2 unscale(0);
     int64_t last_sample = -1;
     for (int64_t line = lines * blockIdx.x / gridDim.x; line < lines * (blockIdx.x + 1) / gridDim.x; ++line) {
         const int64_t sample = line / slab_pairs;
@@ -1477,7 +1483,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
                 largest = largest_finite(pair);
             }
             const int exponent = scale_exponent(largest, 7);
-            unscale = scale * power_of_2(-exponent);
+            unscale = PowerOf2(-exponent - weight_exponent);
+            unscale.other_half *= scale;
             __syncthreads();  // the last sample's weights have been read
             for (int i = threadIdx.x; i < TAPS * WARP; i += GRADIENT_THREADS) {
                 const int c = i % WARP / 4, tap = i / WARP;
@@ -1563,8 +1570,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
                 const int d = i / 4, h = i / 2 % 2, c = i % 2;
                 if (!(in_plane[h] && channels[c] && 2 * slab + d < shape.depth)) continue;
                 float* const to = corner + c * channel_floats + d * plane_floats + h * shape.width;
-                const float left = sums[d][h][c] * weight_unscale * unscale;
-                const float right = sums[d][h][2 + c] * weight_unscale * unscale;
+                const float left = unscale.times(sums[d][h][c]);
+                const float right = unscale.times(sums[d][h][2 + c]);
                 if (PAIRED) __stcs(reinterpret_cast<float2*>(to), make_float2(left, right));
                 else to[0] = left;
                 if (!PAIRED && 2 * column + 1 < shape.width) to[1] = right;

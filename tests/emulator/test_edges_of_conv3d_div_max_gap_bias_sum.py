@@ -238,6 +238,30 @@ with where, torch.no_grad():
 print("each was refused")
 """
 
+MAGNITUDES = """
+def run(of_x, of_weight, of_grad):
+    copy = tensors.make_model(problem, kind, 0)
+    with torch.no_grad():
+        copy.conv.weight.mul_(of_weight)
+    given = (x * of_x).requires_grad_()
+    out = copy(given)
+    grad = torch.linspace(0.5, 1.5, out.numel()).view(out.shape) * of_grad
+    return out, *torch.autograd.grad(out, [given, copy.conv.weight], grad)
+
+with where:
+    big, small = 2.0**108, 2.0**-108
+    expected = run(1, 1, 1)
+    for of_x, of_weight in (big, small), (small, big):
+        for of_grad in 1, big, small:
+            out, grad_x, grad_weight = run(of_x, of_weight, of_grad)
+            agree(out, expected[0], 1e-6)
+            if of_grad != of_weight:  # else the gradient is beyond a float32
+                agree(grad_x, expected[1] * of_weight * of_grad, 1e-6)
+            if of_grad != of_x:
+                agree(grad_weight, expected[2] * of_x * of_grad, 1e-6)
+print("scales cancel")
+"""
+
 
 def run(text, variant):
     command = [sys.executable, "-W", "ignore", "-c", START + text, variant]
@@ -263,3 +287,8 @@ def test_tangents_vmap_and_batched_gradients():  # of the variant whose autograd
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_wrong_arguments_of_an_operator(variant):
     assert "each was refused" in run(REFUSALS, variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_magnitudes_that_cancel(variant):
+    assert "scales cancel" in run(MAGNITUDES, variant)
