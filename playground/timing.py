@@ -37,6 +37,10 @@ PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
 LATE_MS, LATE_SHARE = 0.005, 0.02
+LATE_NOTE = (
+    "after the current stream was done the device was busy on other streams, or the host slow to see that it was not: "
+    "all of it is counted"
+)
 
 
 class Rejected(Exception):
@@ -169,7 +173,7 @@ class Stopwatch:
         notes = clocks.notes(clocks_before, clocks_after)
         eager = next((side for side in others if side.name == "eager"), None)
         if eager and count_other_streams(variant, eager):
-            notes.append("work on other streams went on after the current one was done: all of it is counted")
+            notes.append(LATE_NOTE)
         back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid))
         notes += note
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be

@@ -12,10 +12,10 @@ Why it is faster
     and compute capability 9.0.
 
     design, H200, ms                 predicted  measured  v4     what was counted to bind it
-    forward                          0.15       0.199     0.371  bytes 0.106; shared memory 0.100; products 0.073
-    forward, strict: three products  0.35       0.494     1.05   shared memory 0.31; products 0.219
+    forward                          0.15       0.197     0.371  bytes 0.106; shared memory 0.100; products 0.073
+    forward, strict: three products  0.35       0.490     1.05   shared memory 0.31; products 0.219
     gradients of weight and bias     0.20       0.287     0.454  products 0.120, shared memory 0.116
-    training step, weights           0.40       0.480            forward and gradients
+    training step, weights           0.40       0.478            forward and gradients
     Forward and step by the project's stopwatch in a CUDA graph; the gradients by PyTorch's profiler, as all that follows, from
     before every lane arrived at the rings' barriers for itself.
     Measured on the way, forward and strict: 0.245 and 0.583 with one warpgroup of producers for both rings (0.226 without the

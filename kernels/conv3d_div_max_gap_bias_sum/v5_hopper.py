@@ -13,13 +13,13 @@ Why it is faster
     again for every 64 positions, and that would bind as early as mma.sync's rate does.
 
     design, H200, ms                            predicted  measured  v4     why
-    forward                                     0.093      0.132     0.349  108 products of 16 x 8 x 16 for 8 windows: 0.082
-    forward, strict: three products             0.27       0.397     0.865  324: 0.245
+    forward                                     0.093      0.129     0.345  108 products of 16 x 8 x 16 for 8 windows: 0.082
+    forward, strict: three products             0.27       0.396     0.865  324: 0.245
     weights' gradient from places, by itself    0.10       0.136            108: 0.082; places are 14 MB
     forward with the weights' gradient          0.20       0.292     0.745
     input's gradient                            0.14       0.167     0.368  instructions 0.10; products 0.093; writes 0.065
-    training step, weights                      0.20       0.295     0.748
-    training step, weights and input            0.34       0.461     1.12
+    training step, weights                      0.20       0.292     0.749
+    training step, weights and input            0.34       0.457     1.12
     Kernels by PyTorch's profiler, L2 flushed, and with the figures of Nsight Compute from before the converters began early;
     forward and steps by the project's stopwatch, the strict one and steps in a CUDA graph.
 

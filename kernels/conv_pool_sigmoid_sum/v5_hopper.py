@@ -24,12 +24,12 @@ Why it is faster
     input gradient, halves on the tensor core, rows stored by TMA  0.19       0.208     memory (its writes alone: 0.154)
     step with it, sum over samples behind it instead of a launch   0.406      0.406     memory (0.413 before)
 
-    The record has 0.148 for the forward pass and 0.165 for the strict one. In a CUDA graph a training step takes 0.159 to 0.162
-    (PyTorch's best is 20.7), with the input gradient 0.406 (30.4). Called from Python it took longer, since autograd in Python
-    takes the host longer than the kernels take the GPU. So autograd is C++ here: side by side, on two H200s, a step took 0.220
-    and 0.172 ms instead of 0.289 and 0.208, at the cost of 8 s more of a compiler. The input gradient's rows stored by one copy
-    instead of six: 0.206 for 0.207, dropped. Moving what both forward kernels do at their start into functions gave other
-    registers: 0.148 and, for the training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.
+    The record has 0.149 for the forward pass and 0.163 for the strict one. In a CUDA graph a training step takes 0.160 (PyTorch's
+    best is 20.6), with the input gradient 0.406 (30.0); without one 0.209 and 0.407. Autograd in Python takes the host longer
+    than the kernels take the GPU. So it is C++ here: side by side, on two H200s, a step took 0.220 and 0.172 ms instead of
+    0.289 and 0.208, at the cost of 8 s more of a compiler. The input gradient's rows stored by one copy instead of six: 0.206
+    for 0.207, dropped. Moving what both forward kernels do at their start into functions gave other registers: 0.148 and, for
+    the training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.
 
     Training multiplies the other way round, outputs x positions. Box sums then lie in shared memory once, and are the right
     operand of both products; and a lane's delta are its part of the second one's left operand, as they come out of the
@@ -48,8 +48,8 @@ Mathematics
     Where PyTorch's settings forbid TF32 in convolutions, all have a lower part, and the product is
     l * box_h + h * box_l + h * box_h: what is left out is of the order of 2^-24. The sigmoid is v3's.
     Error against float64, in units of the outputs' spread, weights 8 times as large as usual: 8.5e-6, strict 3.5e-6, eager
-    strict 1.1e-6. Gradients in the recorded run, whose inputs are drawn anew each time: of the weights 7.8e-4 of the spread
-    (eager with TF32 6.8e-3), of the input 2.5e-3 (4.5e-3) at most at one element, from deltas of 11 bits, as TF32 convolutions
+    strict 1.1e-6. Gradients in the recorded run, whose inputs are drawn anew each time: of the weights 3.4e-4 of the spread
+    (eager with TF32 5.7e-3), of the input 2.3e-3 (4.2e-3) at most at one element, from deltas of 11 bits, as TF32 convolutions
     have. NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
 
     Training takes both products in halves, which have TF32's 11 bits but not its range: the same differences and parts as
