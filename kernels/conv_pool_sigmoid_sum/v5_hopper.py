@@ -24,12 +24,12 @@ Why it is faster
     input gradient, halves on the tensor core, rows stored by TMA  0.19       0.208     memory (its writes alone: 0.154)
     step with it, sum over samples behind it instead of a launch   0.406      0.406     memory (0.413 before)
 
-    The record has 0.149 for the forward pass and 0.163 for the strict one. In a CUDA graph a training step takes 0.160 (PyTorch's
-    best is 20.6), with the input gradient 0.406 (30.0); without one 0.209 and 0.407. Autograd in Python takes the host longer
-    than the kernels take the GPU. So it is C++ here: side by side, on two H200s, a step took 0.220 and 0.172 ms instead of
-    0.289 and 0.208, at the cost of 8 s more of a compiler. The input gradient's rows stored by one copy instead of six: 0.206
-    for 0.207, dropped. Moving what both forward kernels do at their start into functions gave other registers: 0.148 and, for
-    the training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.
+    The record has 0.149 for the forward pass and 0.163 for the strict one. In a CUDA graph a training step takes 0.160
+    (PyTorch's best is 20.6), with the input gradient 0.406 (30.0); without one 0.209 and 0.407. Autograd in Python takes the
+    host longer than the kernels take the GPU. So it is C++ here: side by side, on two H200s, a step took 0.220 and 0.172 ms
+    instead of 0.289 and 0.208, at the cost of 8 s more of a compiler. The input gradient's rows stored by one copy instead of
+    six: 0.206 for 0.207, dropped. Moving what both forward kernels do at their start into functions gave other registers: 0.148
+    and, for the training kernel of that time, 0.196 instead of 0.146 and 0.193 side by side; dropped.
 
     Training multiplies the other way round, outputs x positions. Box sums then lie in shared memory once, and are the right
     operand of both products; and a lane's delta are its part of the second one's left operand, as they come out of the
