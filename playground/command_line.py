@@ -33,7 +33,11 @@ def of_compare():
     )
     parser.add_argument("--model", metavar="NAME_OR_PATH", help="a model's name, or a file in KernelBench's format")
     parser.add_argument(
-        "--variant", nargs="+", metavar="NAME_OR_PATH", help="only these variants, by name or path; default all"
+        "--variant",
+        nargs="+",
+        action="extend",
+        metavar="NAME_OR_PATH",
+        help="only these variants, by name or path; default all",
     )
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="change a constant of the model"

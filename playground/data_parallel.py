@@ -130,7 +130,9 @@ def main(arguments=None):
 def _arguments(arguments):
     parser = argparse.ArgumentParser(prog="python -m playground.data_parallel", description=__doc__.splitlines()[0])
     parser.add_argument("--model", nargs="+", metavar="NAME_OR_PATH", help="default: all")
-    parser.add_argument("--variant", nargs="+", metavar="NAME_OR_PATH", help="default: all of a model that run on the device")
+    parser.add_argument(
+        "--variant", nargs="+", action="extend", metavar="NAME_OR_PATH", help="default: all of a model that run on the device"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     parser.add_argument("--time", action="store_true", help="time a step, too: a rank then has the model's whole batch")

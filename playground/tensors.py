@@ -1,5 +1,8 @@
 """Tensors of a model: how they are made, moved, flattened, and carried from process to process."""
 
+import numbers
+
+import numpy as np
 import torch
 
 PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
@@ -52,9 +55,31 @@ def to(inputs, device):
 
 
 def make_inputs(problem, seed):
-    """A list of what the problem's get_inputs gives after the generators were seeded."""
+    """As inputs_of, after torch's generators were seeded."""
     torch.manual_seed(seed)
-    return list(problem.get_inputs())
+    return inputs_of(problem)
+
+
+def inputs_of(problem):
+    """A list of what the problem's get_inputs gives, NumPy's numbers as Python's. Raises TypeError for what no process can be
+    given: something other than a list or tuple, a NumPy array, or tensors inside of another container.
+    """
+    inputs = problem.get_inputs()
+    if not isinstance(inputs, list | tuple):
+        raise TypeError(f"get_inputs must return a list of forward's arguments, got {type(inputs).__name__}")
+    return [_argument(i, value) for i, value in enumerate(inputs)]
+
+
+def _argument(i, value):
+    if isinstance(value, np.generic):
+        return value.item()
+    inside = torch.utils._pytree.tree_leaves(value)
+    if isinstance(value, np.ndarray) or (not isinstance(value, torch.Tensor) and any(map(torch.is_tensor, inside))):
+        raise TypeError(
+            f"get_inputs must return tensors, numbers and the like, but its element {i} is a {type(value).__name__}"
+            f"{'' if isinstance(value, np.ndarray) else ' of tensors'}; give each tensor an argument of its own"
+        )
+    return value
 
 
 def make_model(problem, cls, seed):
@@ -69,12 +94,46 @@ def differentiable(tensor):
 
 
 def flatten(outputs):
-    """The tensors of a model's result, which may be one, a tuple, a list or a dict. Raises TypeError when there are none."""
-    leaves = torch.utils._pytree.tree_leaves(outputs)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if not tensors:
+    """The tensors of a model's result, which may be one, a tuple, a list or a dict; those of a dict in the order of its keys.
+
+    Numbers among them become tensors, so that they are compared, too. Raises TypeError when there are no tensors, and for
+    those of require_plain.
+    """
+    require_plain(outputs)
+    leaves = list(_leaves(outputs))
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise TypeError(f"forward must return a tensor or a collection of tensors, got {type(outputs).__name__}")
-    return tensors
+    return [leaf if isinstance(leaf, torch.Tensor) else _from_number(leaf) for leaf in leaves]
+
+
+def require_plain(outputs):
+    """Raises TypeError for tensors of a class of their own: such may compute when they are read, after the clock stopped."""
+    for leaf in torch.utils._pytree.tree_leaves(outputs):
+        if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"forward must return plain tensors, got a {type(leaf).__name__}; return what it computes to")
+
+
+def _leaves(outputs):
+    """Tensors and numbers."""
+    if isinstance(outputs, dict):
+        for key in sorted(outputs, key=str):
+            yield from _leaves(outputs[key])
+    elif isinstance(outputs, list | tuple):
+        for each in outputs:
+            yield from _leaves(each)
+    elif isinstance(outputs, torch.Tensor | numbers.Number):
+        yield outputs
+    else:
+        yield from (leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
+
+
+def _from_number(value):
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None, device="cpu")
+
+
+def as_real(tensor):
+    """A complex tensor with its parts along a last dimension, another one as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def in_float32(outputs):

@@ -93,6 +93,13 @@ def test_a_wrong_command_line(arguments, message):
     assert "Traceback" not in err
 
 
+def test_variants_may_be_named_one_by_one(tiny_problem, right):
+    status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--variant", "no_such.py")
+    assert status == 2 and "no_such.py" in err
+    status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", "no_such.py", "--variant", right)
+    assert status == 2 and "no_such.py" in err
+
+
 def test_a_constant_that_the_model_lacks(tiny_problem, right):
     status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--set", "depth=3")
     assert (status, out) == (2, "")

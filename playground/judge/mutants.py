@@ -24,6 +24,7 @@ from torch.utils import _pytree
 from playground.judge import probes
 from playground.judge.mutations import MUTATIONS, Call, Unfit
 from playground.judge.tolerance import FLOAT32_EPSILON
+from playground.tensors import as_real
 
 # A model with a dozen operators has no more than these; they bound the time that one with a hundred takes.
 MOST = 64  # that count
@@ -355,7 +356,7 @@ def _is_rejected(mutant, exams):
     for exam in exams:
         forward = dataclasses.replace(exam.probe, upstream=None, wanted_inputs=())
         outputs = exam.oracle.mutated(mutate, forward).outputs
-        _require_form(outputs, [reference.truth for reference in exam.outputs])
+        _require_form([as_real(output) for output in outputs], [reference.truth for reference in exam.outputs])
         if any(reference.compare("", value).complaint for reference, value in zip(exam.outputs, outputs, strict=True)):
             return True
     for exam in exams:
@@ -372,8 +373,9 @@ def _differs(mutant, oracle, fresh):
     for probe, truth in fresh:
         outcome = oracle.mutated_in_float64(mutate, probe)
         _require_form(outcome.outputs, truth.outputs)
+        outputs, true_outputs = ([as_real(output) for output in each.outputs] for each in (outcome, truth))
         gradients = {name: true for name, true in truth.gradients.items() if true is not None}
-        if _any_visible(outcome.outputs, truth.outputs) or _any_visible(
+        if _any_visible(outputs, true_outputs) or _any_visible(
             [_or_zeros(outcome.gradients[name], true) for name, true in gradients.items()], list(gradients.values())
         ):
             return True

@@ -37,8 +37,8 @@ class Oracle:
         self.tf32_families = tf32_families(device, emulated)
 
     def eager(self, probe):
-        """As PyTorch runs it by default."""
-        return self._run(self._model, probe.inputs, probe)
+        """As PyTorch runs it by default. On a copy, since a call may change the model."""
+        return self._run(copy.deepcopy(self._model), probe.inputs, probe)
 
     def truth(self, probe):
         """In float64."""
@@ -108,7 +108,7 @@ class Oracle:
         return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
     def _in_float64(self, probe, mode, mutate=lambda model: model):
-        model = mutate(copy.deepcopy(self._model).double())
+        model = mutate(_doubled(copy.deepcopy(self._model)))
         with mode:
             return self._run(model, probe.inputs, probe, in_double=True)
 
@@ -162,7 +162,7 @@ class Oracle:
 
     def _require_separable(self, inputs, batch):
         """Of the original, whatever is run in its place. In float64, since libraries compute another batch in another order."""
-        model = copy.deepcopy(self._model).double()
+        model = _doubled(copy.deepcopy(self._model))
 
         def outputs(part):
             return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs
@@ -185,6 +185,15 @@ class Oracle:
 
 def is_few(outputs):
     return sum(output.numel() for output in outputs) < FEW
+
+
+def _doubled(model):
+    """The model in float64, with the tensors that are mere attributes of its modules and that Module.double leaves out."""
+    for module in model.double().modules():
+        for name, value in vars(module).items():
+            if tensors.differentiable(value):
+                setattr(module, name, value.double())
+    return model
 
 
 def _in_double(inputs):

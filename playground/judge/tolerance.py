@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 
 from playground.judge.precision import Perturbed
+from playground.tensors import as_real
 
 SLACK = 2.0
 ZERO = 1e-3  # of float32's error: what is smaller is zero in mathematics
@@ -63,14 +64,16 @@ class Reference:
     where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation: that of three
     elements alone may be tiny by chance. Elements that overflow in eager alone count as not finite: no error can be measured
     there, and an infinite one would permit everything elsewhere. `decisions()` gives how far near decisions may move each
-    element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none.
+    element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none. Of complex
+    tensors the two parts are compared: `truth` has them along a last dimension.
     """
 
     def __init__(self, truth, eager, *permitted, others=(), decisions=None):
+        self._shape, self._dtype = truth.shape, eager.dtype
+        truth, eager, *permitted = map(as_real, (truth, eager, *permitted))
         self.truth = truth
-        self.others = others
+        self.others = others = [as_real(other) for other in others]
         self._decisions = decisions
-        self._dtype = eager.dtype
         self._eager = eager if not torch.isfinite(eager).all() else None  # where its NaN and infinities have to be
         self._excused = torch.zeros_like(truth, dtype=torch.bool)
         self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
@@ -96,6 +99,7 @@ class Reference:
     def permitting(self, *more):
         """This Reference where a variant's own precision permits these results as well, and overflows where they do."""
         wider = copy.copy(self)
+        more = [as_real(result) for result in more]
         for result in more:
             wider._excused = wider._excused | (torch.isfinite(self.truth) & ~torch.isfinite(result))
         wider._comparable = self._comparable & ~wider._excused
@@ -122,6 +126,9 @@ class Reference:
     def compare(self, name, actual):
         """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
         max_error, complaint, decided = None, self._wrong_form(name, actual), False
+        if complaint is None:
+            actual = as_real(actual)
+            complaint = self._wrongly_special(name, actual)
         if complaint is None:
             max_error, complaint = self._too_far(name, actual)
             if complaint and self._decisions and not self.is_blunt:
@@ -155,13 +162,17 @@ class Reference:
         return "the terms that cancel in it" if self.is_zero else "its spread"
 
     def _wrong_form(self, name, actual):
-        """Shape, type, and NaN and infinities, which must stand where eager has them and nowhere else."""
+        """What is wrong with its shape or type."""
         if actual is None:
             return f"{name} is missing"
-        if actual.shape != self.truth.shape:
-            return f"{name} has the shape {tuple(actual.shape)} instead of {tuple(self.truth.shape)}"
+        if actual.shape != self._shape:
+            return f"{name} has the shape {tuple(actual.shape)} instead of {tuple(self._shape)}"
         if actual.dtype != self._dtype:
             return f"{name} has the type {actual.dtype} instead of {self._dtype}"
+        return None
+
+    def _wrongly_special(self, name, actual):
+        """What is wrong with its NaN and infinities, which must stand where eager has them and nowhere else."""
         if self._eager is None and torch.isfinite(actual).all():
             return None
         for what, test in SPECIAL_VALUES.items():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from playground import tensors
+
 CUDA_FLUSH_BYTES = 256 << 20  # or four times the L2 cache, where that is more
 CPU_FLUSH_BYTES = 128 << 20
 CUDA_ERROR_NOT_SUPPORTED = 801
@@ -143,6 +145,7 @@ class Timed:
             self._content = content = self._workload.fresh(seed)
             self._clock.flush()
             *times, self._result = self._clock.time(lambda content=content: self._workload(content))
+            tensors.require_plain(self._result)
             samples.append(times)
         return {"samples_ms": [on_stream for on_stream, _ in samples], "idle_ms": [until_idle for _, until_idle in samples]}
 

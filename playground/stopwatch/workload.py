@@ -44,7 +44,7 @@ def _seeded(problem, seed):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    return list(problem.get_inputs())
+    return tensors.inputs_of(problem)
 
 
 def upstream_for(outputs, seed, device):

@@ -151,7 +151,7 @@ class Referee:
     def _runs(self, problem):
         """Whether the original runs on the problem's inputs; what it raises comes through."""
         with torch.no_grad():
-            self.model(*tensors.to(problem.get_inputs(), self.device))
+            self.model(*tensors.to(tensors.inputs_of(problem), self.device))
         return True
 
     def compare_outputs(self, probe, outputs, declared=None, remark=True):
@@ -223,8 +223,8 @@ class Referee:
             return comparison
         i = each.index(comparison)
         suspects = [name for name in precision.LOWER if name != self.precision]
-        lowered = {name: [outcome.outputs[i] for outcome in self._lowered(probe, name)] for name in suspects}
-        remark = likely_precision(self.references[probe][0][i].truth, actual[i], lowered)
+        lowered = {name: [tensors.as_real(each.outputs[i]) for each in self._lowered(probe, name)] for name in suspects}
+        remark = likely_precision(self.references[probe][0][i].truth, tensors.as_real(actual[i]), lowered)
         return replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
 
     def mutants(self, probes, gradients, declared, seed):

@@ -1,10 +1,12 @@
-"""Poisoned memory, and weights by name."""
+"""Poisoned memory, weights by name, and the problem's functions as they were before the variant's file was loaded."""
+
+import types
 
 import pytest
 import torch
 import torch.nn as nn
 
-from playground.worker.candidate import WrongInterface, _poisoned_memory, copy_weights
+from playground.worker.candidate import Candidate, WrongInterface, _poisoned_memory, copy_weights
 
 
 def test_memory_that_is_not_written_is_nan():
@@ -47,3 +49,47 @@ def test_weights_are_copied_by_name():
 def test_weights_that_differ_are_named(model, complaint):
     with pytest.raises(WrongInterface, match=complaint):
         copy_weights(model, nn.Linear(3, 2).state_dict())
+
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+def get_inputs():
+    return [torch.rand(2)]
+
+def get_init_inputs():
+    return []
+"""
+
+REPLACES = """
+import sys
+import torch
+import torch.nn as nn
+
+for module in list(sys.modules.values()):
+    if getattr(module, "__file__", None) and module.__file__.endswith("asked.py"):
+        module.get_inputs = lambda: [torch.zeros(2)]
+        REPLACED = True
+
+class ModelNew(nn.Module):
+    replaced = REPLACED
+
+    def forward(self, x):
+        return x + 1
+"""
+
+
+def test_a_variant_that_replaces_get_inputs_changes_nothing(tmp_path):
+    problem, variant = tmp_path / "asked.py", tmp_path / "replaces.py"
+    problem.write_text(PROBLEM)
+    variant.write_text(REPLACES)
+    candidate = Candidate()
+    candidate.load(str(problem), str(variant), {}, "cpu", None, 0)
+    assert candidate.model.replaced
+    asked, *_ = candidate._subject("variant")
+    assert isinstance(asked, types.SimpleNamespace) and asked.get_inputs()[0].any()

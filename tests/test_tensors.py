@@ -1,0 +1,66 @@
+"""What counts as a model's inputs and outputs."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from playground import tensors
+
+
+def given(value):
+    return types.SimpleNamespace(get_inputs=lambda: value)
+
+
+def test_outputs_in_the_order_of_a_dicts_keys():
+    a, b, c = torch.zeros(1), torch.ones(2), torch.ones(3)
+    for outputs in {"b": [b, (c,)], "a": a}, {"a": a, "b": [b, (c,)]}:
+        assert all(each is expected for each, expected in zip(tensors.flatten(outputs), [a, b, c], strict=True))
+
+
+def test_numbers_are_compared_and_other_things_are_not():
+    tensor, count, mean = tensors.flatten((torch.zeros(2), None, "text", 3, 0.1))
+    assert (tensor.shape, count.item(), count.dtype, mean.item(), mean.dtype) == ((2,), 3, torch.int64, 0.1, torch.float64)
+
+
+@pytest.mark.parametrize("outputs", [3.0, "text", None, [1, 2], {}])
+def test_without_a_tensor_there_is_no_output(outputs):
+    with pytest.raises(TypeError, match="must return a tensor or a collection of tensors"):
+        tensors.flatten(outputs)
+
+
+def test_a_tensor_of_another_class_is_refused():
+    class Other(torch.Tensor):
+        pass
+
+    for outputs in torch.zeros(2).as_subclass(Other), [torch.zeros(1), {"a": torch.zeros(2).as_subclass(Other)}]:
+        with pytest.raises(TypeError, match="plain tensors, got a Other"):
+            tensors.flatten(outputs)
+    assert len(tensors.flatten([torch.nn.Parameter(torch.zeros(2)), torch.zeros(1)])) == 2
+
+
+def test_inputs():
+    tensor = torch.zeros(2)
+    found = tensors.inputs_of(given((tensor, 3, None, "mean", [1, 2], np.float64(0.5), np.int32(4))))
+    assert found[0] is tensor and found[1:] == [3, None, "mean", [1, 2], 0.5, 4]
+    assert [type(value) for value in found[-2:]] == [float, int]
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (torch.zeros(3), "must return a list of forward's arguments, got Tensor"),
+        ([torch.zeros(3), [torch.zeros(2)]], "its element 1 is a list of tensors; give each tensor"),
+        ([{"x": torch.zeros(3)}], "its element 0 is a dict of tensors"),
+        ([np.zeros(3)], "its element 0 is a ndarray; give"),
+    ],
+)
+def test_other_inputs_are_refused(value, expected):
+    with pytest.raises(TypeError, match=expected):
+        tensors.inputs_of(given(value))
+
+
+def test_parts_of_a_complex_tensor():
+    assert tensors.as_real(torch.tensor([1 + 2j]).conj()).tolist() == [[1, -2]]
+    assert tensors.as_real(torch.ones(2)).tolist() == [1, 1]
