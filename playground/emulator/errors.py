@@ -49,7 +49,9 @@ class Finding(RuntimeError):
         self.file, self.line = data.file, data.line
         self.block, self.thread, self.other, self.callers = data.block, data.thread, data.other, data.callers
         place = f"{self.file}:{self.line}: " if self.file and self.line else ""
-        text = f"{place}{self.kind}: {self.message}; kernel {self.kernel}"
+        text = f"{place}{self.kind}: {self.message}"
+        if self.kernel:  # else host code did it
+            text += f"; kernel {self.kernel}"
         if self.block is not None:
             text += f", block {self.block}, thread {self.thread}"
         text += called_from(self.callers)

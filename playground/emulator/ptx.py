@@ -393,7 +393,12 @@ def _(match):
     return "::emulator::device_fence();"
 
 
-@instruction(r"membar\.cta|fence\.(acq_rel|sc)\.cta|fence\.mbarrier_init\.release\.cluster|fence\.proxy\.(alias|tensormap\S*)")
+@instruction(r"membar\.cta|fence\.(acq_rel|sc)\.cta")
+def _(match):
+    return "::emulator::block_fence();"
+
+
+@instruction(r"fence\.mbarrier_init\.release\.cluster|fence\.proxy\.(alias|tensormap\S*)")
 def _(match, *operands):
     return ""
 

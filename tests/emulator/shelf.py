@@ -1503,6 +1503,315 @@ void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
         wrong="31",
         right="32",
     ),
+    Pair(
+        "last_block_without_fences_before_the_barrier",
+        "race between blocks",
+        r"""
+__device__ unsigned finished;
+__global__ void kernel(float* out, float* partial) {
+    __shared__ bool last;
+    partial[blockIdx.x * 32 + threadIdx.x] = threadIdx.x;  // here
+    GAP
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&finished, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    float sum = 0;
+    for (int block = 0; block < gridDim.x; ++block) sum += partial[block * 32 + threadIdx.x];  // here
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) {
+    const unsigned zero = 0;
+    cudaMemcpyToSymbol(finished, &zero, 4);
+    kernel<<<4, 32>>>(out, in);
+}
+""",
+        wrong="if (threadIdx.x == 0) __threadfence();",
+        right="__threadfence();",
+    ),
+    Pair(
+        "written_behind_the_fence",
+        "race between blocks",
+        r"""
+__device__ unsigned finished;
+__global__ void kernel(float* out, float* partial) {
+    __shared__ bool last;
+    GAP  // here
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&finished, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    float sum = 0;
+    for (int block = 0; block < gridDim.x; ++block) sum += partial[block * 32 + threadIdx.x];  // here
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) {
+    const unsigned zero = 0;
+    cudaMemcpyToSymbol(finished, &zero, 4);
+    kernel<<<4, 32>>>(out, in);
+}
+""",
+        wrong="__threadfence(); partial[blockIdx.x * 32 + threadIdx.x] = threadIdx.x;",
+        right="partial[blockIdx.x * 32 + threadIdx.x] = threadIdx.x; __threadfence();",
+    ),
+    Pair(
+        "flag_in_shared_memory",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float row[32];
+    __shared__ volatile int flag;
+    if (threadIdx.x == 0) flag = 0;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        row[threadIdx.x] = in[threadIdx.x];  // here
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            GAP
+            flag = 1;
+        }
+    } else {
+        if (threadIdx.x == 32) {
+            while (flag == 0) continue;
+            __threadfence_block();
+        }
+        __syncwarp();
+        out[threadIdx.x - 32] = row[63 - threadIdx.x];  // here
+    }
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong="",
+        right="__threadfence_block();",
+    ),
+    Pair(
+        "flag_in_shared_memory_by_ptx",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float value;
+    __shared__ int flag;
+    if (threadIdx.x == 0) flag = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        GAP  // here
+        atomicExch(&flag, 1);
+    } else if (threadIdx.x == 32) {
+        while (atomicAdd(&flag, 0) == 0) continue;
+        asm volatile("membar.cta;" ::: "memory");
+        out[0] = value;  // here
+    }
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong='asm volatile("fence.acq_rel.cta;" ::: "memory"); value = in[0];',
+        right='value = in[0]; asm volatile("fence.acq_rel.cta;" ::: "memory");',
+    ),
+    Pair(
+        "fence_of_the_block_between_blocks",
+        "race between blocks",
+        r"""
+__device__ unsigned finished;
+__global__ void kernel(float* out, float* partial) {
+    if (threadIdx.x != 0) return;
+    partial[blockIdx.x] = blockIdx.x;  // here
+    GAP
+    if (atomicAdd(&finished, 1) != gridDim.x - 1) return;
+    float sum = 0;
+    for (int block = 0; block < gridDim.x; ++block) sum += partial[block];  // here
+    out[0] = sum;
+}
+void run(float* out, float* in, int) {
+    const unsigned zero = 0;
+    cudaMemcpyToSymbol(finished, &zero, 4);
+    kernel<<<4, 32>>>(out, in);
+}
+""",
+        wrong="__threadfence_block();",
+        right="__threadfence();",
+    ),
+    Pair(
+        "syncwarp_in_one_branch",
+        "warp lanes never arrive",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float row[32];
+    if (threadIdx.x < 16) {
+        row[threadIdx.x] = in[threadIdx.x];
+        __syncwarp();  // here
+    } else {
+        row[threadIdx.x] = 2 * in[threadIdx.x];
+        GAP
+    }
+    __syncthreads();  // here
+    out[threadIdx.x] = row[31 - threadIdx.x];
+}
+void run(float* out, float* in, int) { kernel<<<1, 32>>>(out, in); }
+""",
+        wrong="",
+        right="__syncwarp();",
+    ),
+    Pair(
+        "different_shuffles_in_both_branches",
+        "warp divergence",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    float v = in[threadIdx.x];
+    if (threadIdx.x < 16)
+        v += __shfl_xor_sync(~0u, v, 16);  // here
+    else
+        v = 2 * GAP(~0u, v, 16);  // here
+    out[threadIdx.x] = v;
+}
+void run(float* out, float* in, int) { kernel<<<1, 32>>>(out, in); }
+""",
+        wrong="__shfl_up_sync",
+        right="__shfl_xor_sync",
+    ),
+    Pair(
+        "different_votes_in_both_branches",
+        "warp divergence",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    int v;
+    if (threadIdx.x < 16)
+        v = __any_sync(~0u, in[threadIdx.x] > 0.5f);  // here
+    else
+        v = GAP(~0u, in[threadIdx.x] > 0.5f);  // here
+    out[threadIdx.x] = v;
+}
+void run(float* out, float* in, int) { kernel<<<1, 32>>>(out, in); }
+""",
+        wrong="__all_sync",
+        right="__any_sync",
+    ),
+    Pair(
+        "different_reductions_in_both_branches",
+        "warp divergence",
+        r"""
+__global__ void kernel(float* out) {
+    int v = threadIdx.x;
+    if (threadIdx.x < 16)
+        v = __reduce_add_sync(~0u, v);  // here
+    else
+        v = GAP(~0u, v);  // here
+    out[threadIdx.x] = v;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="__reduce_max_sync",
+        right="__reduce_add_sync",
+    ),
+    Pair(
+        "try_wait_without_a_loop",
+        "shared memory race|asynchronous copy not waited for",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) init(&full, 1);
+    __syncthreads();
+    if (threadIdx.x == 64) {
+        expect(&full, 512);
+        load_2d(tile, &map, 0, 0, &full);  // here
+    }
+    int done = 0;
+    GAP (!done)
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\nselp.b32 %0, 1, 0, p;\n}"
+                     : "=r"(done) : "r"(address(&full)) : "memory");
+    out[threadIdx.x] = tile[threadIdx.x];  // here
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="if",
+        right="while",
+    ),
+    Pair(
+        "counter_read_by_the_last_lane",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    atomicAdd(&count, 1);  // here
+    GAP
+    if (threadIdx.x == blockDim.x - 1) out[0] = count;  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "mbarrier_used_before_its_init_is_known",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ uint64_t done;
+    if (threadIdx.x == 0) init(&done, 64);  // here
+    GAP
+    arrive(&done);  // here
+    wait(&done, 0);  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "named_barrier_of_half_a_warp",
+        "invalid barrier",
+        r"""
+__device__ void sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }  // here
+__global__ void kernel(float* out) {
+    __shared__ float row[128];
+    row[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x >= GAP) return;
+    sync(1, GAP);
+    out[threadIdx.x] = row[GAP - 1 - threadIdx.x];
+}
+void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
+""",
+        wrong="48",
+        right="64",
+    ),
+    Pair(
+        "host_copies_too_much",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out) { out[threadIdx.x] += 1; }
+void run(float* out, float* in, int n) {
+    cudaMemcpyAsync(out, in, n * sizeof(GAP), cudaMemcpyDeviceToDevice, 0);  // here
+    kernel<<<1, 64>>>(out);
+}
+""",
+        wrong="double",
+        right="float",
+    ),
+    Pair(
+        "host_fills_too_much",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out, const float* scratch) { out[threadIdx.x] = scratch[threadIdx.x]; }
+void run(float* out, float*, int) {
+    float* scratch;
+    cudaMalloc(&scratch, 64 * sizeof(float));
+    cudaMemset(scratch, 0, 64 * sizeof(GAP));  // here
+    kernel<<<1, 64>>>(out, scratch);
+    cudaFree(scratch);
+}
+""",
+        wrong="double",
+        right="float",
+    ),
 ]
 
 

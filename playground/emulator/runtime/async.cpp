@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "access.h"
 #include "async_reads.h"
@@ -430,12 +431,17 @@ bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line) {
     Block& b = *t.owner;
     own_barrier(mbarrier, CALLER);
     if (options.checked()) examine(b.arena + mbarrier, 8, Access::atomic, 8, CALLER);
-    if (read(b, mbarrier).phase == (parity & 1)) land_for(b, mbarrier);
+    const bool ended = read(b, mbarrier).phase != (parity & 1);
+    // try_wait may give up whenever it likes. Here it does at first, before anything lands, so that code which does not ask
+    // again shows. Only the next one waits, whatever its barrier: a thread may ask for several in turn.
+    if (wait && !ended && options.mode == Mode::check && !std::exchange(t.gave_up, true)) return false;
+    if (!ended) land_for(b, mbarrier);
     if (read(b, mbarrier).phase == (parity & 1)) {
         if (!wait) {
             worker->pause();
             return false;
         }
+        t.gave_up = false;
         b.async.used = true;
         b.async.waiting.push_back({mbarrier, t.linear});
         worker->wait(State::at_mbarrier, line);

@@ -28,9 +28,21 @@ const char* op_name(WarpOp op) {
         case WarpOp::sync:
             return "__syncwarp";
         case WarpOp::shuffle:
-            return "a shuffle";
-        case WarpOp::vote:
-            return "a vote";
+            return "__shfl_sync";
+        case WarpOp::shuffle_up:
+            return "__shfl_up_sync";
+        case WarpOp::shuffle_down:
+            return "__shfl_down_sync";
+        case WarpOp::shuffle_xor:
+            return "__shfl_xor_sync";
+        case WarpOp::ballot:
+            return "__ballot_sync";
+        case WarpOp::any:
+            return "__any_sync";
+        case WarpOp::all:
+            return "__all_sync";
+        case WarpOp::elect:
+            return "elect.sync";
         case WarpOp::match:
             return "a match";
         case WarpOp::reduce:
@@ -95,6 +107,11 @@ void named_barrier(int id, int threads, bool wait, int line) {
     Block& b = *t.owner;
     if (id < 0 || id > 15)
         w.stop(w.describe("invalid barrier", "the barriers of a block are numbered 0 to 15", {line, nullptr}));
+    const bool all = threads == (int)b.threads.size();  // which a barrier without a count expects, too
+    if (threads <= 0 || (threads % 32 && !all))
+        w.stop(w.describe("invalid barrier",
+                          "a barrier for " + std::to_string(threads) + " threads; their number must be a multiple of 32",
+                          {line, nullptr}));
     NamedBarrier& barrier = b.named[id];
     if (barrier.arrived && barrier.expected != threads)
         w.stop(w.describe("barrier divergence", "threads bring different counts to one named barrier", {line, nullptr}));
@@ -154,7 +171,9 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
         r->mask = mask;
         r->arrived = 0;
     }
-    if (r->arrived && (r->op != op || (r->line != line && options.checked()))) {
+    // Lanes may come from different lines, but not to instructions that they have to execute together (.aligned).
+    const bool from_elsewhere = op == WarpOp::matrix && r->line != line && options.checked();
+    if (r->arrived && (r->op != op || r->compute != compute || from_elsewhere)) {
         Finding finding =
             w.describe("warp divergence",
                        std::string("lanes of one mask meet in different operations, ") + op_name(op) + " and " + op_name(r->op),
@@ -166,6 +185,7 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
     if (options.checked() && mask & ~warp.alive) report_missing_lanes(b, warp, mask, line);
     if (!r->arrived) r->first_thread = t.linear;
     r->op = op;
+    r->compute = compute;
     r->line = line;
     *half = r->half;
     if (bytes) memcpy(r->rows[r->half] + ROW * t.lane, row, bytes);

@@ -57,7 +57,9 @@ void Clock::begin_block(Block& b) {
     c.first = c.barrier = next_ << 5;
     c.ticks.assign(b.warps.size(), 0);
     c.own.assign(b.threads.size() * LANES, 0);
-    c.fenced.assign(b.threads.size(), 0);
+    c.fences.assign(b.threads.size(), Fence::none_needed);
+    c.fenced_for_block.assign(b.threads.size(), 0);
+    c.variables.clear();
     c.others.clear();
     c.brought.clear();
     c.ended.clear();
@@ -82,7 +84,11 @@ void Clock::advance(Block& b, int warp, unsigned mask) {
 void Clock::block_synchronised(Block& b) {
     BlockClock& c = clock_of(b);
     c.barrier = next_ << 5;
-    std::fill(c.fenced.begin(), c.fenced.end(), 0);
+    // Fences are cumulative: behind the barrier each thread has passed those of all. They count if no write lacks one.
+    const auto any = [&](Fence fence) { return std::find(c.fences.begin(), c.fences.end(), fence) != c.fences.end(); };
+    const bool passed = any(Fence::passed) && !any(Fence::missing);
+    std::fill(c.fences.begin(), c.fences.end(), passed ? Fence::passed : Fence::none_needed);
+    std::fill(c.fenced_for_block.begin(), c.fenced_for_block.end(), 0);
     for (size_t warp = 0; warp < b.warps.size(); ++warp) {
         ++c.ticks[warp];
         advance(b, int(warp), ~0u);
@@ -198,19 +204,25 @@ bool Clock::behind_proxy_fence(Segment segment, const BlockClock& c) const {
 
 void Clock::release(Thread& t, uintptr_t variable) {
     BlockClock& c = clock_of(*t.owner);
-    if (!c.fenced[t.linear]) return;
+    const bool for_all = c.fences[t.linear] == Fence::passed;
+    if (!for_all && !c.fenced_for_block[t.linear]) return;
     ++c.ticks[t.warp];
     advance(*t.owner, t.warp, 1u << t.lane);
-    auto& published = variables_[variable];
+    auto& published = (for_all ? variables_ : c.variables)[variable];
     const auto publish = [&](const Published& p) { published.try_emplace(key_of(p), p).first->second.merge(p); };
     for_each_published(t, publish);
     for (const auto& known : c.acquired) publish(known.second);
 }
 
 void Clock::acquire(Thread& t, uintptr_t variable) {
-    if (variables_.empty()) return;
-    const auto found = variables_.find(variable);
-    if (found == variables_.end()) return;
+    acquire_from(variables_, t, variable);
+    acquire_from(clock_of(*t.owner).variables, t, variable);
+}
+
+void Clock::acquire_from(const PublishedByVariable& variables, Thread& t, uintptr_t variable) {
+    if (variables.empty()) return;
+    const auto found = variables.find(variable);
+    if (found == variables.end()) return;
     BlockClock& c = clock_of(*t.owner);
     for (const auto& entry : found->second) {
         const Published& p = entry.second;

@@ -33,6 +33,10 @@ struct Published {
     void merge(const Published& other);
 };
 using PublishedByWarp = std::unordered_map<uint64_t, Published>;  // by block and warp
+using PublishedByVariable = std::unordered_map<uintptr_t, PublishedByWarp>;
+
+// Where a thread stands with what it has written to device memory since the block's last barrier.
+enum class Fence : uint8_t { none_needed, missing, passed };
 
 struct BlockClock {
     using Ticks = std::vector<uint32_t>;  // by thread; 0: nothing
@@ -45,7 +49,9 @@ struct BlockClock {
     Ticks others;                                 // the same of all threads but those of its warp; empty until it is needed
     std::unordered_map<uint32_t, Ticks> brought;  // to a barrier of some threads, by those who have arrived
     std::unordered_map<uint32_t, Ticks> ended;    // of a barrier in shared memory: the same at the end of its last phase
-    std::vector<uint8_t> fenced;  // by thread: has passed a fence that its next atomic or volatile write follows
+    std::vector<Fence> fences;                    // by thread: its next atomic or volatile write publishes if it has passed one
+    std::vector<uint8_t> fenced_for_block;        // by thread: the same of a fence for the block's own threads
+    PublishedByVariable variables;                // written behind such a fence
     std::unordered_map<uint32_t, PublishedByWarp> from_outside;  // brought to a barrier by other blocks of the cluster
     PublishedByWarp acquired;                                    // from other blocks
     std::unordered_map<uint32_t, Segment> acquired_barriers;     // of them, by block
@@ -55,7 +61,7 @@ struct BlockClock {
     Segment fenced_barrier = 0;      // what lies before this barrier of the block is behind a fence
     Ticks fenced_ticks;
 
-    size_t threads() const { return fenced.size(); }
+    size_t threads() const { return fences.size(); }
     uint32_t* others_of(int thread) { return others.data() + thread * threads(); }
     bool knows(int thread, int other, uint32_t tick) const {
         return !others.empty() && tick < others[thread * threads() + other];
@@ -94,6 +100,7 @@ class Clock {
 
  private:
     uint32_t new_chunk(uint32_t block, uint32_t warp, uint32_t tick);
+    void acquire_from(const PublishedByVariable& variables, Thread& thread, uintptr_t variable);
     void advance(Block& block, int warp, unsigned mask);
     template <class Visit>
     void for_each_published(const Thread& thread, Visit visit) const;
@@ -101,7 +108,7 @@ class Clock {
     Chunk* chunks_ = nullptr;
     uint32_t next_ = 1, serial_ = 0, first_block_ = 0;
     std::vector<uint3> blocks_;
-    std::unordered_map<uintptr_t, PublishedByWarp> variables_;
+    PublishedByVariable variables_;
 };
 
 extern Clock launch_clock;

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <string>
 #include <vector>
 
 namespace emulator {
@@ -150,6 +151,21 @@ void device_release(void* pointer) {
         device_memory.release(pointer);
     else
         free(pointer);
+}
+
+bool host_may_access(const void* begin, size_t bytes, const char* function, int line) {
+    if (!bytes || !device_memory.contains(begin)) return true;
+    const Allocation* a = device_memory.find(begin);
+    if (a && (const char*)begin + bytes <= a->begin + a->bytes) return true;
+    const std::string place =
+        a ? "byte " + std::to_string((const char*)begin - a->begin) + " of a tensor of " + std::to_string(a->bytes) + " bytes"
+          : "an address that is in no tensor";
+    Finding finding;
+    finding.kind = "global memory out of bounds";
+    finding.message = std::string(function) + " of " + std::to_string(bytes) + " bytes at " + place;
+    finding.kernel_line = line;
+    deliver(finding);
+    return false;
 }
 
 }  // namespace emulator

@@ -130,7 +130,7 @@ Block& Worker::start_block(uint3 index) {
         b.threads[i].state = State::ready;
         b.threads[i].fiber = nullptr;
         b.threads[i].watched = b.threads[i].watches_from = nullptr;
-        b.threads[i].awaits_products = false;
+        b.threads[i].awaits_products = b.threads[i].gave_up = false;
         b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
     }
     if (options.schedule == Schedule::random)

@@ -81,6 +81,7 @@ struct Thread : ThreadView {
     const void* watched = nullptr;  // where it last looked for a sign of another thread, and what it saw
     uint64_t watched_value = 0;
     const void* watches_from = nullptr;  // the instruction, where it is known
+    bool gave_up = false;                // in its last mbarrier.try_wait
 };
 
 // Where the lanes of one mask meet. Rows are kept twice: a fast lane may bring its row for the next operation while a slow
@@ -88,6 +89,7 @@ struct Thread : ThreadView {
 struct Rendezvous {
     unsigned mask = 0, arrived = 0;
     WarpOp op{};
+    WarpFunction compute = nullptr;
     int line = 0, half = 0, first_thread = 0;
     alignas(64) char rows[2][32 * ROW];
     alignas(64) char results[2][32 * ROW];

@@ -237,6 +237,19 @@ inline void add_reader(Cell& c, const Site& s, Segment oldest, uint32_t here) {
     c.reader_instruction = here;
 }
 
+// An atomic or volatile access follows the write in the cell. Does the cell go on to name that write, because others race with
+// it more easily? It does if the thread itself wrote since the block's last barrier and the write was a plain one, and if it
+// was another thread's atomic one in no order with this: of several the cell names the first.
+inline bool still_counts(const Cell& c, const Site& s) {
+    const Segment writer = c.writer & SEGMENT_BITS;
+    const BlockClock& clock = s.shadow.clock;
+    if (c.writer & ATOMIC) return !launch_clock.ordered(writer, s.thread, clock, false);
+    if (writer == s.thread.segment) return true;
+    const Chunk& chunk = launch_clock.chunk(writer);
+    const bool own = chunk.block == clock.serial && int(chunk.warp) == s.thread.warp && int(writer & 31) == s.thread.lane;
+    return own && writer >= clock.barrier;
+}
+
 // Examines an access to a cell and notes it. Segments before `oldest` are of no concern.
 inline void visit(Cell& c, const Site& s, Segment oldest) {
     const Segment me = s.thread.segment, writer = c.writer & SEGMENT_BITS;
@@ -255,7 +268,7 @@ inline void visit(Cell& c, const Site& s, Segment oldest) {
         const Segment reader = c.reader & SEGMENT_BITS;
         report_race(s, reader, c.reader_instruction, "read");
     }
-    if (strong && writer == me && !(c.writer & ATOMIC)) return;  // the plain write before it counts: others race with that
+    if (strong && writer >= oldest && still_counts(c, s)) return;
     c = {me | (strong ? ATOMIC : 0), here, 0, 0};
 }
 
@@ -296,6 +309,7 @@ inline void shared_access(const Site& s) {
     const uint8_t extent = word_extent[offset / 4];
     if (!extent || word_extent[(offset + s.bytes - 1) / 4] != extent || offset + s.bytes > extents[extent - 1].end)
         report_bounds(s);
+    if (s.access == Access::write) s.shadow.clock.fenced_for_block[s.thread.linear] = 0;
     BlockShadow& home = *s.shared_home().shadow;
     const Segment oldest = home.clock.first;
     Cell* cells = home.cells;
@@ -317,7 +331,10 @@ inline void shared_access(const Site& s) {
 inline void global_access(const Site& s) {
     Allocation* a = device_memory.find((void*)s.address);
     if (!a || s.address < uintptr_t(a->begin) || s.address + s.bytes > uintptr_t(a->begin) + a->bytes) report_bounds(s);
-    if (!reads(s.access) || s.access == Access::atomic) s.shadow.clock.fenced[s.thread.linear] &= s.access != Access::write;
+    if (s.access == Access::write) {
+        s.shadow.clock.fences[s.thread.linear] = Fence::missing;
+        s.shadow.clock.fenced_for_block[s.thread.linear] = 0;
+    }
     const Segment oldest = launch_clock.launch_first;
     for_each_cell(
         device_memory.cell((void*)s.address), s, [&](Cell*) { a->has_split_cells = true; },
@@ -714,10 +731,16 @@ void note_strong_write(void* address, unsigned bytes) {
     if (options.checked()) strong_access(address, bytes, Access::strong_write, __builtin_return_address(0));
 }
 
+void block_fence() {
+    if (!options.checked() || !current) return;
+    Thread& t = *static_cast<Thread*>(current);
+    t.owner->shadow->clock.fenced_for_block[t.linear] = 1;
+}
+
 void device_fence() {
     if (options.checked() && current) {
         Thread& t = *static_cast<Thread*>(current);
-        t.owner->shadow->clock.fenced[t.linear] = 1;
+        t.owner->shadow->clock.fences[t.linear] = Fence::passed;
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

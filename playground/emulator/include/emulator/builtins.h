@@ -28,7 +28,7 @@ EMULATOR_INLINE int __syncthreads_or(int predicate, int line = __builtin_LINE())
 
 inline void __threadfence() { ::emulator::device_fence(); }
 inline void __threadfence_system() { ::emulator::device_fence(); }
-inline void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { ::emulator::block_fence(); }
 inline void __nanosleep(unsigned) { ::emulator::yield(); }
 
 inline long long clock64() { return ::emulator::clock_ticks(); }  // clock() is the C library's

@@ -65,15 +65,21 @@ inline cudaError_t cudaMallocAsync(T** pointer, size_t bytes, cudaStream_t) {
 }
 inline cudaError_t cudaFree(void* pointer) { return ::emulator::device_release(pointer), cudaSuccess; }
 inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind, int line = __builtin_LINE()) {
+    for (const void* begin : {(const void*)to, from})
+        if (!::emulator::host_may_access(begin, bytes, "cudaMemcpy", line)) return cudaErrorInvalidValue;
     return memcpy(to, from, bytes), cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
-    return cudaMemcpy(to, from, bytes, kind);
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr,
+                                   int line = __builtin_LINE()) {
+    return cudaMemcpy(to, from, bytes, kind, line);
 }
-inline cudaError_t cudaMemset(void* to, int value, size_t bytes) { return memset(to, value, bytes), cudaSuccess; }
-inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
-    return cudaMemset(to, value, bytes);
+inline cudaError_t cudaMemset(void* to, int value, size_t bytes, int line = __builtin_LINE()) {
+    if (!::emulator::host_may_access(to, bytes, "cudaMemset", line)) return cudaErrorInvalidValue;
+    return memset(to, value, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr, int line = __builtin_LINE()) {
+    return cudaMemset(to, value, bytes, line);
 }
 template <class T>
 inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,

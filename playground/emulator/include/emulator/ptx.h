@@ -111,7 +111,7 @@ EMULATOR_INLINE int bar_count(int id, int threads, bool predicate, int line) {
 
 // The lane of `mask` that is elected, for which all of them wait.
 EMULATOR_INLINE int elect(uint32_t mask, int line) {
-    warp_exchange(mask, "", 0, WarpOp::vote, line);
+    warp_exchange(mask, "", 0, WarpOp::elect, line);
     return __builtin_ctz(mask);
 }
 
@@ -121,26 +121,26 @@ struct Moved {
     uint32_t value;
     bool inside;
 };
-EMULATOR_INLINE Moved shuffled(uint32_t mask, uint32_t value, int source, bool inside, int line) {
-    return {::emulator::shuffle(mask, value, inside ? source : lane(), line), inside};
+EMULATOR_INLINE Moved shuffled(uint32_t mask, uint32_t value, int source, bool inside, WarpOp op, int line) {
+    return {::emulator::shuffle(mask, value, inside ? source : lane(), op, line), inside};
 }
 EMULATOR_INLINE int segment_begin(uint32_t clamp) { return lane() & int(clamp >> 8 & 31); }
 EMULATOR_INLINE int segment_end(uint32_t clamp) { return segment_begin(clamp) | int(clamp & 31 & ~(clamp >> 8)); }
 EMULATOR_INLINE Moved shuffle_up(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
     const int source = lane() - int(b & 31);
-    return shuffled(mask, a, source, source >= segment_end(clamp), line);  // here it is the first lane
+    return shuffled(mask, a, source, source >= segment_end(clamp), WarpOp::shuffle_up, line);  // here it is the first lane
 }
 EMULATOR_INLINE Moved shuffle_down(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
     const int source = lane() + int(b & 31);
-    return shuffled(mask, a, source, source <= segment_end(clamp), line);
+    return shuffled(mask, a, source, source <= segment_end(clamp), WarpOp::shuffle_down, line);
 }
 EMULATOR_INLINE Moved shuffle_bfly(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
     const int source = lane() ^ int(b & 31);
-    return shuffled(mask, a, source, source <= segment_end(clamp), line);
+    return shuffled(mask, a, source, source <= segment_end(clamp), WarpOp::shuffle_xor, line);
 }
 EMULATOR_INLINE Moved shuffle_idx(uint32_t mask, uint32_t a, uint32_t b, uint32_t clamp, int line) {
     const int source = segment_begin(clamp) | int(b & 31 & ~(clamp >> 8));
-    return shuffled(mask, a, source, source <= segment_end(clamp), line);
+    return shuffled(mask, a, source, source <= segment_end(clamp), WarpOp::shuffle, line);
 }
 
 EMULATOR_INLINE unsigned warp_of_block() { return ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32; }

@@ -41,9 +41,10 @@ void named_barrier(int id, int threads, bool wait, int line);
 int named_barrier_count(int id, int threads, bool predicate, int line);  // waits; how many threads came with a true predicate
 
 // ---- operations of a warp
-// Each lane of `mask` brings a row; all rows lie `ROW` bytes apart. Operations that meet must be of one kind.
+// Each lane of `mask` brings a row; all rows lie `ROW` bytes apart. Operations that meet must be of one kind, with one
+// function.
 constexpr int ROW = 64;
-enum class WarpOp { sync, shuffle, vote, match, reduce, matrix };
+enum class WarpOp { sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all, elect, match, reduce, matrix };
 // Waits for the lanes of `mask` and returns the 32 rows that they brought.
 const char* warp_exchange(unsigned mask, const void* row, unsigned bytes, WarpOp op, int line);
 // The same, but the last lane to come calls `compute` once for all, and each gets its row of `results`.
@@ -75,6 +76,7 @@ void note_read(const void* address, unsigned bytes);
 void note_write(void* address, unsigned bytes);
 void note_strong_read(const void* address, unsigned bytes);
 void note_strong_write(void* address, unsigned bytes);
+void block_fence();  // for the block's own threads
 void device_fence();
 void proxy_fence();  // fence.proxy.async
 // The thread may be waiting for another one: let others run.
@@ -88,6 +90,8 @@ long long clock_ticks();
 void* device_variable(const void* initial, size_t bytes, const char* name);
 void* device_allocate(size_t bytes);
 void device_release(void* pointer);
+// Host code is about to read or write so many bytes. False if check mode knows that they do not lie in one allocation.
+bool host_may_access(const void* begin, size_t bytes, const char* function, int line);
 
 // ---- asynchronous copies; they land as late as the program allows
 void async_copy(void* shared, const void* global, unsigned bytes, unsigned given);  // cp.async; the rest is filled with zeros

@@ -14,9 +14,9 @@ EMULATOR_INLINE int lane() { return current->lane; }
 #endif
 
 template <class T>
-EMULATOR_UNCHECKED inline T shuffle(unsigned mask, T value, int source, int line) {
+EMULATOR_UNCHECKED inline T shuffle(unsigned mask, T value, int source, WarpOp op, int line) {
     static_assert(sizeof(T) <= ROW, "a shuffle moves at most 64 bytes");
-    const char* rows = warp_exchange(mask, &value, sizeof(T), WarpOp::shuffle, line);
+    const char* rows = warp_exchange(mask, &value, sizeof(T), op, line);
 #ifdef EMULATOR_CHECKED
     shuffle_source(mask, source, line);
 #endif
@@ -25,10 +25,10 @@ EMULATOR_UNCHECKED inline T shuffle(unsigned mask, T value, int source, int line
     return result;
 }
 
-EMULATOR_UNCHECKED inline unsigned vote(unsigned mask, int predicate, int line) {
+EMULATOR_UNCHECKED inline unsigned vote(unsigned mask, int predicate, WarpOp op, int line) {
     const char bit = predicate != 0;
     return *(const unsigned*)warp_compute(
-        mask, &bit, 1, WarpOp::vote,
+        mask, &bit, 1, op,
         [](unsigned mask, const char* rows, char* results) EMULATOR_UNCHECKED {
             unsigned ballot = 0;
             for (int lane = 0; lane < 32; ++lane)
@@ -43,36 +43,36 @@ EMULATOR_UNCHECKED inline unsigned vote(unsigned mask, int predicate, int line) 
 template <class T>
 EMULATOR_INLINE T __shfl_sync(unsigned mask, T value, int source, int width = 32, EMULATOR_LINE) {
     const int lane = ::emulator::lane(), segment = lane & ~(width - 1);
-    return ::emulator::shuffle(mask, value, segment + (source & (width - 1)), line);
+    return ::emulator::shuffle(mask, value, segment + (source & (width - 1)), ::emulator::WarpOp::shuffle, line);
 }
 template <class T>
 EMULATOR_INLINE T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_LINE) {
     const int lane = ::emulator::lane(), source = (lane & (width - 1)) + (int)delta;
-    return ::emulator::shuffle(mask, value, source < width ? lane + (int)delta : lane, line);
+    return ::emulator::shuffle(mask, value, source < width ? lane + (int)delta : lane, ::emulator::WarpOp::shuffle_down, line);
 }
 template <class T>
 EMULATOR_INLINE T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_LINE) {
     const int lane = ::emulator::lane(), source = (lane & (width - 1)) - (int)delta;
-    return ::emulator::shuffle(mask, value, source >= 0 ? lane - (int)delta : lane, line);
+    return ::emulator::shuffle(mask, value, source >= 0 ? lane - (int)delta : lane, ::emulator::WarpOp::shuffle_up, line);
 }
 template <class T>
 EMULATOR_INLINE T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, EMULATOR_LINE) {
     // A lane of an earlier segment may be read, one of a later segment not.
     const int lane = ::emulator::lane(), source = lane ^ bits, end = (lane & ~(width - 1)) + width;
-    return ::emulator::shuffle(mask, value, source < end ? source : lane, line);
+    return ::emulator::shuffle(mask, value, source < end ? source : lane, ::emulator::WarpOp::shuffle_xor, line);
 }
 
 EMULATOR_INLINE void __syncwarp(unsigned mask = 0xffffffffu, EMULATOR_LINE) {
     ::emulator::warp_exchange(mask, "", 0, ::emulator::WarpOp::sync, line);
 }
 EMULATOR_INLINE unsigned __ballot_sync(unsigned mask, int predicate, EMULATOR_LINE) {
-    return ::emulator::vote(mask, predicate, line);
+    return ::emulator::vote(mask, predicate, ::emulator::WarpOp::ballot, line);
 }
 EMULATOR_INLINE int __any_sync(unsigned mask, int predicate, EMULATOR_LINE) {
-    return ::emulator::vote(mask, predicate, line) != 0;
+    return ::emulator::vote(mask, predicate, ::emulator::WarpOp::any, line) != 0;
 }
 EMULATOR_INLINE int __all_sync(unsigned mask, int predicate, EMULATOR_LINE) {
-    return ::emulator::vote(mask, !predicate, line) == 0;
+    return ::emulator::vote(mask, !predicate, ::emulator::WarpOp::all, line) == 0;
 }
 // CUDA promises little of it: here it is every lane that comes to this line before something else is needed to go on.
 EMULATOR_INLINE unsigned __activemask(EMULATOR_LINE) { return ::emulator::active_mask(line); }
