@@ -11,26 +11,6 @@ from playground.judge.probes import Probe
 CPU = torch.device("cpu")
 
 
-class Remembers(nn.Module):
-    """Adds a tensor that is a mere attribute, and changes it in each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.offset = torch.full((3,), 0.1)
-
-    def forward(self, x):
-        self.offset = self.offset + 1
-        return torch.cat([x, self.offset])
-
-
-def test_attributes_are_in_float64_too_and_no_call_changes_the_model():
-    oracle, given = Oracle(Remembers(), CPU), probe(torch.zeros(3))
-    for _ in range(2):
-        (eager,), (truth,) = oracle.eager(given).outputs, oracle.truth(given).outputs
-        assert (eager.dtype, truth.dtype) == (torch.float32, torch.float64)
-        assert torch.equal(eager, truth.float()) and eager[-1] == torch.tensor(1.1)
-
-
 class Fits(nn.Module):
     """`model`, on a device that has memory for `largest` samples."""
 
@@ -54,6 +34,18 @@ class Function(nn.Module):
 
     def forward(self, *inputs):
         return self.function(*inputs)
+
+
+class Remembers(nn.Module):
+    """Adds a tensor that is a mere attribute, and changes it in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.offset = torch.full((3,), 0.1)
+
+    def forward(self, x):
+        self.offset = self.offset + 1
+        return torch.cat([x, self.offset])
 
 
 def probe(*inputs, upstream=None):
@@ -267,3 +259,11 @@ def test_mutated_models_are_copies():
 def test_families_in_use():
     assert Oracle(network(), CPU).uses(probe(torch.randn(2, 2, 6, 7))) == {"convolution", "product"}
     assert Oracle(nn.Sigmoid(), CPU).uses(probe(torch.randn(2, 2))) == set()
+
+
+def test_attributes_are_in_float64_too_and_no_call_changes_the_model():
+    oracle, given = Oracle(Remembers(), CPU), probe(torch.zeros(3))
+    for _ in range(2):
+        (eager,), (truth,) = oracle.eager(given).outputs, oracle.truth(given).outputs
+        assert (eager.dtype, truth.dtype) == (torch.float32, torch.float64)
+        assert torch.equal(eager, truth.float()) and eager[-1] == torch.tensor(1.1)
