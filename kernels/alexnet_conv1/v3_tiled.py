@@ -55,11 +55,11 @@ Floor
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
-    padding and image size, bias or none; an image's channel, with its padding, below 2^31 pixels; compute capability 8.0 or
-    later (cp.async). Taps are worked on in slices that fit into shared memory and registers, so any size fits; a kernel whose
-    width is a large prime, or images much narrower than a tile, are slow. Dilation, groups and padding modes other than the
-    default raise, and so does anything else. Trains, and computes only the gradients that are asked for (weight and bias
-    together); second derivatives raise. Deterministic: splits depend on the sizes alone.
+    padding and image size, bias or none; an image's channel, with its padding, below 2^31 pixels; compute capability 7.5 or
+    later (before 8.0 without cp.async). Taps are worked on in slices that fit into shared memory and registers, so any size
+    fits; a kernel whose width is a large prime, or images much narrower than a tile, are slow. Dilation, groups and padding
+    modes other than the default raise, and so does anything else. Trains, and computes only the gradients that are asked for
+    (weight and bias together); second derivatives raise. Deterministic: splits depend on the sizes alone.
 """
 
 import functools
@@ -98,6 +98,13 @@ struct Image {
 };
 
 // Copies 4 or 16 bytes to shared memory without waiting, or writes that many zeros; then `from` is not read.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
+__device__ __forceinline__ void copy_float(float* to, const float* from, bool exists) { *to = exists ? *from : 0; }
+__device__ __forceinline__ void copy_4_floats(float* to, const float* from) {
+    *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+}
+__device__ __forceinline__ void wait_for_copies() {}
+#else
 __device__ __forceinline__ void copy_float(float* to, const float* from, bool exists) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
@@ -108,6 +115,7 @@ __device__ __forceinline__ void copy_4_floats(float* to, const float* from) {
 }
 // Waits for all of this thread's copies.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#endif
 
 // Shared memory holds two stages: one is computed with while the other is filled.
 constexpr int STAGE_FLOATS = 6144;

@@ -1,79 +1,47 @@
-"""alexnet_conv1, v4: the implicit matrix product on the tensor cores, its operands read from the image's rows where they lie.
+"""alexnet_conv1, v4: implicit GEMM on the tensor cores, on scaled fp16 operands; producer warps load and convert beside it.
 
-Like v3, but a warp multiplies in TF32 with mma.sync, all weights stay in shared memory, and rows of the image pass by them in a
-ring. PyTorch's precision setting is obeyed: TF32 where it permits that, else fp32 by three products.
+Like v3, rows of the image pass by the weights in shared memory, but a warp multiplies with mma.sync and the kernels are
+warp-specialized. PyTorch's precision setting is obeyed: TF32's precision where it permits that, else fp32's by three products.
 
 Why it is faster
-    v3 is bound by fp32 multiply-adds; mma.sync multiplies TF32 at six times that rate on an H200. A warp has 56 positions x 96
-    channels of outputs in registers, so that 38 wavefronts of shared memory feed 42 instructions of 1024 multiply-adds. Sorting
-    the rows of the image by their remainder modulo the stride turns stride 4 into stride 1 downwards; across, the 32 lanes of a
-    load want tap t of position g, which is float 4g + t of the row: 32 neighbours, in 32 banks, at every tap. Each warp copies
-    its share of the rows ahead (cp.async) and writes its own run of outputs while others multiply; no barrier of the block
-    stands in that loop. What it costs: 11 bits of precision, as PyTorch's convolution has by default, and nearly all registers
-    and shared memory of a multiprocessor for 8 warps.
-
-    design, H200, ms                 predicted  measured  what was counted to bind it
-    forward                          0.25       0.371     products 0.208 at mma.sync's 311 TFLOP/s; see Floor
-    forward, strict: three products  0.70       1.05      products 0.63, instructions issued 0.42
-    gradients of weight and bias     0.29       0.454     products 0.193, issued 0.185, shared memory 0.173
-    the same, strict                 0.66       0.971     products 0.58
-    Kernels by PyTorch's profiler, L2 flushed, from before every lane arrived at the ring's barriers for itself; the record has
-    0.376, in a CUDA graph 0.367. By Nsight Compute the forward pass fills 52% of the products' pipe and 37% of the issue slots:
-    with two warps a scheduler a third of the stalls are fixed waits behind an instruction, with nobody else to run, and writing
-    outputs takes a sixth of the time, a third of that for instructions that were not in the cache, for the 2,200 of a warp's
-    run are unrolled.
-    Packing the weights anew in each call is in these: 157 KB, about 0.003, so that they are never stale. The gradient of the
-    input is PyTorch's own convolution_backward, in the precision that PyTorch would use: a first layer has no need of it.
+    v3 is bound by fp32 multiply-adds. An fp16 value has TF32's 11 bits, if not its range, and mma.sync multiplies it at twelve
+    times that rate on an H200; a power of two for each tile of x restores the range. Four columns of two rows of x are 16 bytes
+    of fp16, and neighbouring outputs, at stride 4, read neighbouring pieces: so a row of an ldmatrix is a position's piece as
+    it lies, another tap is another address, and im2col is written nowhere. In the forward pass four producer warps load, scale,
+    convert and store ahead in a multistage pipeline, so that eight consumer warps issue little but ldmatrix and mma.
 
 Mathematics
-    out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
-    With u = stride_h * q + phase it is, for each channel and phase, a product over taps (q, v) of rows of that phase: output
-    row i reads its rows i + q. Taps along a row are taken in fours, 11 as 12; a place past the kernel has weight and x zero.
-    102 fours of 3 channels are 408 of the inner size where 363 are taps.
-    grad_weight[o,c,u,v] = sum over b,i,j of grad[b,o,i,j] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
-    is a product with positions as the inner size. 363 taps are 23 tiles of 16; positions of a row are taken in eights, 55 as
-    56. Each block sums a part of the positions; then the parts are added in their order, fp32. grad_bias adds grad in fp32.
-
-    Where PyTorch permits TF32 to convolutions (torch.backends.cudnn.conv.fp32_precision or allow_tf32, read in each call),
-    operands are rounded to 11 bits and products are summed in fp32. Otherwise numbers are two TF32 values each, high and low,
-    and the product is low * high + high * low + high * high, which leaves an error of 2^-22 a term. The tensor core cuts off
-    what a sum does not hold, always towards zero; so strict sums begin anew with each stage and are added as fp32 numbers. An
-    infinite x gives NaN in strict sums; in grad_weight it gives NaN, as a NaN does, also where it meets a position past a row's
-    end.
+    out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
+    grad_weight[o,c,u,v] = sum over b,i,j of grad[b,o,i,j] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
+    Taps are taken in units of 2 rows and 4 columns, 11 x 11 as 12 x 12, where weights are zero. Each channel of a tile of x,
+    each tile of grad and each output channel's weights are scaled by a power of two to below 2^15 (2^14). So x and grad are off
+    by at most 2^-11 of themselves, as in TF32, or by 2^-36 of the tile's largest; sums are rescaled where the power changes.
+    Strict (3xTF32's scheme): operands are two fp16 values each, which leaves 2^-22; the product is low * high + high * low +
+    high * high. The tensor core cuts off what a sum does not hold, so strict sums begin again with each channel or tile.
+    NaN and infinities count in no scale. A forward tile that reads one is computed in plain fp32: zero weights would spread it.
+    In grad_weight they give NaN at the taps that meet them. An infinite weight gives NaN in strict sums.
 
 Launches
-    kernel           grid                                block  shared        work
-    pack_weights     (packed weights / 256)              256    0             a thread a float, as the left operands lie
-    convolve         multiprocessors                     256    223 (146) KB  a warp 56 positions x 96 (48) channels
-    weight_gradient  multiprocessors                     256    167 (211) KB  a warp 48 taps x 96 (48) channels
-    add_splits       (split's sums / 256)                256    0             a thread a weight or bias, of all blocks' sums
-    general::*       (outputs / 256), (weights / 8)      256    0             see v1; a warp a weight's gradient
-
-    In brackets: strict. Sizes are those of the original. A block of convolve takes 8 output rows at a time, with two phases of
-    a channel in each of the ring's 3 places: 18 KB; one of weight_gradient takes 2 (4) output rows at a time, in two buffers.
+    kernel           grid                        block  shared, KB  work of a block
+    pack_weights     output channels             128    0           a channel: its scale, and fp16 weights
+    convolve         SMs                         384    156 (205)   tiles of 256 positions x 96 (48) outputs
+    ... at 163 KB    SMs                         384    156 (147)   the same
+    ... at 99 KB     SMs                         384    90 (78)     tiles of 384 (256) positions x 48 (24) outputs
+    weight_gradient  SMs                         384    46 (91)     tiles of 128 positions; 363 taps x 48 outputs
+    add_splits       sums of a block / 128       256    4           adds the blocks' sums
+    plain_*          outputs / 256, weights / 8  256    0           what the others do not take
 
 Floor
-    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP of TF32 are 0.129 at the 419 TFLOP/s of wgmma, 0.174 at
-    mma.sync's 311. Counted for a multiprocessor, by the emulator and in the machine code (forward: 14 tiles of 8 output rows;
-    gradients: 55 tiles of 2; 1.755 GHz):
-                                  forward                          gradients
-    mma.sync                      2,142 a row and warp, 0.208 ms   504 a tile and warp, 0.193 ms
-    shared memory, wavefronts     2,450, 0.156                     690, 0.173
-    instructions issued           8,600, 0.137                     2,950, 0.185
-    12% of the inner size is padding, and 4% of the positions. Rows of 55 floats begin at any float; a lane's column is shifted
-    so that stores begin with a sector: 10.5 million sectors are written, 9.3 at least.
-    The rest of the prediction is what does not overlap: the start (weights and first rows, 0.006), warps of a scheduler that
-    write or wait at once, the last tile.
+    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200. Padded to units, 66 GFLOP: 0.107 at the 622 TFLOP/s that mma.sync
+    reaches in fp16. Shared memory, 1.2 wavefronts an mma: 0.085. The gradient has the same bytes and products.
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
-    padding and image size (below 2^30 rows and columns), bias or none. Compute capability 8.0 or later. The tensor cores serve
-    all shapes whose weights for 16 output channels and whose rows fit into a block's shared memory: with 3 channels at stride
-    4, kernels up to 28 x 28; the gradients want kernels of at most 384 taps besides. Less shared memory than Hopper's, or more
-    weights, take fewer output channels a block. What does not fit goes through plain fp32 kernels in this file: right, but
-    slow. Runs of 56 positions suit wide images; a row of 8 outputs takes the time of 56. Dilation, groups and padding modes
-    other than the default raise, and so does anything else. Trains, and computes only the gradients that are asked for; second
-    derivatives raise. Deterministic on a GPU; the gradients of another number of multiprocessors add in another order.
+    padding and image size (below 2^30 rows and columns), bias or none. Compute capability 8.0 or later. The fast kernels (see
+    make_plan) serve a stride of 4 across and an even one down, where weights for 24 output channels and a stage fit into
+    shared memory. Others go through plain fp32 kernels, right but slow: v3_tiled serves them better. Dilation, groups and other
+    padding modes raise, and so does anything else. Trains, and computes only the gradients that are asked for; the input's is
+    PyTorch's own. Second derivatives raise. Deterministic; the gradients of another number of SMs add in another order.
 """
 
 import functools
@@ -87,632 +55,519 @@ import torch
 import torch.nn as nn
 
 NAME = "alexnet_conv1_v4_tensor_core"
+SHARED_LIMIT_KB = None  # of a block, below what the device has: 163 is an A100, 99 a 3090, 4090 or 5090
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W.
+// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, SHARED_LIMIT_KB.
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
-#include <initializer_list>
-#include <type_traits>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "alexnet_conv1 v4_tensor_core needs a GPU of compute capability 8.0 or later"
 #endif
+#define UNROLL _Pragma("unroll")
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-
-constexpr int WARP = 32, WARPS = 8, THREADS = WARP * WARPS;
-constexpr int MAX_SHARED_BYTES = 227 * 1024;  // of any device so far
-
-// ---- geometry
-// A warp computes a run of RUN positions of an output row. The columns of x that it reads are a row of PITCH floats in shared
-// memory, from a column that is a multiple of 4, SHIFT before the run's first tap, so that 16 bytes can be copied at a time.
-constexpr int RUN_TILES = 7, RUN = 8 * RUN_TILES;  // with 7 floats before it, two warps wide: see write_run
-constexpr int SHIFT = (4 - PAD_W % 4) % 4;
-constexpr int QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side: half of a step's inner size
-constexpr int PITCH = round_up((RUN - 1) * STRIDE_W + 4 * QUADS + SHIFT, 4);
-constexpr int TAPS = KERNEL_H * KERNEL_W;
-constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * TAPS;
-
-// Rows of x are sorted by their remainder modulo STRIDE_H, the phase: within a phase, the next output row reads the next row.
-// A stage is what the ring holds at a time: a channel's rows of two phases, for WARPS output rows.
-constexpr int PHASES = smaller(STRIDE_H, KERNEL_H), PAIR = smaller(PHASES, 2), STAGES = ceil_div(PHASES, PAIR);
-constexpr int PLANE_ROWS = WARPS + ceil_div(KERNEL_H, STRIDE_H) - 1, PLANE = PLANE_ROWS * PITCH, STAGE = PAIR * PLANE;
-__host__ __device__ constexpr int tap_rows(int phase) { return phase < KERNEL_H ? ceil_div(KERNEL_H - phase, STRIDE_H) : 0; }
-__host__ __device__ constexpr int stage_rows(int stage) {
-    return tap_rows(PAIR * stage) + (PAIR > 1 && PAIR * stage + 1 < PHASES ? tap_rows(PAIR * stage + 1) : 0);
+template <class T>
+__host__ __device__ __forceinline__ constexpr T smaller(T a, T b) {
+    return a < b ? a : b;
 }
-// A step is one instruction's inner size, 8 taps: two quads. An odd quad is left alone in its step.
-__host__ __device__ constexpr int stage_steps(int stage) { return ceil_div(stage_rows(stage) * QUADS, 2); }
-__host__ __device__ constexpr int first_step(int stage) {
-    int steps = 0;
-    for (int before = 0; before < stage; ++before) steps += stage_steps(before);
-    return steps;
+template <class T>
+__host__ __device__ __forceinline__ constexpr T larger(T a, T b) {
+    return a > b ? a : b;
 }
-constexpr int CHANNEL_STEPS = first_step(STAGES);
-[[maybe_unused]] constexpr int UNROLLED_STEPS = CHANNEL_STEPS <= 32 ? 32 : 1;
 
-// Output channels in tiles of 16. A block has TILES of them; blocks take turns with the groups that there are.
-constexpr int OUT_TILES = ceil_div(OUT_CHANNELS, 16);
-constexpr int evenly(int most) { return ceil_div(OUT_TILES, ceil_div(OUT_TILES, most)); }
-__host__ __device__ constexpr int groups_of(int tiles) { return ceil_div(OUT_TILES, tiles); }
-constexpr int MOST_TILES = evenly(6), HALF_TILES = ceil_div(MOST_TILES, 2), STRICT_TILES = evenly(3);
+constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side
+constexpr int64_t WEIGHTS = static_cast<int64_t>(OUT_CHANNELS) * IN_CHANNELS * TAPS;
+
+// ---- layout
+// A unit is 16 bytes of fp16 values: 4 columns of 2 rows of x, columns 0 and 1 of both rows first. Output positions side by
+// side read units side by side, so a row of ldmatrix's 8 x 8 matrix is a position's unit, and another tap is another address.
+// Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
+//
+// convolve:        | weights [high, low][channel][unit][output] | a warp's outputs on their way out | scales, biases |
+//                  | stage 0 [high, low][plane][row][unit] | stage 1 | .. | mbarriers, exponents, keys |
+// weight_gradient: | keys, exponents, taps | [high, low]( x [channel][plane][row][unit] | grad [output][position] ) | units |
+constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
+constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
+constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
+// A position reads UNITS of a channel, [row][column][plane]. A step is one instruction's inner size, two of them.
+constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2), UNIT_BYTES = 16;
+[[maybe_unused]] constexpr int UNROLLED_STEPS = STEPS <= 16 ? STEPS : 1;
+
+// A block: consumer warps multiply and write, producer warps load, scale and convert. One block an SM has all its registers.
+constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 
 // ---- instructions
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void arrive(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
+                 ::"r"(barrier), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-            barrier),
-        "r"(parity)
-        : "memory");
+__device__ __forceinline__ void named_barrier(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void copy_16_bytes(uint32_t to, const float* from, int bytes) {  // the rest becomes zeros
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void copy_4_bytes(uint32_t to, const float* from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ uint32_t ld_shared(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
-__device__ __forceinline__ float to_tf32(float x) {
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return __uint_as_float(bits);
+__device__ __forceinline__ void st_shared(uint32_t address, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
-// d (16 x 8) += a (16 x 8) * b (8 x 8). With g = lane / 4 and t = lane % 4: a has rows g and g + 8 of column t, then of column
-// t + 4; b has rows t and t + 4 of column g; d has columns 2t and 2t + 1 of row g, then of row g + 8.
-__device__ __forceinline__ void multiply(float (&d)[4], float4 a, float b0, float b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+__device__ __forceinline__ void st_shared_v2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
+                 ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
+}
+// Four 8 x 8 matrices of fp16 values. Lane 8i + r gives the address of row r of matrix i, 16 bytes. With g = lane / 4 and
+// t = lane % 4 a lane gets elements 2t and 2t + 1 of row g of each; transposed: of column g.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&v)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
+}
+// d (16 x 8) += a (16 x 16) * b (16 x 8). a: rows g and g + 8 of columns 2t, 2t + 1, then of columns 2t + 8, 2t + 9;
+// b: rows 2t, 2t + 1 of column g, then rows 2t + 8, 2t + 9; d: columns 2t, 2t + 1 of row g, then of row g + 8.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
-                   "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// d += a * b; STRICT: by three products of high and low parts, small terms first.
+template <bool STRICT>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_low)[4], const uint32_t* b,
+                                         const uint32_t* b_low) {
+    if (STRICT) mma_m16n8k16_f16(d, a_low, b[0], b[1]), mma_m16n8k16_f16(d, a, b_low[0], b_low[1]);
+    mma_m16n8k16_f16(d, a, b[0], b[1]);
+}
+__device__ __forceinline__ uint32_t half_pair(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+// What rounding to fp16 leaves of two values, as fp16; NaN of an infinity.
+__device__ __forceinline__ uint32_t rest_pair(float a, float b) {
+    const float2 rounded = __half22float2(__floats2half2_rn(a, b));
+    return half_pair(a - rounded.x, b - rounded.y);
+}
+__device__ __forceinline__ uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
 
-// A number as two TF32 values: high is rounded to 11 bits, as cvt.rna does it, but without its care for NaNs, which costs more
-// instructions. Of low the tensor core drops the last bit, which errs up as often as down. Infinities and NaNs have NaN there.
-struct Split {
-    float high, low;
-};
-__device__ __forceinline__ Split split(float v) {
-    const float high = __uint_as_float((__float_as_uint(v) + 0x1000u) & 0xffffe000u);
-    return {high, v - high};
+// ---- powers of two
+constexpr float LARGEST_POWER = 0x1p127f;
+constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
+constexpr int MOST_EXPONENT = 124;
+__device__ __forceinline__ float power_of_2(int exponent) {
+    return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
-// d += a * b by three products, small terms first.
-__device__ __forceinline__ void multiply_strictly(float (&d)[4], float4 a_high, float4 a_low, Split b0, Split b1) {
-    multiply(d, a_low, b0.high, b1.high);
-    multiply(d, a_high, b0.low, b1.low);
-    multiply(d, a_high, b0.high, b1.high);
+// v * 2^exponent, for exponents of -252 to 254.
+__device__ __forceinline__ float scaled(float v, int exponent) {
+    return v * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2);
 }
-__device__ __forceinline__ float4 to_tf32(float4 v) {
-    return make_float4(to_tf32(v.x), to_tf32(v.y), to_tf32(v.z), to_tf32(v.w));
+// The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
+__device__ __forceinline__ int scale_exponent(uint32_t largest, int target) {
+    return smaller(target + 126 - static_cast<int>(largest >> 23), MOST_EXPONENT);  // largest < 2^((largest >> 23) - 126)
 }
-__device__ __forceinline__ void split(float4 v, float4& high, float4& low) {
-    const Split x = split(v.x), y = split(v.y), z = split(v.z), w = split(v.w);
-    high = make_float4(x.high, y.high, z.high, w.high), low = make_float4(x.low, y.low, z.low, w.low);
-}
+// For values of x and grad: multiples of 4, so that neighbouring planes mostly have the same.
+__device__ __forceinline__ int plane_exponent(uint32_t largest) { return scale_exponent(largest, 15) & ~3; }
 
-// ---- the work, and who does it
-// A tile is `rows` output rows of a sample, a run of each. Tiles are numbered; runs change first, samples last.
+// ---- the work
 struct Shape {
     int64_t batch;
     int height, width, out_h, out_w;
-    int rows, row_blocks, runs;
-    bool aligned;  // rows of x begin at multiples of 16 bytes
+    bool paired;  // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
 
-    __host__ __device__ int64_t tiles() const { return batch * row_blocks * runs; }
-    __device__ __forceinline__ int64_t plane() const { return static_cast<int64_t>(height) * width; }
-    __device__ __forceinline__ int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
+    __host__ __device__ __forceinline__ int64_t plane() const { return static_cast<int64_t>(height) * width; }
+    __host__ __device__ __forceinline__ int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
+};
+
+// A line is output positions that lie side by side in memory: a channel's whole plane, or a row of it where the image is so
+// wide that a stage would be too large. A tile is at most `positions` of a line. A stage holds `rows` rows of each plane,
+// `pitch` units in each, of which `columns` begin at a position.
+struct Plan {
+    bool by_rows;
+    int positions, columns, pitch, rows, stages, blocks;  // blocks: that share the tiles
+    int line, lines, tiles_of_line, tiles;                // positions; lines of a sample; tiles of the whole batch
+
+    __host__ __device__ __forceinline__ int row_pairs() const { return PLANES * rows; }
+    __host__ __device__ __forceinline__ int x_bytes() const { return row_pairs() * pitch * UNIT_BYTES; }
 };
 
 struct Tile {
-    int64_t sample;
-    int row, column;  // its first position
+    int sample, first;      // of the tile's positions: in the plane of outputs
+    int row, left, column;  // of the output: the stage's first; and the first position's column in the stage
+    int count;
 
-    __device__ __forceinline__ void set(const Shape& shape, int64_t number) {
-        const int64_t block = number / shape.runs;
-        sample = block / shape.row_blocks;
-        row = static_cast<int>(block - sample * shape.row_blocks) * shape.rows;
-        column = static_cast<int>(number - block * shape.runs) * RUN;
+    __device__ __forceinline__ Tile(const Plan& plan, int number) {
+        const int in_order = number / plan.tiles_of_line, begin = (number - in_order * plan.tiles_of_line) * plan.positions;
+        sample = plan.by_rows ? in_order / plan.lines : in_order;
+        row = plan.by_rows ? in_order - sample * plan.lines : begin / plan.columns;
+        left = plan.by_rows ? begin : 0, column = plan.by_rows ? 0 : begin - row * plan.columns;
+        first = plan.by_rows ? row * plan.line + begin : begin;
+        count = smaller(plan.positions, plan.line - begin);
+    }
+    // The unit of plane 0 at which position i begins; where there is none, the last one's.
+    __device__ __forceinline__ int unit(const Plan& plan, int i) const {
+        const int place = column + smaller(i, count - 1), down = place / plan.columns;
+        return down * plan.pitch + place - down * plan.columns;
     }
 };
 
-// Asks for rows of a plane of x, PITCH columns of each from `left` on, and for zeros where there is none. Row i of them is row
-// h_of(i) of the plane; warps take turns with rows. Pieces are 4 columns, which exist as a whole or not at all where rows are
-// aligned, or single floats.
-template <int FLOATS, class RowOf>
-__device__ __forceinline__ void copy_pieces(uint32_t to, const float* __restrict__ plane, const Shape& shape, int rows,
-                                            int left, RowOf h_of) {
-    const int first = threadIdx.x % WARP * FLOATS;  // column
-#pragma unroll 1
-    for (int row = threadIdx.x / WARP; row < rows; row += WARPS) {
-        const int h = h_of(row);
-        const bool row_exists = h >= 0 && h < shape.height;
-        const float* from = plane + static_cast<int64_t>(h) * shape.width + left + first;
-        const uint32_t address = to + (row * PITCH + first) * 4;
-#pragma unroll (2)
-        for (int column = 0; column < PITCH; column += WARP * FLOATS) {
-            if (first + column >= PITCH) break;
-            const int w = left + first + column;
-            const bool exists = row_exists && w >= 0 && w < shape.width;
-            if (FLOATS == 4) copy_16_bytes(address + 4 * column, exists ? from + column : plane, exists ? 16 : 0);
-            else copy_4_bytes(address + 4 * column, exists ? from + column : plane, exists ? 4 : 0);
-        }
-    }
+// From a position's first unit to another of those that it reads.
+__device__ __forceinline__ int unit_offset(const Plan& plan, int unit) {
+    unit = smaller(unit, UNITS - 1);  // weights of one more are zeros
+    return unit % PLANES * (plan.rows * plan.pitch) + unit / PLANES / QUADS * plan.pitch + unit / PLANES % QUADS;
 }
-template <class RowOf>
-__device__ __forceinline__ void copy_rows(uint32_t to, const float* __restrict__ plane, const Shape& shape, int rows, int left,
-                                          RowOf h_of) {
-    if (shape.aligned) copy_pieces<4>(to, plane, shape, rows, left, h_of);
-    else copy_pieces<1>(to, plane, shape, rows, left, h_of);
-}
-
-// ---- weights as left operands: [group][channel][step][tile of 16 outputs][lane], a float4 each
-__host__ __device__ constexpr int64_t packed_floats(int tiles) {
-    return static_cast<int64_t>(groups_of(tiles)) * tiles * IN_CHANNELS * CHANNEL_STEPS * WARP * 4;
-}
-
-__global__ void __launch_bounds__(THREADS)
-    pack_weights(const float* __restrict__ weight, float* __restrict__ packed, int tiles, bool strict) {
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    const int element = place % 4, lane = place / 4 % WARP;
-    const int64_t tile = place / (4 * WARP), line = tile / tiles;  // line: a step of a channel of a group
-    const int channel = line / CHANNEL_STEPS % IN_CHANNELS, group = line / CHANNEL_STEPS / IN_CHANNELS;
-    const int o = (group * tiles + static_cast<int>(tile % tiles)) * 16 + lane / 4 + element % 2 * 8;
-    int step = line % CHANNEL_STEPS, stage = 0;
-    for (; step >= stage_steps(stage); ++stage) step -= stage_steps(stage);
-    const int quad = 2 * step + element / 2, row = quad / QUADS;  // of the stage
-    const bool second = row >= tap_rows(PAIR * stage);
-    const int u = PAIR * stage + second + (second ? row - tap_rows(PAIR * stage) : row) * STRIDE_H;
-    const int v = quad % QUADS * 4 + lane % 4;
-    const bool exists = group < groups_of(tiles) && o < OUT_CHANNELS && row < stage_rows(stage) && v < KERNEL_W;
-    const float w = exists ? weight[(static_cast<int64_t>(o) * IN_CHANNELS + channel) * TAPS + u * KERNEL_W + v] : 0;
-    if (place < packed_floats(tiles)) packed[place] = strict ? w : to_tf32(w);  // strict: split where they are used
-}
-
-// ---- forward
-__host__ __device__ constexpr int64_t weight_bytes(int tiles) { return packed_floats(tiles) / groups_of(tiles) * 4; }
-constexpr int64_t ring_bytes(int places) { return places * (STAGE * 4ll + 16); }
-constexpr int64_t other_bytes(int tiles) { return weight_bytes(tiles) + WARPS * 8 * RUN * 4 + tiles * 16 * 4; }
-// Copies run ahead of the products in a ring of 3; one of 2 is slower.
-constexpr int RING = other_bytes(1) + ring_bytes(3) <= MAX_SHARED_BYTES ? 3 : 2;
-constexpr int64_t forward_bytes(int tiles) { return other_bytes(tiles) + ring_bytes(RING); }
-
-// Stages are counted over all tiles of a block; stage n is in place n % RING of the ring.
-struct Ring {
-    float* data;
-    uint32_t barriers;  // full, then empty
-
-    __device__ __forceinline__ float* at(unsigned n) const { return data + n % RING * STAGE; }
-    __device__ __forceinline__ uint32_t full(unsigned n) const { return barriers + n % RING * 8; }
-    __device__ __forceinline__ uint32_t empty(unsigned n) const { return full(n) + RING * 8; }
-    __device__ __forceinline__ void wait_full(unsigned n) const { wait(full(n), n / RING & 1); }
-    __device__ __forceinline__ void wait_empty(unsigned n) const { wait(empty(n), n / RING & 1 ^ 1); }
-    __device__ __forceinline__ void release(unsigned n) const { arrive(empty(n)); }  // each lane for itself
-};
-
-// What is copied next: the stages of a block's tiles in their order. With the first tile come the weights.
-struct Cursor {
-    int64_t number;  // of the tile
-    Tile tile;
-    int next = 0;  // of its stages
-
-    template <int TILES>
-    __device__ __forceinline__ void copy(const float* __restrict__ x, const float4* __restrict__ packed, float4* weights,
-                                         const Shape& shape, const Ring& ring, unsigned n) {
-        if (number >= shape.tiles()) return;
-        ring.wait_empty(n);
-        const int channel = next / STAGES, stage = next % STAGES;
-        if (number < gridDim.x / groups_of(TILES)) {  // the first
-            const int first = (channel * CHANNEL_STEPS + first_step(stage)) * TILES * WARP + threadIdx.x % WARP;
-            const float4* from = packed + blockIdx.x % groups_of(TILES) * (weight_bytes(TILES) / 16) + first;
-#pragma unroll 1
-            for (int line = threadIdx.x / WARP; line < stage_steps(stage) * TILES; line += WARPS)
-                copy_16_bytes(shared_address(weights + first + line * WARP),
-                              reinterpret_cast<const float*>(from + line * WARP), 16);
-        }
-        const float* plane = x + (tile.sample * IN_CHANNELS + channel) * shape.plane();
-        const int top = tile.row * STRIDE_H - PAD_H + PAIR * stage, left = tile.column * STRIDE_W - PAD_W - SHIFT;
-        copy_rows(shared_address(ring.at(n)), plane, shape, PAIR * PLANE_ROWS, left, [&](int row) {
-            return row < PLANE_ROWS ? top + row * STRIDE_H : top + 1 + (row - PLANE_ROWS) * STRIDE_H;
-        });
-        arrive_after_copies(ring.full(n));
-        if (++next < IN_CHANNELS * STAGES) return;
-        next = 0, number += gridDim.x / groups_of(TILES);
-        if (number < shape.tiles()) tile.set(shape, number);
+// Element e of a unit is the tap (u, v).
+struct Tap {
+    int u, v;
+    bool exists;
+    __device__ __forceinline__ Tap(int unit, int e) {
+        u = (unit / PLANES / QUADS * PHASES + unit % PLANES) * 2 + e / 2 % 2, v = unit / PLANES % QUADS * 4 + e / 4 * 2 + e % 2;
+        exists = unit < UNITS && u < KERNEL_H && v < KERNEL_W;
     }
 };
 
-// Where a quad of taps of a stage lies, from the first row that the warp reads.
-template <int STAGE_NUMBER>
-__device__ __forceinline__ constexpr int quad_offset(int quad) {
-    constexpr int FIRST = tap_rows(PAIR * STAGE_NUMBER);
-    const int row = quad / QUADS;
-    return (row < FIRST ? row * PITCH : PLANE + (row - FIRST) * PITCH) + quad % QUADS * 4;
-}
+// A stage of the pipeline, and the parity of its barriers' phases.
+struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
 
-// A right operand of a step: lane (g, t) has tap t of the half's quad at position g of tile i of the run. Taps are shifts: the
-// 32 lanes of a load read x around g * STRIDE_W + t, at stride 4 the 32 banks. A place beyond the kernel's width is some other
-// position's tap; it is zero here, or an infinite x would meet the zero weight there.
-template <int STAGE_NUMBER>
-__device__ __forceinline__ float load_tap(const float* x, int step, int half, int i) {
-    constexpr int LAST = stage_rows(STAGE_NUMBER) * QUADS - 1;
-    const int quad = smaller(2 * step + half, LAST);
-    const float tap = x[quad_offset<STAGE_NUMBER>(quad) + i * 8 * STRIDE_W];
-    const bool partial = KERNEL_W % 4 && quad % QUADS == QUADS - 1;
-    return 2 * step + half > LAST || partial && threadIdx.x % 4 >= KERNEL_W % 4 ? 0 : tap;
-}
-
-template <int TILES>
-using Sums = float[TILES][RUN_TILES][4];  // [element: position 2t, 2t + 1 of output g, then of g + 8]
-
-// Adds the products of a stage's taps to the sums: x from the first row and column that the lane reads, weights from the
-// stage's first step.
-template <int STAGE_NUMBER, int TILES, bool STRICT>
-__device__ __forceinline__ void multiply_stage(const float* x, const float4* weights, Sums<TILES>& sums) {
-    if constexpr (!STRICT) {
-#pragma unroll (UNROLLED_STEPS)
-        for (int step = 0; step < stage_steps(STAGE_NUMBER); ++step) {
-            float b[RUN_TILES][2];
-#pragma unroll
-            for (int i = 0; i < 2 * RUN_TILES; ++i)
-                b[i / 2][i % 2] = to_tf32(load_tap<STAGE_NUMBER>(x, step, i % 2, i / 2));
-#pragma unroll
-            for (int m = 0; m < TILES; ++m) {
-                const float4 a = weights[(step * TILES + m) * WARP];
-#pragma unroll
-                for (int i = 0; i < RUN_TILES; ++i) multiply(sums[m][i], a, b[i][0], b[i][1]);
-            }
-        }
-    } else {
-        // The tensor core cuts off what a sum does not hold, always towards zero: so a stage is summed from zero, and the sums
-        // of stages are added as fp32 numbers are.
-        Sums<TILES> part = {};
-#pragma unroll 1
-        for (int step = 0; step < stage_steps(STAGE_NUMBER); ++step) {
-            float4 a_high[TILES], a_low[TILES];
-#pragma unroll
-            for (int m = 0; m < TILES; ++m) split(weights[(step * TILES + m) * WARP], a_high[m], a_low[m]);
-#pragma unroll
-            for (int i = 0; i < RUN_TILES; ++i) {
-                const Split b0 = split(load_tap<STAGE_NUMBER>(x, step, 0, i));
-                const Split b1 = split(load_tap<STAGE_NUMBER>(x, step, 1, i));
-#pragma unroll
-                for (int m = 0; m < TILES; ++m) multiply_strictly(part[m][i], a_high[m], a_low[m], b0, b1);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < TILES * RUN_TILES * 4; ++i)
-            sums[i / (RUN_TILES * 4)][i / 4 % RUN_TILES][i % 4] += part[i / (RUN_TILES * 4)][i / 4 % RUN_TILES][i % 4];
-    }
-}
-
-// Writes a warp's run of each output channel. Through shared memory, 8 channels at a time: lanes then write neighbouring
-// floats, shifted so that only the first and the last of the 32-byte sectors that they write are incomplete.
-template <int TILES>
-__device__ __forceinline__ void write_run(const Sums<TILES>& sums, const float* bias, float* staging, float* __restrict__ out,
-                                          int64_t out_plane, int channels, int columns) {
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 2 * TILES; ++i) {
-        const int m = i / 2, half = i % 2;
-        const float b = bias[8 * i + g];
-        __syncwarp();  // the channels before have been read
-#pragma unroll
-        for (int k = 0; k < RUN_TILES; ++k)
-            *reinterpret_cast<float2*>(staging + g * RUN + 8 * k + 2 * t) =
-                make_float2(sums[m][k][2 * half] + b, sums[m][k][2 * half + 1] + b);
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < 8; ++k, out += out_plane) {
-            const bool exists = OUT_CHANNELS % (16 * TILES) == 0 || 8 * i + k < channels;
-            const int shift = reinterpret_cast<uintptr_t>(out) / 4 % 8, column = lane - shift;
-            float* const to = out + lane - shift;
-            if (exists && column >= 0 && column < columns) to[0] = staging[k * RUN + column];
-            if (exists && column + WARP < columns) to[WARP] = staging[k * RUN + column + WARP];
-        }
-    }
-}
-
-template <int NUMBER, class Visit>
-__device__ __forceinline__ void for_stages(const Visit& visit) {
-    if constexpr (NUMBER < STAGES) {
-        visit(std::integral_constant<int, NUMBER>());
-        for_stages<NUMBER + 1>(visit);
-    }
-}
-
-template <int TILES, bool STRICT>
-__global__ void __launch_bounds__(THREADS, 1)
-    convolve(const Shape shape, const float* __restrict__ x, const float4* __restrict__ packed,
-             const float* __restrict__ bias, float* __restrict__ out) {
-    extern __shared__ __align__(128) char memory[];
-    float4* const weights = reinterpret_cast<float4*>(memory);
-    float* const ring_data = reinterpret_cast<float*>(memory + weight_bytes(TILES));
-    float* const staging = ring_data + RING * STAGE + threadIdx.x / WARP * (8 * RUN);
-    float* const biases = ring_data + RING * STAGE + WARPS * 8 * RUN;
-    const Ring ring = {ring_data, shared_address(biases + TILES * 16)};
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int group = blockIdx.x % groups_of(TILES), first_channel = group * TILES * 16;
-    if (threadIdx.x == 0)
-        for (int i = 0; i < RING; ++i) barrier_init(ring.full(i), THREADS), barrier_init(ring.empty(i), THREADS);
-    if (threadIdx.x < TILES * 16) {
-        const int o = first_channel + threadIdx.x;
-        biases[threadIdx.x] = bias && o < OUT_CHANNELS ? bias[o] : 0;
-    }
-    __syncthreads();
-
-    Cursor cursor;
-    cursor.number = blockIdx.x / groups_of(TILES);
-    cursor.tile.set(shape, cursor.number);
-    const auto copy_next = [&](unsigned n) { cursor.copy<TILES>(x, packed, weights, shape, ring, n); };
-#pragma unroll 1
-    for (int i = 0; i < RING - 1; ++i) copy_next(i);
-
-    unsigned n = 0;  // of the stage that is multiplied
-    for (int64_t number = blockIdx.x / groups_of(TILES); number < shape.tiles(); number += gridDim.x / groups_of(TILES)) {
-        Tile tile;
-        tile.set(shape, number);
-        const int row = tile.row + warp;
-        Sums<TILES> sums;
-#pragma unroll
-        for (int i = 0; i < TILES * RUN_TILES * 4; ++i) sums[i / (RUN_TILES * 4)][i / 4 % RUN_TILES][i % 4] = 0;
-#pragma unroll 1
-        for (int channel = 0; channel < IN_CHANNELS; ++channel)
-            for_stages<0>([&](auto stage) {
-                constexpr int NUMBER = decltype(stage)::value;
-                ring.wait_full(n);
-                if (row < shape.out_h)
-                    multiply_stage<NUMBER, TILES, STRICT>(
-                        ring.at(n) + warp * PITCH + lane / 4 * STRIDE_W + lane % 4 + SHIFT,
-                        weights + (channel * CHANNEL_STEPS + first_step(NUMBER)) * TILES * WARP + lane, sums);
-                ring.release(n);
-                copy_next(n + RING - 1);
-                ++n;
-            });
-        if (row < shape.out_h)
-            write_run<TILES>(sums, biases, staging,
-                             out + (tile.sample * OUT_CHANNELS + first_channel) * shape.out_plane() +
-                                 static_cast<int64_t>(row) * shape.out_w + tile.column,
-                             shape.out_plane(), smaller(TILES * 16, OUT_CHANNELS - first_channel),
-                             smaller(RUN, shape.out_w - tile.column));
-    }
-}
-
-// ---- the gradient of the weights: x (16 taps x 8 positions) times grad (8 positions x 8 outputs), summed over all positions.
-// All taps of a chunk of channels are a matrix's rows, in tiles of 16; each warp has GRAD_TILES of them, and all outputs of the
-// block. A sum takes positions in any order: inner index t is position 2t, and t + 4 is position 2t + 1.
-constexpr int MOST_GRAD_TILES = 3, MOST_GRAD_TAPS = MOST_GRAD_TILES * 16 * WARPS;
-constexpr bool TAPS_FIT = TAPS <= MOST_GRAD_TAPS;
-constexpr int MOST_CHUNK = TAPS_FIT ? MOST_GRAD_TAPS / TAPS : 1;
-constexpr int CHUNKS = ceil_div(IN_CHANNELS, MOST_CHUNK), CHUNK = ceil_div(IN_CHANNELS, CHUNKS);
-constexpr int GRAD_TAPS = CHUNK * TAPS, GRAD_TILES = ceil_div(GRAD_TAPS, 16 * WARPS);
-// The order of a chunk's taps: those in whole groups of 8 along the rows of the kernel first, then the rest of all rows. The 8
-// taps that a load reads then mostly lie in different banks.
-constexpr int WHOLE = KERNEL_W / 8 * 8, REST = KERNEL_W - WHOLE;
-__device__ __forceinline__ int ordered_tap(int place, int taps) {  // its number in the chunk's (channels, KERNEL_H, KERNEL_W)
-    const int in_whole = taps / KERNEL_W * WHOLE, rest = place - in_whole;
-    if (WHOLE > 0 && place < in_whole) return place / (WHOLE > 0 ? WHOLE : 1) * KERNEL_W + place % (WHOLE > 0 ? WHOLE : 1);
-    return REST > 0 ? rest / (REST > 0 ? REST : 1) * KERNEL_W + WHOLE + rest % (REST > 0 ? REST : 1) : 0;
-}
-constexpr int MOST_GRAD_ROWS = 4;  // of outputs in a tile
-
-__host__ __device__ constexpr int grad_x_rows(int rows) { return (rows - 1) * STRIDE_H + KERNEL_H; }
-__host__ __device__ constexpr int grad_floats(int tiles, int rows) { return rows * tiles * 16 * RUN; }
-constexpr int64_t gradient_bytes(int tiles, int rows) {  // two tiles' data
-    return 8 * (grad_floats(tiles, rows) + static_cast<int64_t>(CHUNK) * grad_x_rows(rows) * PITCH);
-}
-
-// What a block of the gradient works on.
-struct Part {
-    int first_out, first_channel;
-    const float *x, *grad;
-
-    // Asks for a tile's positions of grad, [row][output][position], zeros where there is none; and for what they meet in x,
-    // [channel][row][column].
-    template <int TILES>
-    __device__ __forceinline__ void copy(float* to, const Shape& shape, int64_t number) const {
-        Tile tile;
-        tile.set(shape, number);
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        const int columns = smaller(RUN, shape.out_w - tile.column), outs = smaller(TILES * 16, OUT_CHANNELS - first_out);
-#pragma unroll 1
-        for (int row = 0; row < shape.rows; ++row)
-#pragma unroll
-            for (int first = 0; first < RUN; first += WARP) {
-                const int column = first + lane;
-                if (column >= RUN) break;
-                const bool exists = tile.row + row < shape.out_h && column < columns;  // else some address, and 0 bytes of it
-                const float* from = grad + (tile.sample * OUT_CHANNELS + first_out) * shape.out_plane() +
-                                    static_cast<int64_t>(tile.row + (exists ? row : 0)) * shape.out_w + tile.column +
-                                    (exists ? column : 0) + warp * shape.out_plane();
-                const uint32_t address = shared_address(to + (row * TILES * 16 + warp) * RUN + column);
-#pragma unroll
-                for (int o = 0; o < TILES * 16; o += WARPS, from += WARPS * shape.out_plane()) {
-                    const bool output_exists = OUT_CHANNELS % (TILES * 16) == 0 || warp + o < outs;
-                    copy_4_bytes(address + o * RUN * 4, output_exists ? from : grad, exists && output_exists ? 4 : 0);
-                }
-            }
-        to += grad_floats(TILES, shape.rows);
-        const int rows = grad_x_rows(shape.rows), channels = smaller(CHUNK, IN_CHANNELS - first_channel);
-        const int top = tile.row * STRIDE_H - PAD_H, left = tile.column * STRIDE_W - PAD_W - SHIFT;
-        const float* planes = x + (tile.sample * IN_CHANNELS + first_channel) * shape.plane();
-#pragma unroll 1
-        for (int c = 0; c < channels; ++c)
-            copy_rows(shared_address(to + c * rows * PITCH), planes + c * shape.plane(), shape, rows, left,
-                      [&](int row) { return top + row; });
+    __device__ __forceinline__ void advance(int stages) {
+        if (++stage == stages) stage = 0, parity ^= 1;
     }
 };
 
-// For the bias: 16 threads add a run of grad, each 4 positions, in one output of each tile.
-template <int TILES>
-__device__ __forceinline__ void add_bias(const float* grad, int rows, float (&sums)[TILES]) {
-    const int output = threadIdx.x / 16, quad = threadIdx.x % 16;
-#pragma unroll 1
-    for (int row = 0; row < rows; ++row)
-#pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-            if (4 * quad >= RUN) continue;
-            const float4 v = *reinterpret_cast<const float4*>(grad + ((row * TILES + m) * 16 + output) * RUN + 4 * quad);
-            sums[m] += (v.x + v.y) + (v.z + v.w);
-        }
-}
-static_assert(THREADS == 16 * 16, "a tile has 16 outputs");
+struct Pipeline {
+    uint32_t data, barriers;  // shared addresses; barriers: full, then empty
+    int* exponents;          // of a stage: x was scaled by 2^exponent
+    uint32_t* warp_largest;  // [2][PRODUCER_WARPS]
+    int stage_bytes, stages;
 
-// The sums of a split are written as they lie in registers: [group of outputs][chunk of channels][tile of taps][8
-// outputs][warp][lane], a float4 each; then come those of the biases.
-__host__ __device__ constexpr int64_t part_floats(int tiles) { return 2ll * tiles * GRAD_TILES * THREADS * 4; }
-__host__ __device__ constexpr int64_t split_floats(int tiles) {
-    return groups_of(tiles) * CHUNKS * part_floats(tiles) + round_up(OUT_CHANNELS, 4);
-}
-
-template <int TILES, bool STRICT>
-__global__ void __launch_bounds__(THREADS, 1)
-    weight_gradient(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
-                    float* __restrict__ terms) {
-    extern __shared__ __align__(128) char memory[];
-    float* const data = reinterpret_cast<float*>(memory);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    constexpr int PARTS = groups_of(TILES) * CHUNKS;
-    const int first_out = blockIdx.x % groups_of(TILES) * TILES * 16, chunk = blockIdx.x / groups_of(TILES) % CHUNKS;
-    const int64_t number_of_split = blockIdx.x / PARTS, splits = gridDim.x / PARTS;  // of the positions
-    const int64_t first = shape.tiles() * number_of_split / splits, last = shape.tiles() * (number_of_split + 1) / splits;
-    const Part part = {first_out, chunk * CHUNK, x, grad};
-    const int rows = grad_x_rows(shape.rows), buffer = grad_floats(TILES, shape.rows) + CHUNK * rows * PITCH;
-    const int taps = smaller(CHUNK, IN_CHANNELS - chunk * CHUNK) * TAPS;
-
-    int offsets[2 * GRAD_TILES];  // where x meets the lane's taps, g and g + 8 of each tile, at position 2t
-#pragma unroll
-    for (int i = 0; i < 2 * GRAD_TILES; ++i) {
-        const int place = (warp * GRAD_TILES * 2 + i) * 8 + g;
-        const int tap = place < taps ? ordered_tap(place, taps) : 0;  // or any; that row is not used
-        offsets[i] = (tap / TAPS * rows + tap % TAPS / KERNEL_W) * PITCH + tap % KERNEL_W + SHIFT + 2 * t * STRIDE_W;
+    static __host__ __device__ __forceinline__ int64_t bytes(int stage_bytes, int stages) {
+        return static_cast<int64_t>(stages) * (stage_bytes + 16 + 4) + 2 * PRODUCER_WARPS * 4;
     }
-    float sums[GRAD_TILES][2 * TILES][4], bias_sums[TILES] = {};
-#pragma unroll
-    for (int i = 0; i < GRAD_TILES * 2 * TILES * 4; ++i) sums[i / (8 * TILES)][i / 4 % (2 * TILES)][i % 4] = 0;
-    if (first < last) part.copy<TILES>(data, shape, first);
-    commit_copies();
-#pragma unroll 1
-    for (int64_t number = first; number < last; ++number) {
-        const int here = static_cast<int>(number - first) % 2 * buffer;
-        if (number + 1 < last) part.copy<TILES>(data + (buffer - here), shape, number + 1);
-        commit_copies();
-        wait_copies<1>();
-        __syncthreads();
-        float tile_sums[STRICT ? GRAD_TILES : 1][2 * TILES][4] = {};  // strict: see multiply_stage
-#pragma unroll 1
-        for (int row = 0; row < shape.rows; ++row) {
-            const float* x_row = data + here + grad_floats(TILES, shape.rows) + row * STRIDE_H * PITCH;
-            const float* grad_row = data + here + (row * TILES * 16 + g) * RUN + 2 * t;
-#pragma unroll 1
-            for (int step = 0; step < RUN_TILES; ++step) {
-                float4 a[GRAD_TILES], a_low[GRAD_TILES];
-#pragma unroll
-                for (int i = 0; i < GRAD_TILES; ++i) {
-                    const float *upper = x_row + offsets[2 * i] + 8 * step * STRIDE_W;
-                    const float *lower = x_row + offsets[2 * i + 1] + 8 * step * STRIDE_W;
-                    a[i] = make_float4(upper[0], lower[0], upper[STRIDE_W], lower[STRIDE_W]);
-                    if constexpr (STRICT) split(a[i], a[i], a_low[i]);
-                    else a[i] = to_tf32(a[i]);
-                }
-#pragma unroll
-                for (int j = 0; j < 2 * TILES; ++j) {
-                    const float2 v = *reinterpret_cast<const float2*>(grad_row + 8 * j * RUN + 8 * step);
-                    if constexpr (STRICT) {
-                        const Split b0 = split(v.x), b1 = split(v.y);
-#pragma unroll
-                        for (int i = 0; i < GRAD_TILES; ++i) multiply_strictly(tile_sums[i][j], a[i], a_low[i], b0, b1);
-                    } else {
-                        const float b[2] = {to_tf32(v.x), to_tf32(v.y)};
-#pragma unroll
-                        for (int i = 0; i < GRAD_TILES; ++i) multiply(sums[i][j], a[i], b[0], b[1]);
+    __device__ __forceinline__ Pipeline(char* memory, int stage_bytes, int stages) : stage_bytes(stage_bytes), stages(stages) {
+        data = shared_address(memory), memory += stages * stage_bytes;
+        barriers = shared_address(memory), memory += stages * 16;
+        exponents = reinterpret_cast<int*>(memory);
+        warp_largest = reinterpret_cast<uint32_t*>(exponents + stages);
+    }
+    __device__ __forceinline__ uint32_t full(int stage) const { return barriers + stage * 8; }
+    __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
+    __device__ __forceinline__ void init() const {
+        for (int stage = 0; stage < stages; ++stage)
+            mbarrier_init(full(stage), PRODUCERS), mbarrier_init(empty(stage), CONSUMERS);
+    }
+    __device__ __forceinline__ uint32_t address(const Turn& turn) const { return data + turn.stage * stage_bytes; }
+    __device__ __forceinline__ int& exponent(const Turn& turn) const { return exponents[turn.stage]; }
+    __device__ __forceinline__ void wait_full(const Turn& turn) const { mbarrier_wait(full(turn.stage), turn.parity); }
+    __device__ __forceinline__ void wait_empty(const Turn& turn) const { mbarrier_wait(empty(turn.stage), turn.parity ^ 1); }
+    // Each lane arrives for itself.
+    __device__ __forceinline__ void arrive_full(const Turn& turn) const { mbarrier_arrive(full(turn.stage)); }
+    __device__ __forceinline__ void arrive_empty(const Turn& turn) const { mbarrier_arrive(empty(turn.stage)); }
+};
+
+// ---- producers: from device memory through registers to a stage
+// Magnitudes in an order of unsigned integers: their bits, without the sign. FINITE: raised so that infinities and NaNs
+// overflow to the smallest.
+constexpr uint32_t RAISE = 0x01000000u;
+template <bool FINITE>
+__device__ __forceinline__ uint32_t larger_key(uint32_t key, float2 v) {
+    const uint32_t a = 2 * __float_as_uint(v.x) + (FINITE ? RAISE : 0), b = 2 * __float_as_uint(v.y) + (FINITE ? RAISE : 0);
+    return larger(key, larger(a, b));
+}
+
+// A tile's rows of a channel of x.
+struct Rows {
+    const float* x;  // their first column, of row 0
+    int top, left;
+
+    __device__ __forceinline__ Rows(const Shape& shape, const Tile& tile, const float* all, int channel) {
+        top = tile.row * STRIDE_H - PAD_H, left = tile.left * STRIDE_W - PAD_W;
+        x = all + (static_cast<int64_t>(tile.sample) * IN_CHANNELS + channel) * shape.plane() + left;
+    }
+};
+
+// A batch is PAIRS x WARPS row pairs x 128 column pairs of CHANNELS, in the registers of WARPS warps.
+template <int CHANNELS, int PAIRS, int WARPS>
+struct Batch {
+    static constexpr int PASSES = 4, SIZE = PAIRS * PASSES * 2, ROW_PAIRS = PAIRS * WARPS, COLUMN_PAIRS = WARP * PASSES;
+    float2 values[CHANNELS][SIZE];  // [channel][row pair, column pair, row]
+
+    // Whether a batch holds all rows.
+    static __device__ __forceinline__ bool is_whole(const Plan& plan) {
+        return plan.row_pairs() <= ROW_PAIRS && 2 * plan.pitch <= COLUMN_PAIRS;
+    }
+    __device__ __forceinline__ void load(const Shape& shape, const Plan& plan, const Rows& rows, int pair, int column,
+                                         int channels) {
+        if (shape.paired) load_if<true>(shape, plan, rows, pair, column, channels);
+        else load_if<false>(shape, plan, rows, pair, column, channels);
+    }
+    // PAIRED: rows of x begin at multiples of 8 bytes, and pairs of columns exist as a whole or not at all.
+    template <bool PAIRED>
+    __device__ __forceinline__ void load_if(const Shape& shape, const Plan& plan, const Rows& rows, int first_pair,
+                                            int first_column, int channels) {
+        const int first = first_column + threadIdx.x % WARP;
+        bool left_exists[PASSES], right_exists[PASSES];  // of a pair of columns
+        UNROLL for (int k = 0; k < PASSES; ++k) {
+            const bool in_stage = first + WARP * k < 2 * plan.pitch;
+            const unsigned column = rows.left + 2 * (first + WARP * k), width = shape.width;  // less than 0 is very large
+            left_exists[k] = in_stage && column < width;
+            right_exists[k] = PAIRED ? left_exists[k] : in_stage && column + 1 < width;
+        }
+        UNROLL for (int i = 0; i < PAIRS; ++i) {
+            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int h = rows.top + (PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + pair % PLANES * 2);
+            const float* row = rows.x + static_cast<int64_t>(h) * shape.width + 2 * first;
+            UNROLL for (int r = 0; r < 2; ++r, row += shape.width) {
+                const bool row_exists =
+                    pair < plan.row_pairs() && static_cast<unsigned>(h + r) < static_cast<unsigned>(shape.height);
+                const float* from = row;
+                UNROLL for (int c = 0; c < CHANNELS; ++c, from += shape.plane())
+                    UNROLL for (int k = 0; k < PASSES; ++k) {
+                        const bool exists = row_exists && (CHANNELS == 1 || c < channels);
+                        float2& v = values[c][(i * PASSES + k) * 2 + r];
+                        v = make_float2(0, 0);
+                        if constexpr (PAIRED) {
+                            if (exists && left_exists[k]) v = __ldg(reinterpret_cast<const float2*>(from + 2 * WARP * k));
+                        } else {
+                            if (exists && left_exists[k]) v.x = __ldg(from + 2 * WARP * k);
+                            if (exists && right_exists[k]) v.y = __ldg(from + 2 * WARP * k + 1);
+                        }
                     }
-                }
             }
         }
-        if constexpr (STRICT)
-#pragma unroll
-            for (int i = 0; i < GRAD_TILES * 2 * TILES * 4; ++i)
-                sums[i / (8 * TILES)][i / 4 % (2 * TILES)][i % 4] += tile_sums[i / (8 * TILES)][i / 4 % (2 * TILES)][i % 4];
-        add_bias<TILES>(data + here, shape.rows, bias_sums);
-        __syncthreads();  // the buffer has been read
     }
+    template <bool FINITE>
+    __device__ __forceinline__ uint32_t largest(int channel) const {
+        uint32_t key = 0;
+        UNROLL for (int i = 0; i < SIZE; ++i) key = larger_key<FINITE>(key, values[channel][i]);
+        return warp_max(key);
+    }
+    // fp16 values of v * scale; STRICT: what they leave of it, too, `low` bytes behind.
+    template <bool STRICT>
+    __device__ __forceinline__ void store(int channel, uint32_t to_rows, int low, const Plan& plan, int first_pair,
+                                          int first_column, float scale) const {
+        const int first = first_column + threadIdx.x % WARP;
+        UNROLL for (int i = 0; i < PAIRS; ++i) {
+            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int row = pair % PLANES * plan.rows + pair / PLANES;
+            const uint32_t to = to_rows + row * plan.pitch * UNIT_BYTES + first * (UNIT_BYTES / 2);
+            UNROLL for (int k = 0; k < PASSES; ++k) {
+                const bool exists = pair < plan.row_pairs() && first + WARP * k < 2 * plan.pitch;
+                const float2 *v = values[channel] + (i * PASSES + k) * 2, upper = v[0], lower = v[1];
+                const float a = upper.x * scale, b = upper.y * scale, c = lower.x * scale, d = lower.y * scale;
+                const uint32_t address = to + WARP * k * (UNIT_BYTES / 2);
+                st_shared_v2_if(exists, address, half_pair(a, b), half_pair(c, d));
+                if (STRICT) st_shared_v2_if(exists, address + low, rest_pair(a, b), rest_pair(c, d));
+            }
+        }
+    }
+};
 
-    terms += number_of_split * split_floats(TILES);
-    float4* const part_terms = reinterpret_cast<float4*>(terms + blockIdx.x % PARTS * part_floats(TILES)) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < GRAD_TILES * 2 * TILES; ++i) {
-        const float(&tile)[4] = sums[i / (2 * TILES)][i % (2 * TILES)];
-        part_terms[i * THREADS] = make_float4(tile[0], tile[1], tile[2], tile[3]);
+// ---- forward: positions x taps times taps x outputs
+// Each warp has M_TILES x 16 positions and WARP_OUTS outputs.
+template <int OUTS_, int M_TILES_, bool STRICT_>
+struct Forward {
+    static constexpr int OUTS = OUTS_, M_TILES = M_TILES_;
+    static constexpr bool STRICT = STRICT_;
+    static constexpr int WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
+    static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
+    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1;
+    static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4;  // of a producer's batch
+    // Weights: [high, low][channel][unit][output], 16 bytes each.
+    static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * STEPS * 2 * OUTS * UNIT_BYTES;
+    static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
+    // A warp's outputs on their way out: 8 channels, whose rows begin in different banks.
+    static constexpr int STAGING_ROW = WARP_POSITIONS + 4, STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * 4;
+    static constexpr int64_t FIXED_BYTES = WEIGHT_BYTES + STAGING_BYTES + 2 * OUTS * 4;
+    static constexpr int64_t PACKED_FLOATS = GROUPS * (WEIGHT_BYTES / 4 + OUTS);  // then what undoes their scales
+    static __host__ int64_t bytes(const Plan& plan) {
+        return FIXED_BYTES + Pipeline::bytes(PARTS * plan.x_bytes(), plan.stages);
     }
-#pragma unroll
-    for (int m = 0; m < TILES; ++m) {
-#pragma unroll
-        for (int offset = 8; offset > 0; offset /= 2) bias_sums[m] += __shfl_xor_sync(0xffffffffu, bias_sums[m], offset);
-        const int o = first_out + m * 16 + threadIdx.x / 16;
-        if (chunk == 0 && threadIdx.x % 16 == 0 && o < OUT_CHANNELS) terms[PARTS * part_floats(TILES) + o] = bias_sums[m];
+};
+
+struct Tensors {
+    const float* __restrict__ x;
+    const float* __restrict__ weight;
+    const float* __restrict__ bias;  // or null
+    float* __restrict__ out;
+};
+
+// A block an output channel: scales its weights by a power of two and packs them. A factor of two scales must not be too small.
+constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62, PACK_THREADS = 128;
+template <class F>
+__global__ void __launch_bounds__(PACK_THREADS) pack_weights(const float* __restrict__ weight, uint4* __restrict__ packed) {
+    __shared__ uint32_t warp_largest[PACK_THREADS / WARP];
+    constexpr int PART = IN_CHANNELS * STEPS * 2 * F::OUTS;
+    const int o = blockIdx.x, group = o / F::OUTS;
+    const float* const mine = weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS;
+    uint32_t largest = 0;
+    if (o < OUT_CHANNELS)
+        for (int i = threadIdx.x; i < IN_CHANNELS * TAPS; i += PACK_THREADS) {
+            const uint32_t magnitude = __float_as_uint(mine[i]) & 0x7fffffffu;
+            if (magnitude < INFINITE) largest = larger(largest, magnitude);
+        }
+    largest = warp_max(largest);
+    if (threadIdx.x % WARP == 0) warp_largest[threadIdx.x / WARP] = largest;
+    __syncthreads();
+    for (int warp = 0; warp < PACK_THREADS / WARP; ++warp) largest = larger(largest, warp_largest[warp]);
+    const int exponent = smaller(scale_exponent(largest, WEIGHT_TARGET), MOST_WEIGHT_EXPONENT);
+    for (int i = threadIdx.x; i < IN_CHANNELS * STEPS * 2; i += PACK_THREADS) {
+        float w[8];
+        UNROLL for (int e = 0; e < 8; ++e) {
+            const Tap tap(i % (2 * STEPS), e);
+            const bool exists = o < OUT_CHANNELS && tap.exists;
+            w[e] = exists ? mine[i / (2 * STEPS) * TAPS + tap.u * KERNEL_W + tap.v] * power_of_2(exponent) : 0;
+        }
+        uint4* const to = packed + static_cast<int64_t>(group) * F::PARTS * PART + i * F::OUTS + o % F::OUTS;
+        to[0] = make_uint4(half_pair(w[0], w[1]), half_pair(w[2], w[3]), half_pair(w[4], w[5]), half_pair(w[6], w[7]));
+        if (F::STRICT)
+            to[PART] = make_uint4(rest_pair(w[0], w[1]), rest_pair(w[2], w[3]), rest_pair(w[4], w[5]), rest_pair(w[6], w[7]));
+    }
+    float* const unscales = reinterpret_cast<float*>(packed + static_cast<int64_t>(F::GROUPS) * F::PARTS * PART);
+    if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
+}
+
+// Producers load a channel's rows for a tile, find their scale, convert and store them. The next batch is asked for as soon as
+// one is stored. Where rows take more than a batch, each batch is loaded twice: for the scale, and to be stored.
+constexpr int PLAIN = -1000;  // in the place of a tile's exponent: x holds a NaN or an infinity
+template <class F>
+__device__ __forceinline__ void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const float* x) {
+    using RowBatch = Batch<1, F::PAIRS, PRODUCER_WARPS>;
+    const bool whole = RowBatch::is_whole(plan);
+    const int warp = threadIdx.x / WARP % PRODUCER_WARPS;
+    int number = blockIdx.x / F::GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
+    bool storing = whole;
+    uint32_t key = 0;
+    Turn turn;
+    Rows rows(shape, Tile(plan, number), x, 0);
+    RowBatch batch;
+    batch.load(shape, plan, rows, 0, 0, 1);
+#pragma unroll 1
+    while (number < plan.tiles) {
+        const bool is_last = first_column + RowBatch::COLUMN_PAIRS >= 2 * plan.pitch &&  // of the rows' batches
+                             first_pair + RowBatch::ROW_PAIRS >= plan.row_pairs();
+        if (whole || !storing) key = larger(key, batch.template largest<false>(0));
+        if (is_last && (whole || !storing)) {
+            uint32_t* const keys = pipeline.warp_largest + slot * PRODUCER_WARPS;
+            slot ^= 1;  // two slots take turns: one barrier is enough
+            if (threadIdx.x % WARP == 0) keys[warp] = key;
+            named_barrier(1, PRODUCERS);
+            UNROLL for (int i = 0; i < PRODUCER_WARPS; ++i) key = larger(key, keys[i]);
+            exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : PLAIN);
+            key = 0;
+            pipeline.wait_empty(turn);
+        }
+        if (storing)
+            batch.template store<F::STRICT>(0, pipeline.address(turn), plan.x_bytes(), plan, first_pair, first_column,
+                                            power_of_2(exponent));
+        if (is_last && storing) {
+            if (threadIdx.x == CONSUMERS) pipeline.exponent(turn) = exponent;
+            pipeline.arrive_full(turn);
+            turn.advance(plan.stages);
+            rows.x += shape.plane();
+            if (++channel == IN_CHANNELS) {
+                channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
+                if (number < plan.tiles) rows = Rows(shape, Tile(plan, number), x, 0);
+            }
+        }
+        if (is_last) storing = whole || !storing;
+        first_column += RowBatch::COLUMN_PAIRS;
+        if (first_column >= 2 * plan.pitch) first_column = 0, first_pair += RowBatch::ROW_PAIRS;
+        if (is_last) first_pair = 0;
+        if (number < plan.tiles) batch.load(shape, plan, rows, first_pair, first_column, 1);
     }
 }
 
-// Adds the splits' terms in their order, and puts the sums where they belong. Either gradient may be null.
-__global__ void __launch_bounds__(THREADS)
-    add_splits(const float* __restrict__ terms, float* __restrict__ grad_weight, float* __restrict__ grad_bias, int64_t splits,
-               int tiles) {
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x, size = split_floats(tiles);
-    const int64_t of_bias = place - (size - round_up(OUT_CHANNELS, 4));
-    if (of_bias >= OUT_CHANNELS) return;
-    float sum = 0;
-#pragma unroll 16
-    for (int64_t split = 0; split < splits; ++split) sum += terms[split * size + place];
-    if (of_bias >= 0) {
-        if (grad_bias) grad_bias[of_bias] = sum;
-        return;
+// sums += the products of a channel's taps. x: the address of the lane's first unit, of each 16 positions; weights: the address
+// of the first that the lane loads.
+template <class F>
+__device__ __forceinline__ void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, const Plan& plan,
+                                               float (&sums)[F::M_TILES][F::N_TILES][4]) {
+    const bool second = threadIdx.x % WARP >= 16;  // of a step's units
+    float parts[F::STRICT ? F::M_TILES : 1][F::N_TILES][4] = {};
+#pragma unroll (F::STRICT ? 1 : UNROLLED_STEPS)
+    for (int step = 0; step < STEPS; ++step) {
+        const int here = unit_offset(plan, 2 * step), to_second = unit_offset(plan, 2 * step + 1) - here;
+        const uint32_t offset = (here + (second ? to_second : 0)) * UNIT_BYTES;
+        uint32_t a[F::PARTS][F::M_TILES][4], b[F::PARTS][F::N_TILES / 2 + F::N_TILES % 2][4];
+        UNROLL for (int part = 0; part < F::PARTS; ++part) {
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) ldmatrix_x4(a[part][m], x[m] + part * plan.x_bytes() + offset);
+            UNROLL for (int j = 0; j < F::N_TILES; j += 2)
+                ldmatrix_x4(b[part][j / 2], weights + part * (F::WEIGHT_BYTES / 2) +
+                                                (step * 2 * F::OUTS + smaller(8 * j, F::WARP_OUTS - 16)) * UNIT_BYTES);
+        }
+        UNROLL for (int m = 0; m < F::M_TILES; ++m)
+            UNROLL for (int j = 0; j < F::N_TILES; ++j) {
+                const int of_pair = 2 * (j == F::N_TILES - 1 ? 1 : j % 2);
+                multiply<F::STRICT>(F::STRICT ? parts[F::STRICT ? m : 0][j] : sums[m][j], a[0][m], a[F::PARTS - 1][m],
+                                    b[0][j / 2] + of_pair, b[F::PARTS - 1][j / 2] + of_pair);
+            }
     }
-    const int element = place % 4, lane = place / 4 % WARP, warp = place / (4 * WARP) % WARPS;
-    const int64_t tile = place / (4 * THREADS), part = tile / (2 * tiles * GRAD_TILES);
-    const int tap_tile = tile / (2 * tiles) % GRAD_TILES, group = part % groups_of(tiles), chunk = part / groups_of(tiles);
-    const int o = group * tiles * 16 + static_cast<int>(tile % (2 * tiles)) * 8 + lane % 4 * 2 + element % 2;
-    const int row = (warp * GRAD_TILES + tap_tile) * 16 + lane / 4 + element / 2 * 8;
-    const int taps = smaller(CHUNK, IN_CHANNELS - chunk * CHUNK) * TAPS;
-    if (grad_weight && o < OUT_CHANNELS && row < taps)
-        grad_weight[(static_cast<int64_t>(o) * IN_CHANNELS + chunk * CHUNK) * TAPS + ordered_tap(row, taps)] = sum;
+    // The tensor core cuts off what a sum does not hold, always towards zero: so strict sums begin again with each channel and
+    // are added as fp32 numbers.
+    if constexpr (F::STRICT)
+        UNROLL for (int i = 0; i < F::M_TILES * F::N_TILES * 4; ++i)
+            sums[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4] += parts[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4];
 }
 
-// ---- plain kernels in fp32, for shapes whose weights or rows do not fit into shared memory
-namespace general {
+// Writes a warp's outputs, `count` positions from `out` on. Through shared memory, 8 channels at a time, so that stores are
+// coalesced. The first rows of scales are what undoes the weights' scales, the second the biases.
+template <class F>
+__device__ __forceinline__ void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int exponent, const float* scales,
+                                              float* staging, float* __restrict__ out, int64_t out_plane, int channels,
+                                              int count) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
+    UNROLL for (int j = 0; j < F::N_TILES; ++j) {
+        const float2 unscale = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * t);
+        const float2 bias = *reinterpret_cast<const float2*>(scales + F::OUTS + 8 * j + 2 * t);
+        const float factors[2] = {fminf(half_unscale * unscale.x, LARGEST_POWER),
+                                  fminf(half_unscale * unscale.y, LARGEST_POWER)};
+        __syncwarp();  // the channels before have been read
+        float* const to = staging + 2 * t * F::STAGING_ROW + g;
+        UNROLL for (int i = 0; i < 2 * F::M_TILES; ++i) {
+            to[8 * i] = fmaf(sums[i / 2][j][i % 2 * 2] * factors[0], other_half, bias.x);
+            to[8 * i + F::STAGING_ROW] = fmaf(sums[i / 2][j][i % 2 * 2 + 1] * factors[1], other_half, bias.y);
+        }
+        __syncwarp();
+        UNROLL for (int row = 0; row < 8; ++row, out += out_plane) {
+            UNROLL for (int i = lane; i < F::WARP_POSITIONS; i += WARP)
+                if (8 * j + row < channels && i < count) out[i] = staging[row * F::STAGING_ROW + i];
+        }
+    }
+}
 
-// A thread an output, as in v1.
-__global__ void __launch_bounds__(THREADS)
-    convolve(const Shape shape, const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-             float* __restrict__ out) {
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    if (place >= shape.batch * OUT_CHANNELS * shape.out_plane()) return;
-    const int j = place % shape.out_w, i = place / shape.out_w % shape.out_h;
-    const int o = place / shape.out_plane() % OUT_CHANNELS;
-    const int64_t sample = place / shape.out_plane() / OUT_CHANNELS;
+// An output in plain fp32.
+__device__ __forceinline__ float plain_output(const Shape& shape, const Tensors& tensors, int64_t sample, int o,
+                                              int64_t place) {
+    const int i = static_cast<int>(place / shape.out_w), j = static_cast<int>(place - static_cast<int64_t>(i) * shape.out_w);
     const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
     float sum = 0;
 #pragma unroll 1
     for (int c = 0; c < IN_CHANNELS; ++c) {
-        const float* plane = x + (sample * IN_CHANNELS + c) * shape.plane();
-        const float* taps = weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
+        const float* plane = tensors.x + (sample * IN_CHANNELS + c) * shape.plane();
+        const float* taps = tensors.weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
 #pragma unroll 1
         for (int k = 0; k < TAPS; ++k) {
             const int h = top + k / KERNEL_W, w = left + k % KERNEL_W;
@@ -720,14 +575,363 @@ __global__ void __launch_bounds__(THREADS)
             if (inside) sum += plane[static_cast<int64_t>(h) * shape.width + w] * taps[k];
         }
     }
-    out[place] = bias ? sum + bias[o] : sum;
+    return tensors.bias ? sum + tensors.bias[o] : sum;
 }
 
-// A warp a weight, then one a bias. Either gradient may be null.
-__global__ void __launch_bounds__(THREADS)
-    parameter_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
-                        float* __restrict__ grad_weight, float* __restrict__ grad_bias) {
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
+template <class F>
+__device__ __forceinline__ void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, const Pipeline& pipeline,
+                                        const char* weights, const float* scales, float* staging) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int first_out = warp % F::WARPS_ACROSS * F::WARP_OUTS;
+    const int first_channel = blockIdx.x % F::GROUPS * F::OUTS + first_out;
+    staging += warp * 8 * F::STAGING_ROW, scales += first_out;
+    const uint32_t first_weight =
+        shared_address(weights) + (lane / 8 % 2 * F::OUTS + first_out + lane / 16 * 8 + lane % 8) * UNIT_BYTES;
+    Turn turn;
+#pragma unroll 1
+    for (int number = blockIdx.x / F::GROUPS; number < plan.tiles; number += plan.blocks) {
+        const Tile tile(plan, number);
+        const int first_position = warp / F::WARPS_ACROSS * F::WARP_POSITIONS;
+        uint32_t units[F::M_TILES];
+        UNROLL for (int m = 0; m < F::M_TILES; ++m)
+            units[m] = tile.unit(plan, first_position + 16 * m + lane % 16) * UNIT_BYTES;
+        float sums[F::M_TILES][F::N_TILES][4] = {};
+        int exponent = 0;
+#pragma unroll 1
+        for (int channel = 0; channel < IN_CHANNELS; ++channel) {
+            pipeline.wait_full(turn);
+            const int change = pipeline.exponent(turn) - exponent;
+            exponent += change;
+            if (channel > 0 && change != 0)
+                UNROLL for (int i = 0; i < F::M_TILES * F::N_TILES * 4; ++i) {
+                    float& sum = sums[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4];
+                    sum = scaled(sum, change);
+                }
+            uint32_t x[F::M_TILES];
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address(turn) + units[m];
+            multiply_stage<F>(x, first_weight + channel * F::CHANNEL_BYTES, plan, sums);
+            pipeline.arrive_empty(turn);
+            turn.advance(plan.stages);
+        }
+        const int count = smaller(tile.count - first_position, F::WARP_POSITIONS);
+        const int channels = smaller(F::WARP_OUTS, OUT_CHANNELS - first_channel);
+        const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
+        const int place = tile.first + first_position;
+        float* const out = tensors.out + plane * shape.out_plane() + place;
+        if (exponent != PLAIN) {
+            write_outputs<F>(sums, exponent, scales, staging, out, shape.out_plane(), channels, count);
+        } else {  // zero weights would spread a NaN or an infinity
+#pragma unroll 1
+            for (int i = lane; i < count * channels; i += WARP)
+                out[i / count * shape.out_plane() + i % count] =
+                    plain_output(shape, tensors, tile.sample, first_channel + i / count, place + i % count);
+        }
+    }
+}
+
+template <class F>
+__global__ void __launch_bounds__(THREADS, 1)
+    convolve(const Shape shape, const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
+    extern __shared__ __align__(128) char memory[];
+    const Pipeline pipeline(memory + F::FIXED_BYTES, F::PARTS * plan.x_bytes(), plan.stages);
+    float* const staging = reinterpret_cast<float*>(memory + F::WEIGHT_BYTES);
+    float* const scales = staging + F::STAGING_BYTES / 4;
+    if (threadIdx.x == 0) pipeline.init();
+    __syncthreads();
+    if (threadIdx.x >= CONSUMERS) {
+        produce<F>(shape, plan, pipeline, tensors.x);
+    } else {
+        const int group = blockIdx.x % F::GROUPS;
+        constexpr int WEIGHT_UNITS = F::WEIGHT_BYTES / UNIT_BYTES;
+        for (int i = threadIdx.x; i < WEIGHT_UNITS; i += CONSUMERS)
+            cp_async_16(shared_address(memory) + i * UNIT_BYTES, packed + static_cast<int64_t>(group) * WEIGHT_UNITS + i);
+        const float* const unscales = reinterpret_cast<const float*>(packed + static_cast<int64_t>(F::GROUPS) * WEIGHT_UNITS);
+        for (int i = threadIdx.x; i < F::OUTS; i += CONSUMERS) {
+            const int o = group * F::OUTS + i;
+            scales[i] = unscales[o];
+            scales[F::OUTS + i] = tensors.bias && o < OUT_CHANNELS ? tensors.bias[o] : 0;
+        }
+        cp_async_wait_all();
+        named_barrier(2, CONSUMERS);
+        consume<F>(shape, plan, tensors, pipeline, memory, scales, staging);
+    }
+}
+
+
+// ---- training: the gradient of the weights, x (taps x positions) times grad (positions x outputs), summed over all positions
+// A unit's 8 taps at 8 positions, transposed by ldmatrix, are a quarter of a left operand. A tile of positions is in shared
+// memory at a time. While it is multiplied, the next one is on its way to registers of all warps.
+template <bool STRICT_>
+struct Gradient {
+    static constexpr bool STRICT = STRICT_;
+    static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 128, WARPS = THREADS / WARP;
+    // A warp has every sixth tile of 16 taps, and half of the block's outputs.
+    static constexpr int OUTS = 48, WARPS_ACROSS = 2, WARPS_DOWN = WARPS / WARPS_ACROSS, WARP_OUTS = OUTS / WARPS_ACROSS;
+    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), N_TILES = WARP_OUTS / 8;
+    static constexpr int MOST_TILES = 5 * WARPS_DOWN, MOST_CHUNK = smaller(3, MOST_TILES / STEPS);  // as registers permit
+    static constexpr bool FITS = FITS_UNITS && MOST_CHUNK > 0;
+    static constexpr int CHUNKS = ceil_div(IN_CHANNELS, larger(MOST_CHUNK, 1)), CHUNK = ceil_div(IN_CHANNELS, CHUNKS);
+    static constexpr int M_TILES = FITS ? ceil_div(CHUNK * STEPS, WARPS_DOWN) : 1;
+    static constexpr int GRAD_ROW = (POSITIONS + 8) * 2, GRAD_BYTES = OUTS * GRAD_ROW;  // bytes; rows begin in different banks
+    // A block's sums, as in registers: [chunk][group][tile of taps][8 outputs][thread], a float4 each; then the biases'.
+    static constexpr int64_t PART_FLOATS = 4ll * M_TILES * N_TILES * THREADS;
+    static constexpr int BIAS_FLOATS = GROUPS * OUTS;
+    static constexpr int64_t FLOATS = CHUNKS * GROUPS * PART_FLOATS + BIAS_FLOATS;
+    static constexpr int UNITS_OF_TAPS = 2 * M_TILES * WARPS_DOWN;  // two a tile of taps
+    static constexpr int KEYS_BYTES = round_up((CHUNK + 1) * WARPS * 4 + 2 * CHUNK * 4 + UNITS_OF_TAPS * 4, 16);
+
+    static __host__ __device__ __forceinline__ int low_bytes(const Plan& plan) { return CHUNK * plan.x_bytes() + GRAD_BYTES; }
+    static __host__ int64_t bytes(const Plan& plan) {
+        return KEYS_BYTES + static_cast<int64_t>(PARTS) * low_bytes(plan) + POSITIONS * 4;
+    }
+};
+
+// What a block has: a group of outputs, a chunk of channels, and tiles [first, last).
+struct GradientPart {
+    int first_out, first_channel, channels, first, last;
+};
+
+// A thread's part of a tile on its way: rows of x, and of each of the warp's outputs of grad the positions 2 * lane and
+// 2 * lane + 1, and those 64 further on.
+template <class G>
+struct GradientTile {
+    using RowBatch = Batch<G::STRICT ? 1 : G::CHUNK, 1, G::WARPS>;
+    static constexpr int OUTS = G::OUTS / G::WARPS, RUNS = G::POSITIONS / (2 * WARP);
+    RowBatch rows;
+    float2 grads[OUTS][RUNS];
+
+    static __device__ __forceinline__ int output(int i) { return i * G::WARPS + threadIdx.x / WARP; }
+    // Whether they hold all rows; strict sums leave too few registers.
+    static __device__ __forceinline__ bool is_whole(const Plan& plan) { return !G::STRICT && RowBatch::is_whole(plan); }
+    __device__ __forceinline__ void load(const Shape& shape, const Plan& plan, const GradientPart& part, const Tile& tile,
+                                         const float* x, const float* grad) {
+        const int lane = threadIdx.x % WARP;
+        const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + part.first_out + output(0);
+        const float* from = grad + plane * shape.out_plane() + tile.first + 2 * lane;
+        UNROLL for (int i = 0; i < OUTS; ++i, from += G::WARPS * shape.out_plane()) {
+            const bool exists = OUT_CHANNELS % G::OUTS == 0 || part.first_out + output(i) < OUT_CHANNELS;
+            UNROLL for (int k = 0; k < RUNS; ++k) {
+                const int position = 2 * (lane + WARP * k);
+                grads[i][k].x = exists && position < tile.count ? __ldg(from + 2 * WARP * k) : 0;
+                grads[i][k].y = exists && position + 1 < tile.count ? __ldg(from + 2 * WARP * k + 1) : 0;
+            }
+        }
+        if (is_whole(plan)) rows.load(shape, plan, Rows(shape, tile, x, part.first_channel), 0, 0, part.channels);
+    }
+};
+
+// Exponents of sums may fall without limit, but rise only so far above the lowest that old tiles' sums stay finite.
+constexpr int MOST_RISE = 80, NO_EXPONENT = 1000;
+
+template <class G>
+__global__ void __launch_bounds__(THREADS, 1)
+    weight_gradient(const Shape shape, const Plan plan, const float* __restrict__ x, const float* __restrict__ grad,
+                    float* __restrict__ terms) {
+    extern __shared__ __align__(128) char memory[];
+    uint32_t* const keys = reinterpret_cast<uint32_t*>(memory);                           // [grad, channels][warp]
+    int* const exponents = reinterpret_cast<int*>(keys + (G::CHUNK + 1) * G::WARPS);      // of sums, of each channel
+    int* const changes = exponents + G::CHUNK;                                            // since the tile before
+    int* const tap_units = changes + G::CHUNK;  // from a position's first unit, in bytes; the lowest bits are the channel
+    const uint32_t stage = shared_address(memory + G::KEYS_BYTES);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, low = G::low_bytes(plan);
+    constexpr int PARTS = G::CHUNKS * G::GROUPS;
+    const int part_number = blockIdx.x % PARTS, first_channel = part_number / G::GROUPS * G::CHUNK;
+    const int64_t split = blockIdx.x / PARTS;
+    const GradientPart part = {part_number % G::GROUPS * G::OUTS, first_channel, smaller(G::CHUNK, IN_CHANNELS - first_channel),
+                               static_cast<int>(plan.tiles * split / plan.blocks),
+                               static_cast<int>(plan.tiles * (split + 1) / plan.blocks)};
+    using Registers = GradientTile<G>;
+    using RowBatch = Batch<1, 1, G::WARPS>;
+    const bool whole = Registers::is_whole(plan);
+
+    const auto publish = [&](int item, uint32_t key) {
+        if (lane == 0) keys[item * G::WARPS + warp] = key;
+    };
+    const auto exponent_of = [&](int item) {
+        const uint32_t key = warp_max(lane < G::WARPS ? keys[item * G::WARPS + lane] : 0);
+        return plane_exponent((larger(key, RAISE) - RAISE) / 2);
+    };
+    // Visits all batches of a tile whose rows take more than one a channel.
+    const auto visit_batches = [&](const Tile& tile, const auto& visit) {
+        RowBatch batch;
+#pragma unroll 1
+        for (int c = 0; c < part.channels; ++c)
+#pragma unroll 1
+            for (int pair = 0; pair < plan.row_pairs(); pair += RowBatch::ROW_PAIRS)
+#pragma unroll 1
+                for (int column = 0; column < 2 * plan.pitch; column += RowBatch::COLUMN_PAIRS) {
+                    batch.load(shape, plan, Rows(shape, tile, x, first_channel + c), pair, column, 1);
+                    visit(batch, c, pair, column);
+                }
+    };
+
+    float sums[G::M_TILES][G::N_TILES][4] = {}, bias_sums[Registers::OUTS] = {};
+    int lowest = NO_EXPONENT;
+    if (threadIdx.x < G::CHUNK) exponents[threadIdx.x] = 0;
+    if (threadIdx.x < G::UNITS_OF_TAPS) {
+        const int step = smaller<int>(threadIdx.x / 2, part.channels * STEPS - 1);  // of one too many, sums are not used
+        tap_units[threadIdx.x] =
+            step / STEPS * (plan.x_bytes() + 1) + unit_offset(plan, step % STEPS * 2 + threadIdx.x % 2) * UNIT_BYTES;
+    }
+    Registers next;
+    Tile tile(plan, part.first);
+    if (!G::STRICT) next.load(shape, plan, part, tile, x, grad);
+#pragma unroll 1
+    for (int number = part.first; number < part.last; ++number) {
+        const Tile following(plan, smaller(number + 1, part.last - 1));
+        if (G::STRICT) next.load(shape, plan, part, tile, x, grad);  // strict sums leave no registers for it before
+        // The scales: of grad, and of each channel.
+        uint32_t key = 0;
+        UNROLL for (int i = 0; i < Registers::OUTS * Registers::RUNS; ++i)
+            key = larger_key<true>(key, next.grads[i / Registers::RUNS][i % Registers::RUNS]);
+        publish(0, warp_max(key));
+        if (whole) {
+            UNROLL for (int c = 0; c < G::CHUNK; ++c)
+                if (c < part.channels) publish(1 + c, next.rows.template largest<true>(c));
+        } else {
+            uint32_t so_far = 0;
+            visit_batches(tile, [&](RowBatch& batch, int c, int pair, int column) {
+                so_far = larger(pair + column == 0 ? 0 : so_far, batch.template largest<true>(0));
+                publish(1 + c, so_far);
+            });
+        }
+        __syncthreads();  // scales are known, and the tile before has been multiplied
+        const int grad_exponent = exponent_of(0), most = lowest + MOST_RISE - grad_exponent;
+        float scales[G::CHUNK];
+        UNROLL for (int c = 0; c < G::CHUNK; ++c) {
+            if (c >= part.channels) break;
+            const int exponent = smaller(exponent_of(1 + c), most), of_sums = exponent + grad_exponent;
+            scales[c] = power_of_2(exponent), lowest = smaller(lowest, of_sums);
+            if (threadIdx.x == 0) changes[c] = of_sums - exponents[c], exponents[c] = of_sums;
+            if (whole) next.rows.template store<G::STRICT>(c, stage + c * plan.x_bytes(), low, plan, 0, 0, scales[c]);
+        }
+        if (!whole)
+            visit_batches(tile, [&](RowBatch& batch, int c, int pair, int column) {
+                float scale = scales[0];
+                UNROLL for (int i = 1; i < G::CHUNK; ++i) scale = c == i ? scales[i] : scale;
+                batch.template store<G::STRICT>(0, stage + c * plan.x_bytes(), low, plan, pair, column, scale);
+            });
+        const float grad_scale = power_of_2(grad_exponent);
+        const uint32_t grad_rows = stage + G::CHUNK * plan.x_bytes(), units = stage + G::PARTS * low;
+        UNROLL for (int i = 0; i < Registers::OUTS; ++i)
+            UNROLL for (int k = 0; k < Registers::RUNS; ++k) {
+                const float2 v = next.grads[i][k];
+                const uint32_t address = grad_rows + Registers::output(i) * G::GRAD_ROW + (lane + k * WARP) * 4;
+                st_shared(address, half_pair(v.x * grad_scale, v.y * grad_scale));
+                if (G::STRICT) st_shared(address + low, rest_pair(v.x * grad_scale, v.y * grad_scale));
+                bias_sums[i] += v.x + v.y;
+            }
+        if (threadIdx.x < G::POSITIONS) st_shared(units + threadIdx.x * 4, tile.unit(plan, threadIdx.x) * UNIT_BYTES);
+        __syncthreads();  // the tile is there
+        if (!G::STRICT && number + 1 < part.last) next.load(shape, plan, part, following, x, grad);
+
+        const int down = warp / G::WARPS_ACROSS;
+        uint32_t taps[G::M_TILES];  // of each tile of taps, the lane's unit at the first position
+        UNROLL for (int m = 0; m < G::M_TILES; ++m) {
+            const int tap_unit = tap_units[(m * G::WARPS_DOWN + down) * 2 + lane / 8 % 2], channel = tap_unit % UNIT_BYTES;
+            taps[m] = stage + tap_unit - channel;
+            const int change = changes[channel];
+            if (change != 0)
+                UNROLL for (int i = 0; i < G::N_TILES * 4; ++i) sums[m][i / 4][i % 4] = scaled(sums[m][i / 4][i % 4], change);
+        }
+        const uint32_t lane_unit = units + (lane / 16 * 8 + lane % 8) * 4;
+        const uint32_t lane_grad =
+            grad_rows + (warp % G::WARPS_ACROSS * G::WARP_OUTS + lane / 16 * 8 + lane % 8) * G::GRAD_ROW + lane / 8 % 2 * 16;
+        // Strict sums begin again with each tile, see multiply_stage; a thread has registers for those of some tiles of taps.
+        constexpr int AT_ONCE = G::STRICT ? smaller(G::M_TILES, 3) : G::M_TILES;
+        UNROLL for (int group = 0; group < G::M_TILES; group += AT_ONCE) {
+            float parts[AT_ONCE][G::N_TILES][4] = {};
+            uint32_t next_unit = ld_shared(lane_unit);
+#pragma unroll 1
+            for (int first = 0; first < tile.count; first += 16) {
+                const uint32_t unit = next_unit;
+                next_unit = ld_shared(lane_unit + smaller(first + 16, G::POSITIONS - 16) * 4);
+                uint32_t b[G::PARTS][2][4];  // of outputs 0 to 15 and 8 to 23
+                UNROLL for (int i = 0; i < 2 * G::PARTS; ++i)
+                    ldmatrix_x4(b[i / 2][i % 2], lane_grad + i / 2 * low + i % 2 * 8 * G::GRAD_ROW + first * 2);
+                UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m) {
+                    uint32_t a[G::PARTS][4];
+                    UNROLL for (int p = 0; p < G::PARTS; ++p) ldmatrix_x4_trans(a[p], taps[m] + unit + p * low);
+                    if ((m + 1) * G::WARPS_DOWN > G::CHUNK * STEPS && m * G::WARPS_DOWN + down >= G::CHUNK * STEPS) break;
+                    UNROLL for (int j = 0; j < G::N_TILES; ++j)
+                        multiply<G::STRICT>(G::STRICT ? parts[m - group][j] : sums[m][j], a[0], a[G::PARTS - 1],
+                                            b[0][j / 2] + (j + 1) / 2 * 2, b[G::PARTS - 1][j / 2] + (j + 1) / 2 * 2);
+                }
+            }
+            if (G::STRICT)
+                UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m)
+                    UNROLL for (int i = 0; i < G::N_TILES * 4; ++i) sums[m][i / 4][i % 4] += parts[m - group][i / 4][i % 4];
+        }
+        tile = following;
+    }
+
+    terms += split * G::FLOATS;
+    float4* const mine = reinterpret_cast<float4*>(terms + part_number * G::PART_FLOATS) + threadIdx.x;
+    UNROLL for (int i = 0; i < G::M_TILES * G::N_TILES; ++i) {
+        const int m = i / G::N_TILES;
+        const int exponent = -exponents[tap_units[(m * G::WARPS_DOWN + warp / G::WARPS_ACROSS) * 2] % UNIT_BYTES];
+        const float(&v)[4] = sums[m][i % G::N_TILES];
+        mine[i * THREADS] =
+            make_float4(scaled(v[0], exponent), scaled(v[1], exponent), scaled(v[2], exponent), scaled(v[3], exponent));
+    }
+    UNROLL for (int i = 0; i < Registers::OUTS; ++i) {
+        float sum = bias_sums[i];
+        UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        if (first_channel == 0 && lane == 0) terms[PARTS * G::PART_FLOATS + part.first_out + Registers::output(i)] = sum;
+    }
+}
+
+// Adds the splits' terms in an order of its own, and puts the sums where they belong. Either gradient may be null. A warp adds
+// every SUM_WARPS-th split, 4 terms a lane.
+constexpr int SUM_WARPS = 8, SUM_THREADS = SUM_WARPS * WARP, SUM_TERMS = 4 * WARP;
+template <class G>
+__global__ void __launch_bounds__(SUM_THREADS)
+    add_splits(const float* __restrict__ terms, float* __restrict__ grad_weight, float* __restrict__ grad_bias, int splits) {
+    __shared__ float4 shares[SUM_WARPS][WARP];
+    const int share = threadIdx.x / WARP, lane_of_4 = threadIdx.x % WARP;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + lane_of_4 * 4;
+    float4 sum = {};
+    if (first < G::FLOATS)
+#pragma unroll 8
+        for (int split = share; split < splits; split += SUM_WARPS) {
+            const float4 v = *reinterpret_cast<const float4*>(terms + split * G::FLOATS + first);
+            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+        }
+    shares[share][lane_of_4] = sum;
+    __syncthreads();
+    const int64_t place = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + threadIdx.x;
+    if (threadIdx.x >= SUM_TERMS || place >= G::FLOATS) return;
+    float total = 0;
+    UNROLL for (int i = 0; i < SUM_WARPS; ++i) total += reinterpret_cast<const float*>(shares[i])[threadIdx.x];
+    const int64_t of_bias = place - (G::FLOATS - G::BIAS_FLOATS);
+    if (of_bias >= 0) {
+        if (grad_bias && of_bias < OUT_CHANNELS) grad_bias[of_bias] = total;
+        return;
+    }
+    const int element = place % 4, thread = place / 4 % THREADS, lane = thread % WARP, warp = thread / WARP;
+    const int of_8 = place / (4 * THREADS) % G::N_TILES, m = place / (4 * THREADS) / G::N_TILES % G::M_TILES;
+    const int part = place / G::PART_FLOATS, step = m * G::WARPS_DOWN + warp / G::WARPS_ACROSS;
+    const int o = part % G::GROUPS * G::OUTS + warp % G::WARPS_ACROSS * G::WARP_OUTS + of_8 * 8 + lane % 4 * 2 + element % 2;
+    const int channel = part / G::GROUPS * G::CHUNK + step / STEPS;
+    const Tap tap(step % STEPS * 2 + element / 2, lane / 4);
+    if (grad_weight && o < OUT_CHANNELS && step < G::CHUNK * STEPS && channel < IN_CHANNELS && tap.exists)
+        grad_weight[(static_cast<int64_t>(o) * IN_CHANNELS + channel) * TAPS + tap.u * KERNEL_W + tap.v] = total;
+}
+
+// ---- plain kernels in fp32, for shapes that the others do not take: a thread an output; a warp a weight, then one a bias
+constexpr int PLAIN_THREADS = 256;
+__global__ void __launch_bounds__(PLAIN_THREADS) plain_convolve(const Shape shape, const Tensors tensors) {
+    const int64_t place = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, plane = shape.out_plane();
+    if (place >= shape.batch * OUT_CHANNELS * plane) return;
+    tensors.out[place] =
+        plain_output(shape, tensors, place / plane / OUT_CHANNELS, place / plane % OUT_CHANNELS, place % plane);
+}
+
+// Either gradient may be null.
+__global__ void __launch_bounds__(PLAIN_THREADS)
+    plain_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
+                    float* __restrict__ grad_weight, float* __restrict__ grad_bias) {
+    const int64_t place = (static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x) / WARP;
     const bool of_bias = place >= WEIGHTS;
     if (place >= WEIGHTS + OUT_CHANNELS || !(of_bias ? grad_bias : grad_weight)) return;
     const int o = of_bias ? place - WEIGHTS : place / (IN_CHANNELS * TAPS);
@@ -748,12 +952,9 @@ __global__ void __launch_bounds__(THREADS)
         }
         sum += sum_of_sample;
     }
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (threadIdx.x % WARP == 0) (of_bias ? grad_bias[o] : grad_weight[place]) = sum;
 }
-
-}  // namespace general
 
 // ---- launchers
 struct Device {
@@ -763,126 +964,130 @@ struct Device {
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
     }
 };
 
-static Shape make_shape(const float* x, int64_t batch, int height, int width, int rows) {
+static Shape make_shape(const float* x, int64_t batch, int height, int width) {
     Shape s;
-    s.batch = batch, s.height = height, s.width = width, s.rows = rows;
+    s.batch = batch, s.height = height, s.width = width;
     s.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1, s.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-    s.row_blocks = ceil_div(s.out_h, rows), s.runs = ceil_div(s.out_w, RUN);
-    s.aligned = width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    s.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
     return s;
 }
 
-static int64_t blocks_of(int64_t threads) { return (threads + THREADS - 1) / THREADS; }
+static unsigned blocks_of(int64_t threads, int of_block) { return static_cast<unsigned>((threads + of_block - 1) / of_block); }
 
-// How many tiles of 16 output channels a block takes: as many as its device has shared memory for; 0 where not one fits.
-int forward_tiles(bool strict) {
-    const int available = Device().shared_bytes;
-    for (const int tiles : {strict ? STRICT_TILES : MOST_TILES, strict ? 1 : HALF_TILES, 1})
-        if (forward_bytes(tiles) <= available) return tiles;
-    return 0;
-}
-int64_t packed_weights(int tiles) { return packed_floats(tiles); }
-
-template <int TILES, bool STRICT>
-static cudaError_t launch_tiles(const Shape& shape, const float* x, const float* packed, const float* bias, float* out,
-                                cudaStream_t stream) {
-    if constexpr (forward_bytes(TILES) > MAX_SHARED_BYTES) {
-        return cudaErrorNotSupported;  // no device has so much
-    } else {
-        const int bytes = forward_bytes(TILES), groups = groups_of(TILES);
-        const auto convolution = convolve<TILES, STRICT>;
-        const cudaError_t error = cudaFuncSetAttribute(convolution, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        if (error != cudaSuccess) return error;
-        const int64_t most = Device().multiprocessors > groups ? Device().multiprocessors / groups : 1, tiles = shape.tiles();
-        convolution<<<(tiles < most ? tiles : most) * groups, THREADS, bytes, stream>>>(
-            shape, x, reinterpret_cast<const float4*>(packed), bias, out);
-        return cudaSuccess;
-    }
+// The one predicate of what a fast kernel takes: whether tiles and a pipeline of `most_stages` or fewer fit into the device's
+// shared memory; `plan` is how. Whole planes are lines where they can be.
+template <class Kernel>
+static bool make_plan(Plan& plan, const Shape& shape, int most_stages, int least_stages, int groups) {
+    if (!FITS_UNITS) return false;
+    const Device device;
+    for (const bool by_rows : {false, true})
+        for (int stages = most_stages; stages >= least_stages; --stages) {
+            const int columns = by_rows ? Kernel::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
+            const int64_t line = by_rows ? shape.out_w : shape.out_plane(), lines = by_rows ? shape.out_h : 1;
+            const int64_t of_line = (line + Kernel::POSITIONS - 1) / Kernel::POSITIONS, tiles = shape.batch * lines * of_line;
+            if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
+            const int rows = (by_rows ? 0 : (columns - 1 + Kernel::POSITIONS - 1) / columns) + TAP_ROWS;
+            plan = {by_rows, Kernel::POSITIONS, columns, pitch, rows, stages};
+            plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
+            plan.blocks = smaller(plan.tiles, larger(device.multiprocessors / groups, 1));
+            if (Kernel::bytes(plan) <= device.shared_bytes) return true;
+        }
+    return false;
 }
 
-// out (batch, OUT_CHANNELS, out_h, out_w); `packed` has packed_weights(tiles) floats, 0 of them where tiles is 0; bias may be
-// null.
-cudaError_t launch_convolve(const float* x, const float* weight, const float* bias, float* packed, float* out, int tiles,
-                            bool strict, int64_t batch, int height, int width, cudaStream_t stream) {
-    const Shape shape = make_shape(x, batch, height, width, WARPS);
-    if (tiles == 0) {
-        general::convolve<<<blocks_of(batch * OUT_CHANNELS * shape.out_h * shape.out_w), THREADS, 0, stream>>>(shape, x, weight,
-                                                                                                              bias, out);
-        return cudaSuccess;
-    }
-    pack_weights<<<blocks_of(packed_floats(tiles)), THREADS, 0, stream>>>(weight, packed, tiles, strict);
-    const auto launch = strict ? (tiles == STRICT_TILES ? launch_tiles<STRICT_TILES, true> : launch_tiles<1, true>)
-                        : tiles == MOST_TILES ? launch_tiles<MOST_TILES, false>
-                        : tiles == HALF_TILES ? launch_tiles<HALF_TILES, false>
-                                              : launch_tiles<1, false>;
-    return launch(shape, x, packed, bias, out, stream);
+// Calls visit(kernel, plan) for the fastest forward kernel that takes the shape; false where none does.
+constexpr int FORWARD_STAGES = 4;
+template <class Visit>
+static bool visit_forward(const Shape& shape, bool strict, const Visit& visit) {
+    const auto takes = [&](auto kernel, int least_stages) {
+        Plan plan;
+        const bool fits = make_plan<decltype(kernel)>(plan, shape, FORWARD_STAGES, least_stages, decltype(kernel)::GROUPS);
+        if (fits) visit(kernel, plan);
+        return fits;
+    };
+    if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
+    if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
+    return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
 }
 
-// The gradient's part in a block: tiles of 16 output channels and rows of a tile of positions; 0 where not one fits.
-struct GradientPlan {
-    int tiles, rows;
-    explicit GradientPlan(bool strict) {
-        const int available = Device().shared_bytes;
-        for (const int candidate : {strict ? STRICT_TILES : MOST_TILES, STRICT_TILES})
-            for (rows = MOST_GRAD_ROWS; rows > 0; --rows) {
-                tiles = candidate;
-                if (TAPS_FIT && gradient_bytes(tiles, rows) <= available) return;
-            }
-        tiles = 0;
-    }
-    int64_t parts() const { return groups_of(tiles) * CHUNKS; }
-    Shape shape(const float* x, int64_t batch, int height, int width) const {
-        return make_shape(x, batch, height, width, rows);
-    }
-    // Splits of the positions, so that every multiprocessor has a block; the order of additions depends on them.
-    int64_t splits(const Shape& shape) const {
-        const int64_t most = (Device().multiprocessors + parts() - 1) / parts();
-        return shape.tiles() < most ? shape.tiles() : most;
-    }
-};
+// The floats that the packed weights take; 0 where the plain kernel is used.
+int64_t packed_weights(bool strict, int64_t batch, int height, int width) {
+    int64_t floats = 0;
+    visit_forward(make_shape(nullptr, batch, height, width), strict,
+                  [&](auto kernel, const Plan&) { floats = decltype(kernel)::PACKED_FLOATS; });
+    return floats;
+}
+
+template <class Kernel>
+static cudaError_t allow_shared(Kernel* kernel, int64_t bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+}
+
+// out (batch, OUT_CHANNELS, out_h, out_w); `packed` has packed_weights() floats; bias may be null.
+cudaError_t launch_convolve(const float* x, const float* weight, const float* bias, float* packed, float* out, bool strict,
+                            int64_t batch, int height, int width, cudaStream_t stream) {
+    const Shape shape = make_shape(x, batch, height, width);
+    const Tensors tensors = {x, weight, bias, out};
+    cudaError_t error = cudaSuccess;
+    const bool fast = visit_forward(shape, strict, [&](auto kernel, const Plan& plan) {
+        using F = decltype(kernel);
+        uint4* const units = reinterpret_cast<uint4*>(packed);
+        const auto pack = pack_weights<F>;
+        pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(weight, units);
+        const auto convolution = convolve<F>;
+        error = allow_shared(convolution, F::bytes(plan));
+        if (error == cudaSuccess)
+            convolution<<<plan.blocks * F::GROUPS, THREADS, F::bytes(plan), stream>>>(shape, plan, tensors, units);
+    });
+    if (!fast)
+        plain_convolve<<<blocks_of(batch * OUT_CHANNELS * shape.out_plane(), PLAIN_THREADS), PLAIN_THREADS, 0, stream>>>(shape,
+                                                                                                                     tensors);
+    return error;
+}
+
+// How the gradients are shared: `plan.blocks` splits of the tiles, each of CHUNKS * GROUPS blocks, so that all SMs have one.
+// The order of additions depends on it.
+template <class G>
+static bool gradient_plan(Plan& plan, const Shape& shape) {
+    return G::FITS && make_plan<G>(plan, shape, 1, 1, G::CHUNKS * G::GROUPS);
+}
 
 // The floats between the kernels; none where the plain kernel is used.
 int64_t gradient_terms(bool strict, int64_t batch, int height, int width) {
-    const GradientPlan plan(strict);
-    return plan.tiles ? plan.splits(plan.shape(nullptr, batch, height, width)) * split_floats(plan.tiles) : 0;
+    const Shape shape = make_shape(nullptr, batch, height, width);
+    Plan plan;
+    if (strict) return gradient_plan<Gradient<true>>(plan, shape) ? plan.blocks * Gradient<true>::FLOATS : 0;
+    return gradient_plan<Gradient<false>>(plan, shape) ? plan.blocks * Gradient<false>::FLOATS : 0;
 }
 
-template <int TILES, bool STRICT>
-static cudaError_t launch_gradient_tiles(const GradientPlan& plan, const Shape& shape, const float* x, const float* grad,
-                                         float* terms, cudaStream_t stream) {
-    if constexpr (!TAPS_FIT || gradient_bytes(TILES, 1) > MAX_SHARED_BYTES) {
-        return cudaErrorNotSupported;
-    } else {
-        const int bytes = gradient_bytes(TILES, plan.rows);
-        const auto gradient = weight_gradient<TILES, STRICT>;
-        const cudaError_t error = cudaFuncSetAttribute(gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        if (error != cudaSuccess) return error;
-        gradient<<<plan.parts() * plan.splits(shape), THREADS, bytes, stream>>>(shape, x, grad, terms);
+template <class G>
+static cudaError_t launch_gradient(const Shape& shape, const float* x, const float* grad, float* terms, float* grad_weight,
+                                   float* grad_bias, cudaStream_t stream) {
+    Plan plan;
+    if (!gradient_plan<G>(plan, shape)) {
+        plain_gradients<<<blocks_of((WEIGHTS + OUT_CHANNELS) * WARP, PLAIN_THREADS), PLAIN_THREADS, 0, stream>>>(
+            shape, x, grad, grad_weight, grad_bias);
         return cudaSuccess;
     }
+    const auto gradient = weight_gradient<G>;
+    const auto add = add_splits<G>;
+    const cudaError_t error = allow_shared(gradient, G::bytes(plan));
+    if (error != cudaSuccess) return error;
+    gradient<<<plan.blocks * G::CHUNKS * G::GROUPS, THREADS, G::bytes(plan), stream>>>(shape, plan, x, grad, terms);
+    add<<<blocks_of(G::FLOATS, SUM_TERMS), SUM_THREADS, 0, stream>>>(terms, grad_weight, grad_bias, plan.blocks);
+    return cudaSuccess;
 }
 
 // grad_weight and grad_bias may be null; `terms` has gradient_terms floats.
 cudaError_t launch_parameter_gradients(const float* x, const float* grad, float* terms, float* grad_weight, float* grad_bias,
                                        bool strict, int64_t batch, int height, int width, cudaStream_t stream) {
-    const GradientPlan plan(strict);
-    if (plan.tiles == 0) {
-        general::parameter_gradients<<<(WEIGHTS + OUT_CHANNELS + WARPS - 1) / WARPS, THREADS, 0, stream>>>(
-            make_shape(x, batch, height, width, WARPS), x, grad, grad_weight, grad_bias);
-        return cudaSuccess;
-    }
-    const Shape shape = plan.shape(x, batch, height, width);
-    const auto launch = strict                     ? launch_gradient_tiles<STRICT_TILES, true>
-                        : plan.tiles == MOST_TILES ? launch_gradient_tiles<MOST_TILES, false>
-                                                   : launch_gradient_tiles<STRICT_TILES, false>;
-    const cudaError_t error = launch(plan, shape, x, grad, terms, stream);
-    if (error == cudaSuccess)
-        add_splits<<<blocks_of(split_floats(plan.tiles)), THREADS, 0, stream>>>(terms, grad_weight, grad_bias,
-                                                                               plan.splits(shape), plan.tiles);
-    return error;
+    const Shape shape = make_shape(x, batch, height, width);
+    return (strict ? launch_gradient<Gradient<true>> : launch_gradient<Gradient<false>>)(shape, x, grad, terms, grad_weight,
+                                                                                       grad_bias, stream);
 }
 """
 
@@ -915,11 +1120,9 @@ static std::string text(at::IntArrayRef values) {
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
 
-int forward_tiles(bool strict);
-int64_t packed_weights(int tiles);
+int64_t packed_weights(bool strict, int64_t batch, int height, int width);
 int64_t gradient_terms(bool strict, int64_t batch, int height, int width);
-cudaError_t launch_convolve(const float*, const float*, const float*, float*, float*, int, bool, int64_t, int, int,
-                            cudaStream_t);
+cudaError_t launch_convolve(const float*, const float*, const float*, float*, float*, bool, int64_t, int, int, cudaStream_t);
 cudaError_t launch_parameter_gradients(const float*, const float*, float*, float*, float*, bool, int64_t, int, int,
                                        cudaStream_t);
 
@@ -1004,12 +1207,12 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::opti
     at::Tensor out = call.empty(call.out_sizes());
     if (out.numel() == 0) return out;
     const bool strict = is_strict();
-    const int tiles = forward_tiles(strict);
-    check_blocks(tiles ? packed_weights(tiles) : out.numel());
-    at::Tensor packed = call.empty({tiles ? packed_weights(tiles) : 0});
+    const int64_t floats = packed_weights(strict, call.batch, call.height, call.width);
+    check_blocks(floats ? 0 : out.numel());
+    at::Tensor packed = call.empty({floats});
     C10_CUDA_CHECK(launch_convolve(call.x.const_data_ptr<float>(), call.weight.const_data_ptr<float>(),
                                    bias.defined() ? bias.const_data_ptr<float>() : nullptr, pointer_to(packed),
-                                   pointer_to(out), tiles, strict, call.batch, call.height, call.width, call.stream));
+                                   pointer_to(out), strict, call.batch, call.height, call.width, call.stream));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return out;
 }
@@ -1030,8 +1233,9 @@ std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_in, co
         return result;
     }
     const bool strict = is_strict();
-    check_blocks(32 * (WEIGHTS + OUT_CHANNELS));
-    at::Tensor terms = call.empty({gradient_terms(strict, call.batch, call.height, call.width)});
+    const int64_t floats = gradient_terms(strict, call.batch, call.height, call.width);
+    check_blocks(floats ? 0 : 32 * (WEIGHTS + OUT_CHANNELS));
+    at::Tensor terms = call.empty({floats});
     C10_CUDA_CHECK(launch_parameter_gradients(call.x.const_data_ptr<float>(), grad.const_data_ptr<float>(), pointer_to(terms),
                                               pointer_to(grad_weight), pointer_to(grad_bias), strict, call.batch, call.height,
                                               call.width, call.stream));
@@ -1165,6 +1369,7 @@ class ModelNew(nn.Module):
         constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride), ("PAD", conv.padding)):
             constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
+        constants["SHARED_LIMIT_KB"] = SHARED_LIMIT_KB or 0
         return build(*self.sources, **constants)
 
     def forward(self, x):

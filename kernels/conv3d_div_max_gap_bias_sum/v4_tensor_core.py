@@ -1,69 +1,46 @@
-"""conv3d_div_max_gap_bias_sum, v4: the convolution on the tensor cores, the maximum in the registers that they leave.
-
-Like v3, but 27 taps are 27 matrix products in TF32, and a copy of the input runs ahead of them. The gradients are matrix
-products too: that of the weights comes out of the same pass over the input.
+"""conv3d_div_max_gap_bias_sum, v4: an implicit GEMM on the tensor cores, in fp16 with TF32's precision.
 
 Why it is faster
-    v3 is bound by fp32 multiply-adds; mma.sync multiplies TF32 at six times that rate on an H200. Its inner size is 8, which is
-    the number of input channels, so a tap is one instruction: weights of 16 output channels on the left, 8 positions on the
-    right. A lane holds neighbouring columns of x, and the operand of a tap to the side is another register that it has
-    already: 64 loads feed 216 products. The 8 positions of a pooling window end in 8 registers of one lane, so the maximum
-    needs no exchange. Rows of x pass through a ring in shared memory once (cp.async, two rows of all planes at a time), and
-    warps take turns with tiles of 8 windows, without a barrier for the block. What it costs: 11 bits of precision, as PyTorch's
-    convolution has by default; up to 8 channels in and 16 out, kernels up to 3 and windows of 2 x 2 x 2, or v3's kernels.
-
-    design, H200, ms                                    predicted  measured  why
-    forward                                             0.185      0.349     216 products a tile: 0.163 at 311 TFLOP/s
-    forward, strict: three products                     0.53       0.865     648: 0.49; v3's rate would be 0.93
-    forward with the weights' gradient                  0.36       0.745     432: 0.33; shared memory 440 of 690 cycles a tile
-    input's gradient                                    0.21       0.368     216 products for 64 pixels, 0.19; writes 0.07
-    training step, weights                              0.37       0.748     the sum over samples moves 2 MB
-    training step, weights and input                    0.58       1.12
-    Forward from the record; else measured with CUDA events, steps in a CUDA graph; eager takes 2.35, strict 4.27, with the
-    gradients 7.6 and 25. All takes about twice what was counted. By Nsight Compute, products fill 44% of their pipe and
-    instructions 44% of the issue slots: of 1,013 in a tile 216 are products, and 628 are the comparisons and moves that prepare
-    their operands (rounding to TF32 takes several); with two warps a scheduler little else runs while they wait for each other.
-    v5 rounds a value once, in a warp of its own.
+    v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. fp16 has TF32's 11 bits, and
+    a power of two for each block's part of a sample gives it the range. The kernel is warp-specialized: producer warps convert
+    each value once, and consumer warps load a column of 8 windows by ldmatrix and multiply two taps at a time. The 8 positions
+    of a pooling window end in 8 registers of one lane, so the maximum needs no exchange. The gradients are such products too,
+    with a one-hot matrix of the argmax indices that the forward pass keeps, 16 bytes a window.
 
 Mathematics
-    v3's. Where PyTorch permits TF32 to convolutions (torch.backends.cudnn.conv.fp32_precision or allow_tf32, read in each
-    call), operands are rounded to 11 bits and products are summed in fp32. Otherwise numbers are two TF32 values each, high and
-    low, and the product is low * high + high * low + high * high, which leaves an error of 2^-22 a term. The tensor core cuts
-    off what a sum does not hold, always towards zero; so strict sums begin anew with each plane and are added as fp32 numbers.
-    All positions add in the same order, so equal inputs give equal bits, and ties go to the first as in PyTorch.
-
-    The gradient of the weights is a product, too. With hot[o,k] = 1 where position k is the maximum of its window in output
-    o:   grad_w[o,c,t] of a sample = 1/(N*d) * sum over k of hot[o,k] * x[c, k + t],    backward weighs and adds the samples'.
-    hot is exact, x has 11 bits, as in PyTorch's own TF32 gradient. And that of the input, from places, 16 bytes a window:
-    grad_x[c,p] = 1/(N*d) * sum over o,t of hot[o, p - t] * (grad[o] * w[o,c,t])
-    Strict gradients are v3's kernels' work. A NaN in x makes gradients of weights NaN. Which of them need not be PyTorch's
-    choice: with TF32 also taps that meet it beyond a row's end, strictly none that meet it as zero times NaN only.
+    v3's. A segment, a block's part of a sample, is scaled by a power of two that brings its first values to between 2^10 and
+    2^11; if a later value is too large for fp16 then, the segment is attempted again, with the power that brings the largest to
+    between 2^14 and 2^15. So x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest value,
+    whichever is more. Weights are scaled by their largest. NaN and infinities count in no scale.
+    Strict (where PyTorch forbids TF32 to convolutions, read in each call), error-compensated: x and weights are two fp16 values
+    each, high + low, and a product is low * high + high * low + high * high. The tensor core truncates its sums; so each
+    plane's begin at zero, and are added as fp32 numbers. All positions of a window add in the same order, so equal inputs give
+    equal bits, and ties go to the first as in PyTorch. With hot[o,k] = 1 where position k is its window's maximum in output o:
+    grad_w[o,c,t] = 1/(N*d) * sum over b,k of grad[b,o] * hot[b,o,k] * x[b,c,k + t]
+    grad_x[b,c,p] = 1/(N*d) * sum over o,t of hot[b,o,p - t] * (grad[b,o] * w[o,c,t])
+    A NaN in x makes gradients of weights NaN; which of them need not be PyTorch's choice.
 
 Launches
-    kernel          grid                             block  shared  work of a warp
-    conv_max_mean   multiprocessors, or samples      256    206 KB  8 windows x 16 outputs at a time
-    finish_samples  (samples)                        32     0       adds a sample's segments, where blocks share samples
-    add_segments    (samples x weights / 128)        128    0       the same for gradients
-    weighted_sum    (weights / 32)                   256    1 KB    the batch's gradient of 32 weights
-    input_gradient  multiprocessors                  256    14 KB   2 x 2 x 16 pixels x 8 channels at a time
-    for other shapes and strict gradients: see v3
-
-    The shared memory is that of the original's size, with gradients or strict 220 KB. All rows of windows of the batch stand in
-    one line, and every block takes an equal part of it: any batch keeps all multiprocessors busy. A device with less shared
-    memory takes fewer slabs (layers of windows along depth) of a sample at a time.
+    kernel           grid                         block  shared  work of a warp
+    conv_max_mean    samples x parts              384    97 KB   8 windows x 16 outputs at a time, or 1024 values
+    weight_gradient  samples x parts              384    97 KB   8 windows x 16 outputs x 216 weights, or 1024 values
+    input_gradient   multiprocessors              384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
+    finish_samples   samples, if these have parts 32     0       adds a sample's parts
+    add_gradients    weights / 32                 256    1 KB    adds all parts' gradients
+    Strict takes 206 KB. Where a block has 163 KB at most, a sample's slabs become two parts, with 99 KB four.
 
 Floor
-    Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP of TF32, 0.114 ms at the 418 TFLOP/s that wgmma reaches, 0.153 at
-    mma.sync's 311. Arithmetic binds. Each gradient is as large a product again; the input's also writes 269 MB.
+    Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. Each gradient is as large a
+    product again; the input's also writes 269 MB.
 
 Takes
     float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included, a channel below 2^31 pixels; any
     channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three; a divisor whose size is a
-    normal float32; compute capability 8.0 or later. The tensor cores serve what is said above, at any width; everything else
-    goes through v3's kernels, whose text is in this file. Gradients of the weights take batch x weights floats. Anything else
-    raises before a launch. Trains, and computes only the gradients that are asked for; second derivatives raise. What
-    torch.compile compiled for training raises once PyTorch's setting of the precision is another. Deterministic on a GPU;
-    another number of multiprocessors adds in another order.
+    normal float32; compute capability 8.0 or later. The tensor cores serve up to 8 channels in and 16 out, a kernel of 3 x 3 x
+    3 and windows of 2 x 2 x 2. Other shapes go through plain kernels, right but slow: v3 serves them better. Strict gradients
+    of weights are plain, too. Anything else raises before a launch. Trains, and computes only the gradients that are asked for;
+    second derivatives raise. What torch.compile compiled for training raises once the precision is another. Deterministic on a
+    GPU; another number of multiprocessors adds in another order.
 """
 
 import functools
@@ -78,616 +55,812 @@ import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_v4_tensor_core"
 
-CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W. What the tensor-core kernels are made
-// for; all else goes through the general kernels at the end.
-#define FITS_TENSOR_CORES                                                                                                      \
-    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D <= 3 && KERNEL_H <= 3 && KERNEL_W <= 3 && POOL_D == 2 &&               \
-     POOL_H == 2 && POOL_W == 2)
+# Builds the kernels as if a block could have no more shared memory: 163 for an A100, 99 for an RTX 3090, 4090 or 5090.
+SHARED_LIMIT_KB = None
 
+INTERFACE = r"""
+// Both sources begin with this. Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W.
 #include <cuda_runtime.h>
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
-#if FITS_TENSOR_CORES
+// What the tensor-core kernels take; all else goes through the plain kernels.
+#define FAST                                                                                                               \
+    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 &&           \
+     POOL_H == 2 && POOL_W == 2)
 
-__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int64_t TAPS = int64_t(KERNEL_D) * KERNEL_H * KERNEL_W, POSITIONS = int64_t(POOL_D) * POOL_H * POOL_W;
+constexpr int64_t WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
+constexpr int PITCH = OUT_CHANNELS < 16 ? 16 : OUT_CHANNELS;  // of a window's argmax indices, and of a segment's sums
+using Argmax = std::conditional_t<POSITIONS <= 256, uint8_t, int32_t>;
 
-// ---- geometry
-// Whole rows of x pass by, two at a time: a band has two rows of all planes and channels of an image. A step computes one row
-// of windows of all slabs from ROWS rows of x, which are in two bands. A step's tiles are 8 windows side by side, in one slab:
-// 2 x 2 x 16 positions, in 16 output channels.
-constexpr int WARP = 32, TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = OUT_CHANNELS * IN_CHANNELS * TAPS;
-constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's tiles; what does not exist is zero
-constexpr int PLANES = KERNEL_D + 1, ROWS = KERNEL_H + 1, SHIFTS = KERNEL_W + 1;  // of x that a window reads
-constexpr int BANDS = KERNEL_H > 1 ? 2 : 1;                                      // that a step reads
-constexpr int WARPS = 8, THREADS = WARP * WARPS;
-
-// ---- shared memory: a ring of bands, weights, and sums
-constexpr int RING = 3, COLUMNS = 64, ROW_BYTES = COLUMNS * 4, PLANE_BYTES = CHANNELS * ROW_BYTES;
-constexpr int WEIGHT_BYTES = TAPS * WARP * 16;                              // as left operands; as many for the gradients
-constexpr int REST_BYTES = WARPS * OUTPUTS * 4 + 2 * RING * 8 + 128;        // warps' sums, barriers, a segment
-constexpr int WHOLE_WINDOWS = (COLUMNS - KERNEL_W + 1) / 2;                 // that fit into COLUMNS
-constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;                         // parts of longer rows begin 16-byte aligned
-
-// 16-byte pieces of a row are rotated by the channel, so that all ways to read them hit all banks.
-__device__ __forceinline__ int swizzle(int channel) { return (channel & 1) << 2 | (channel & 2); }
-
-// ---- instructions
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-            barrier),
-        "r"(parity)
-        : "memory");
-}
-__device__ __forceinline__ void copy_16_bytes(uint32_t to, const float* from, int bytes) {  // the rest becomes zeros
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copy_4_bytes(uint32_t to, const float* from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ float4 load4(uint32_t address) {
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-__device__ __forceinline__ float2 load2(uint32_t address) {
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-    return v;
-}
-__device__ __forceinline__ float to_tf32(float x) {
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return __uint_as_float(bits);
-}
-// d (16 x 8) += a (16 x 8) * b (8 x 8). With g = lane / 4 and t = lane % 4: a has rows g and g + 8 of column t, then of column
-// t + 4; b has rows t and t + 4 of column g; d has columns 2t and 2t + 1 of row g, then of row g + 8.
-__device__ __forceinline__ void multiply(float (&d)[4], float4 a, float b0, float b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
-                   "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
-
-// ---- the work, and who does it
-// Where a sample's slabs or columns are too many for shared memory, it is cut into images. All rows of windows of all images
-// stand in one line; a block takes an equal part of it. A segment is the part of one image in one block.
-struct Shape {
+struct Problem {
+    const float *x, *weight;
     int64_t batch;
-    int depth, height, width, slabs, rows, columns;  // of x, and of its windows
-    int slab_parts, image_slabs, column_parts, image_columns, blocks;
+    int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
+    bool strict;
+    cudaStream_t stream;
 
-    __host__ __device__ int64_t images() const { return batch * slab_parts * column_parts; }
-    __host__ __device__ int64_t first_row(int64_t block) const { return images() * rows * block / blocks; }
-    __host__ __device__ int image_planes() const { return 2 * image_slabs + KERNEL_D - 1; }
-    // A segment's place among all: the image, where each has one segment.
-    __host__ __device__ bool whole_images() const { return images() % blocks == 0; }
-};
-
-struct Segment {
-    int64_t sample, slot;
-    int first_slab, slabs, first_column, columns, first_row, rows;  // of windows
-
-    // The part that begins at `line` of a block's line that ends at `end`.
-    __device__ __forceinline__ void set(const Shape& s, int64_t line, int64_t end) {
-        const int64_t image = line / s.rows;
-        const int parts = s.slab_parts * s.column_parts, part = image % parts;
-        sample = image / parts;
-        slot = image + (s.whole_images() ? 0 : blockIdx.x);
-        first_slab = part / s.column_parts * s.image_slabs, first_column = part % s.column_parts * s.image_columns;
-        slabs = smaller(s.image_slabs, s.slabs - first_slab);
-        columns = smaller(s.image_columns, s.columns - first_column);
-        first_row = line - image * s.rows;
-        rows = end - line < s.rows - first_row ? end - line : s.rows - first_row;
-    }
-    __device__ __forceinline__ int bands() const { return rows + BANDS - 1; }
-};
-
-// Bands are counted over all segments; band n is in place n % RING of the ring.
-struct Ring {
-    uint32_t data, barriers;  // shared addresses; barriers: full, then empty
-    int band_bytes;
-
-    __device__ __forceinline__ uint32_t address(unsigned n) const { return data + n % RING * band_bytes; }
-    __device__ __forceinline__ uint32_t full(unsigned n) const { return barriers + n % RING * 8; }
-    __device__ __forceinline__ uint32_t empty(unsigned n) const { return full(n) + RING * 8; }
-    __device__ __forceinline__ void wait_full(unsigned n) const { wait(full(n), n / RING & 1); }
-    __device__ __forceinline__ void wait_empty(unsigned n) const { wait(empty(n), n / RING & 1 ^ 1); }
-    __device__ __forceinline__ void release(unsigned n) const {
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) arrive(empty(n));
-    }
-};
-
-// Asks for the warp's share of a band: every WARPS-th row of a plane.
-__device__ __forceinline__ void copy_band(const float* __restrict__ x, const Shape& shape, const Segment& segment, int band,
-                                          const Ring& ring, unsigned n, bool aligned) {
-    const int lane = threadIdx.x % WARP, piece = lane % 16, planes = 2 * segment.slabs + KERNEL_D - 1;
-    const int left = 2 * segment.first_column;
-    const int64_t plane_floats = static_cast<int64_t>(shape.height) * shape.width;
-    ring.wait_empty(n);
-#pragma unroll 1
-    for (int i = threadIdx.x / WARP; i < 2 * planes; i += WARPS) {
-        const int plane = i / 2, row = 2 * (segment.first_row + band) + i % 2;
-        const uint32_t to = ring.address(n) + (i % 2 * shape.image_planes() + plane) * PLANE_BYTES;
-        const float* from = x + (segment.sample * IN_CHANNELS * shape.depth + 2 * segment.first_slab + plane) * plane_floats +
-                            static_cast<int64_t>(row) * shape.width + left;
-#pragma unroll
-        for (int k = 0; k < CHANNELS / 2; ++k) {
-            const int c = 2 * k + lane / 16;
-            const uint32_t at = to + c * ROW_BYTES + ((piece ^ swizzle(c)) << 4);
-            const float* source = from + c * shape.depth * plane_floats + 4 * piece;
-            const int exist = c < IN_CHANNELS && row < shape.height ? shape.width - left - 4 * piece : 0;
-            if (aligned) {
-                copy_16_bytes(at, exist > 0 ? source : x, exist > 0 ? 16 : 0);
-            } else {
-#pragma unroll 1
-                for (int w = 0; w < 4; ++w) copy_4_bytes(at + 4 * w, exist > w ? source + w : x, exist > w ? 4 : 0);
-            }
-        }
-    }
-    arrive_after_copies(ring.full(n));
-}
-
-// ---- a tile's convolution in registers
-// Lane (g, t) has window g's columns of x, for channels t and t + 4: an operand for the even positions of the 8 windows, or for
-// the odd ones, is the same registers for every tap that meets the same column.
-struct Lane {
-    int lane, g, t;
-    __device__ __forceinline__ Lane() : lane(threadIdx.x % WARP), g(lane / 4), t(lane % 4) {}
-};
-
-struct Tile {
-    uint32_t bands[BANDS];  // the slab's first plane in each
-    int row_bytes;          // from the first row of a band to the second
-    int first_window;       // in the image
-
-    __device__ __forceinline__ uint32_t at(int plane, int row) const {
-        return bands[row / 2] + row % 2 * row_bytes + plane * PLANE_BYTES;
-    }
-};
-
-using Sums = float[2][2][2][4];  // [d][h][w of the window][element: window 2t, 2t + 1 of output g, then of g + 8]
-
-// weight[o][c][tap] as left operands: [tap][lane]. Where `low` is not null, it gets what rounding leaves.
-__device__ void store_weights(const float* __restrict__ weight, float sign, float* high, float* low) {
-    for (int i = threadIdx.x; i < TAPS * WARP * 4; i += THREADS) {
-        const int element = i % 4, lane = i / 4 % WARP, tap = i / (4 * WARP);
-        const int o = lane / 4 + element % 2 * 8, c = lane % 4 + element / 2 * 4;
-        const float w = o < OUT_CHANNELS && c < IN_CHANNELS ? sign * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
-        high[i] = to_tf32(w);
-        if (low) low[i] = to_tf32(w - high[i]);
-    }
-}
-
-// The columns that a row's positions read: [column of the window][channel t or t + 4].
-template <int COUNT>
-__device__ __forceinline__ void load_columns(uint32_t row, const Tile& tile, const Lane& lane, float (&x)[COUNT][2]) {
-    const int pair = tile.first_window + lane.g, next = (pair + 1) % (COLUMNS / 2);  // beyond the row: of no window
-    const uint32_t here = (pair / 2 ^ swizzle(lane.t)) * 16 + pair % 2 * 8;
-    const uint32_t there = (next / 2 ^ swizzle(lane.t)) * 16 + next % 2 * 8;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const uint32_t channel = row + (lane.t + 4 * half) * ROW_BYTES;
-        const float2 v = load2(channel + here);
-        x[0][half] = v.x, x[1][half] = v.y;
-        if (COUNT > 2) {
-            const float2 n = load2(channel + there);
-            x[2 % COUNT][half] = n.x;
-            if (COUNT > 3) x[3 % COUNT][half] = n.y;
-        }
-    }
-}
-
-// Weights in registers, or read from shared memory for each use where registers are needed for something else.
-struct Resident {
-    float4 values[TAPS];
-    __device__ __forceinline__ explicit Resident(uint32_t weights) {
-#pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) values[tap] = load4(weights + tap * WARP * 16);
-    }
-    __device__ __forceinline__ float4 operator[](int tap) const { return values[tap]; }
-};
-struct Stored {
-    uint32_t weights;
-    __device__ __forceinline__ explicit Stored(uint32_t weights) : weights(weights) {}
-    __device__ __forceinline__ float4 operator[](int tap) const { return load4(weights + tap * WARP * 16); }
-};
-
-template <class Weights>
-__device__ __forceinline__ void convolve(const Tile& tile, const Lane& lane, const Weights& weights, Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) sums[i / 16][i / 8 % 2][i / 4 % 2][i % 4] = 0;
-    constexpr int UNROLLED = std::is_same_v<Weights, Resident> ? PLANES : 1;  // registers are short with stored weights
-#pragma unroll (UNROLLED)
-    for (int plane = 0; plane < PLANES; ++plane) {
-        float x[ROWS][SHIFTS][2];
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            load_columns(tile.at(plane, row), tile, lane, x[row]);
-#pragma unroll
-            for (int i = 0; i < 2 * SHIFTS; ++i) x[row][i / 2][i % 2] = to_tf32(x[row][i / 2][i % 2]);
-        }
-#pragma unroll
-        for (int s = 0; s < KERNEL_H; ++s)
-#pragma unroll
-            for (int t = 0; t < KERNEL_W; ++t)
-#pragma unroll
-                for (int d = 0; d < 2; ++d) {
-                    const int r = plane - d;
-                    if (r < 0 || r >= KERNEL_D) continue;
-                    const float4 a = weights[(r * KERNEL_H + s) * KERNEL_W + t];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float(&b)[2] = x[i / 2 + s][i % 2 + t];
-                        multiply(sums[d][i / 2][i % 2], a, b[0], b[1]);
-                    }
-                }
-    }
-}
-
-// The same with three products, low * high + high * low + high * high. The tensor core truncates its sums, so each plane's
-// taps, small terms first, are summed from zero, and these sums are added as fp32 numbers are.
-__device__ __forceinline__ void convolve_strictly(const Tile& tile, const Lane& lane, const Stored& weights,
-                                                  const Stored& low_weights, Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) sums[i / 16][i / 8 % 2][i / 4 % 2][i % 4] = 0;
-#pragma unroll 1
-    for (int plane = 0; plane < PLANES; ++plane) {
-        float high[ROWS][SHIFTS][2], low[ROWS][SHIFTS][2];
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            load_columns(tile.at(plane, row), tile, lane, high[row]);
-#pragma unroll
-            for (int i = 0; i < 2 * SHIFTS; ++i) {
-                const float v = high[row][i / 2][i % 2];
-                high[row][i / 2][i % 2] = to_tf32(v);
-                // An infinity has no lower part.
-                low[row][i / 2][i % 2] = fabsf(v) == INFINITY ? 0 : to_tf32(v - high[row][i / 2][i % 2]);
-            }
-        }
-#pragma unroll
-        for (int d = 0; d < 2; ++d) {
-            const int r = plane - d;
-            if (r < 0 || r >= KERNEL_D) continue;
-            float part[2][2][4] = {};
-#pragma unroll
-            for (int product = 0; product < 3; ++product)
-#pragma unroll
-                for (int st = 0; st < KERNEL_H * KERNEL_W; ++st) {
-                    const int s = st / KERNEL_W, t = st % KERNEL_W, tap = r * KERNEL_H * KERNEL_W + st;
-                    const float4 a = product == 0 ? low_weights[tap] : weights[tap];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float(&b)[2] = product == 1 ? low[i / 2 + s][i % 2 + t] : high[i / 2 + s][i % 2 + t];
-                        multiply(part[i / 2][i % 2], a, b[0], b[1]);
-                    }
-                }
-#pragma unroll
-            for (int i = 0; i < 16; ++i) sums[d][i / 8][i / 4 % 2][i % 4] += part[i / 8][i / 4 % 2][i % 4];
-        }
-    }
-}
-
-// ---- the maximum
-struct Peak {
-    float value;
-    int place;  // in the window, in the order of the scan
-};
-
-// As PyTorch finds it: the last NaN, else the first of the largest. PLACES, or the value alone.
-template <bool PLACES>
-__device__ __forceinline__ Peak peak_of(const Sums& sums, int element) {
-    const auto value = [&](int i) { return sums[i / 4][i / 2 % 2][i % 2][element]; };
-    Peak peak = {value(0), 0};
-    float total = value(0);
-#pragma unroll
-    for (int i = 1; i < 8; ++i) {
-        if (PLACES && value(i) > peak.value) peak.place = i;
-        peak.value = fmaxf(peak.value, value(i));
-        total += value(i);
-    }
-    if (total != total) {  // perhaps there is a NaN, which fmaxf ignores
-        peak = {-INFINITY, 0};
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (value(i) > peak.value || value(i) != value(i)) peak = {value(i), i};
-    }
-    return peak;
-}
-
-// ---- the gradient of the weights: one-hot places of the maxima (16 outputs x 8 windows) times x (8 windows x 8 channels), for
-// each tap and position of a window. The sums of all taps stay in registers.
-using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
-
-__device__ __forceinline__ void add_gradient(const Tile& tile, const Lane& lane, const int (&places)[4], Gradient& gradient) {
-    // A sum over windows takes them in any order: inner index t is window 2t, and t + 4 is window 2t + 1.
-    float4 one_hot[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const auto hot = [&](int element) { return places[element] == i ? 1.0f : 0.0f; };
-        one_hot[i] = make_float4(hot(0), hot(2), hot(1), hot(3));
-    }
-    const int piece = tile.first_window / 2 + lane.t;
-    const uint32_t channel = lane.g * ROW_BYTES, here = channel + (piece ^ swizzle(lane.g)) * 16;
-    const uint32_t there = channel + (((piece + 1) ^ swizzle(lane.g)) & 15) * 16;
-#pragma unroll
-    for (int plane = 0; plane < PLANES; ++plane)
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            float x[6] = {};  // columns of windows 2t and 2t + 1
-            const float4 v = load4(tile.at(plane, row) + here);
-            x[0] = to_tf32(v.x), x[1] = to_tf32(v.y), x[2] = to_tf32(v.z), x[3] = to_tf32(v.w);
-            if (SHIFTS > 2 && piece + 1 < 16) {
-                const float2 n = load2(tile.at(plane, row) + there);
-                x[4] = to_tf32(n.x), x[5] = to_tf32(n.y);
-            }
-#pragma unroll
-            for (int d = 0; d < 2; ++d)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const int r = plane - d, s = row - h;
-                    if (r < 0 || r >= KERNEL_D || s < 0 || s >= KERNEL_H) continue;
-#pragma unroll
-                    for (int w = 0; w < 2; ++w)
-#pragma unroll
-                        for (int t = 0; t < KERNEL_W; ++t)
-                            multiply(gradient[(r * KERNEL_H + s) * KERNEL_W + t], one_hot[4 * d + 2 * h + w], x[w + t],
-                                     x[w + t + 2]);
-                }
-        }
-}
-
-// The sum of all warps' gradients, in their order, as the weights lie in memory.
-__device__ __forceinline__ void write_gradient(const Gradient& gradient, const Lane& lane, int warp, float* sums,
-                                               float* __restrict__ to) {
-#pragma unroll 1
-    for (int turn = 0; turn < WARPS; ++turn) {
-        if (turn == warp)
-#pragma unroll
-            for (int i = 0; i < TAPS * 4; ++i) {
-                float& sum = sums[i * WARP + lane.lane];
-                sum = turn ? sum + gradient[i / 4][i % 4] : gradient[i / 4][i % 4];
-            }
-        __syncthreads();
-    }
-    for (int i = threadIdx.x; i < WEIGHTS; i += THREADS) {
-        const int tap = i % TAPS, c = i / TAPS % IN_CHANNELS, o = i / TAPS / IN_CHANNELS;
-        to[i] = sums[(tap * 4 + o / 8 * 2 + c % 2) * WARP + o % 8 * 4 + c / 2];
-    }
-    __syncthreads();  // the sums have been read
-}
-
-// The places of a window's maxima are 16 bytes: as many words as lanes of a group, output o in byte o / 4 of word o % 4. Two
-// lanes have parts of the same words and exchange them.
-__device__ __forceinline__ uint32_t place_word(const Lane& lane, const int (&places)[4]) {
-    const bool upper = lane.g >= 4;
-    const int shift = upper ? 8 : 0;
-    const uint32_t even = (places[0] | places[2] << 16) << shift, odd = (places[1] | places[3] << 16) << shift;
-    return (upper ? odd : even) | __shfl_xor_sync(0xffffffffu, upper ? even : odd, 16);
-}
-
-// ---- results
-struct Division {
-    float divisor;
-    __device__ __forceinline__ float sign() const { return copysignf(1, divisor); }
+    // Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these; and along its
+    // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
+    int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
+    int64_t sums, gradients;  // rows of PITCH sums that the forward pass needs, of WEIGHTS values that grad_weight needs
 };
 
 // What a sample's sums become: with a bias the sum over all outputs, else the average of each.
 struct Result {
     const float *conv_bias, *bias;
     int biases;  // 1 or OUT_CHANNELS
-    Division division;
-    float windows;
+    float divisor, windows;
     float* out;
-
-    // For lane o of a warp, the sum of output o's maxima.
-    __device__ __forceinline__ void write(int64_t sample, float sum) const {
-        const int o = threadIdx.x % WARP;
-        float average = 0;
-        if (o < OUT_CHANNELS) average = (sum / windows + division.sign() * conv_bias[o]) / fabsf(division.divisor);
-        if (!bias) {
-            if (o < OUT_CHANNELS) out[sample * OUT_CHANNELS + o] = average;
-            return;
-        }
-        if (o < OUT_CHANNELS) average += bias[biases == 1 ? 0 : o];
-#pragma unroll
-        for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
-        if (o == 0) out[sample] = average;
-    }
 };
-
-struct Tensors {
-    const float *x, *weight;
-    float *partial_sums, *gradients;  // OUTPUTS and WEIGHTS for each segment; null where a sample is one, or does not train
-    uint32_t* places;                 // (batch, slabs, rows, columns, 4), or null
-};
-
-template <bool STRICT, bool TRAINING>
-__global__ void __launch_bounds__(THREADS, 1)
-    conv_max_mean(const Shape shape, const Tensors tensors, const Result result, const bool aligned) {
-    using Weights = std::conditional_t<TRAINING || STRICT, Stored, Resident>;
-    extern __shared__ __align__(128) char memory[];
-    char* const weights = memory + RING * 2 * shape.image_planes() * PLANE_BYTES;
-    char* const second = weights + WEIGHT_BYTES;  // lower parts, or sums of gradients
-    float* const warp_sums = reinterpret_cast<float*>(second + (STRICT || TRAINING ? WEIGHT_BYTES : 0));
-    const int warp = threadIdx.x / WARP;
-    const Ring ring = {shared_address(memory), shared_address(warp_sums + WARPS * OUTPUTS),
-                       2 * shape.image_planes() * PLANE_BYTES};
-    if (threadIdx.x == 0)
-        for (int i = 0; i < RING; ++i) barrier_init(ring.full(i), THREADS), barrier_init(ring.empty(i), WARPS);
-    store_weights(tensors.weight, result.division.sign(), reinterpret_cast<float*>(weights),
-                  STRICT ? reinterpret_cast<float*>(second) : nullptr);
-    __syncthreads();
-    const Lane lane;
-    const Weights left(shared_address(weights) + lane.lane * 16);
-    __shared__ Segment segment;  // in no registers, which are short
-    unsigned first_band = 0;     // of the segment
-    for (int64_t line = shape.first_row(blockIdx.x); line < shape.first_row(blockIdx.x + 1);) {
-        if (threadIdx.x == 0) segment.set(shape, line, shape.first_row(blockIdx.x + 1));
-        __syncthreads();
-        const int groups = ceil_div(segment.columns, TILE_WINDOWS), tiles = segment.slabs * groups;
-        float totals[2] = {};  // of outputs g and g + 8
-        Gradient gradient;
-        if (TRAINING)
-#pragma unroll
-            for (int i = 0; i < TAPS * 4; ++i) gradient[i / 4][i % 4] = 0;
-        // The warps take turns with the tiles of all steps, without a barrier between steps. Two bands are asked for at first,
-        // another in each step: after its first tile, when all other warps have left the step before.
-        int copied = 0, row = 0, number = warp;
-        for (; copied < smaller(2, segment.bands()); ++copied)
-            copy_band(tensors.x, shape, segment, copied, ring, first_band + copied, aligned);
-        bool waits = true;  // for the step's bands
-#pragma unroll 1
-        while (row < segment.rows) {
-            if (waits) {
-                ring.wait_full(first_band + row);
-                if (BANDS > 1) ring.wait_full(first_band + row + 1);
-            }
-            waits = number >= tiles;
-            if (copied == row + 2 && copied < segment.bands() && (number >= tiles || number >= WARPS)) {
-                copy_band(tensors.x, shape, segment, copied, ring, first_band + copied, aligned);
-                ++copied;
-            }
-            if (number >= tiles) {
-                ring.release(first_band + row);
-                ++row, number -= tiles;
-                continue;
-            }
-            const int slab = number / groups, group = number % groups;
-            Tile tile;
-            tile.row_bytes = ring.band_bytes / 2;
-            tile.bands[0] = ring.address(first_band + row) + 2 * slab * PLANE_BYTES;
-            if (BANDS > 1) tile.bands[BANDS - 1] = ring.address(first_band + row + 1) + 2 * slab * PLANE_BYTES;
-            tile.first_window = group * TILE_WINDOWS;
-            number += WARPS;
-
-            Sums sums;
-            if constexpr (STRICT) convolve_strictly(tile, lane, left, Stored(left.weights + WEIGHT_BYTES), sums);
-            else convolve(tile, lane, left, sums);
-            int places[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const bool exists = tile.first_window + 2 * lane.t + i % 2 < segment.columns;
-                const Peak peak = peak_of<TRAINING>(sums, i);
-                totals[i / 2] += exists ? peak.value : 0;
-                places[i] = exists ? peak.place : 8;
-            }
-            if constexpr (TRAINING) {
-                if (tensors.places) {
-                    const uint32_t word = place_word(lane, places);
-                    const int column = tile.first_window + 2 * lane.t + lane.g / 4;
-                    const int64_t window = ((segment.sample * shape.slabs + segment.first_slab + slab) * shape.rows +
-                                            segment.first_row + row) * shape.columns + segment.first_column + column;
-                    if (column < segment.columns) tensors.places[window * 4 + lane.g % 4] = word;
-                }
-                add_gradient(tile, lane, places, gradient);
-            }
-        }
-        if (BANDS > 1) ring.release(first_band + row);
-        first_band += segment.bands();
-        if constexpr (TRAINING)
-            write_gradient(gradient, lane, warp, reinterpret_cast<float*>(second),
-                           tensors.gradients + segment.slot * WEIGHTS);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 1);
-            totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
-            if (lane.t == 0) warp_sums[warp * OUTPUTS + lane.g + 8 * i] = totals[i];
-        }
-        __syncthreads();
-        if (warp == 0) {
-            float sum = 0;
-            if (lane.lane < OUTPUTS)
-                for (int other = 0; other < WARPS; ++other) sum += warp_sums[other * OUTPUTS + lane.lane];
-            if (!tensors.partial_sums) result.write(segment.sample, sum);
-            else if (lane.lane < OUTPUTS) tensors.partial_sums[segment.slot * OUTPUTS + lane.lane] = sum;
-        }
-        line += segment.rows;
-        __syncthreads();  // the sums and the segment have been read
-    }
-}
-
-// ---- sums over segments
-// Calls visit(slot) for each segment of a sample, in order.
-template <class Visit>
-__device__ __forceinline__ void for_segments(const Shape& s, int64_t sample, Visit visit) {
-    const int parts = s.slab_parts * s.column_parts;
-    for (int64_t image = sample * parts; image < (sample + 1) * parts; ++image) {
-        if (s.whole_images()) {
-            visit(image);
-            continue;
-        }
-        const int64_t all = s.images() * s.rows, first = (image * s.rows + 1) * s.blocks - 1;
-        const int64_t last = (image + 1) * s.rows * s.blocks - 1;  // block b has the lines from all * b / blocks on
-        for (int64_t block = first / all; block <= last / all; ++block) visit(image + block);
-    }
-}
-
-// A sample for each warp.
-__global__ void __launch_bounds__(WARP)
-    finish_samples(const float* __restrict__ partial_sums, const Shape shape, const Result result) {
-    float sum = 0;
-    if (threadIdx.x < OUTPUTS)
-        for_segments(shape, blockIdx.x, [&](int64_t slot) { sum += partial_sums[slot * OUTPUTS + threadIdx.x]; });
-    result.write(blockIdx.x, sum);
-}
-
-// gradients (batch, WEIGHTS): a sample's segments, in order.
-constexpr int SUM_THREADS = 128, WEIGHT_BLOCKS = ceil_div(WEIGHTS, SUM_THREADS);
-
-__global__ void __launch_bounds__(SUM_THREADS)
-    add_segments(const float* __restrict__ partial_gradients, float* __restrict__ gradients, const Shape shape) {
-    const int64_t sample = blockIdx.x / WEIGHT_BLOCKS;
-    const int place = blockIdx.x % WEIGHT_BLOCKS * SUM_THREADS + threadIdx.x;
-    if (place >= WEIGHTS) return;
-    float sum = 0;
-    for_segments(shape, sample, [&](int64_t slot) { sum += partial_gradients[slot * WEIGHTS + place]; });
-    gradients[sample * WEIGHTS + place] = sum;
-}
 
 // Gradients of the averages: one a sample, or one a channel of it.
 struct Upstream {
     const float* grad;
     bool by_sample;
-    __device__ __forceinline__ float at(int64_t sample, int o) const {
-        return grad[by_sample ? sample : sample * OUT_CHANNELS + o];
-    }
+    float scale;  // 1 / (windows * divisor)
+    __host__ __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
 };
 
-// grad_weight = scale * the samples' gradients, weighted by `upstream`.
-constexpr int SUM_COLUMNS = 32, SUM_ROWS = 8;
+void plan(Problem&);  // sets what follows the stream
+cudaError_t launch_forward(const Problem&, const Result&, float* sums, Argmax* argmax);  // argmax may be null
+cudaError_t launch_weight_gradient(const Problem&, const Upstream&, const Argmax*, float* gradients, float* grad_weight);
+cudaError_t launch_input_gradient(const Problem&, const Upstream&, const Argmax*, float* grad_x);
+"""
 
+CUDA = r"""
+#include <cuda_fp16.h>
+#include <cmath>
+
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+
+constexpr int WARP = 32;
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+DEVICE float warp_sum(float v) {  // in all lanes
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
+}
+
+// A warp writes a sample's result; sum_of(o) is the sum of output o's maxima.
+template <class Sum>
+DEVICE void write_result(const Result& result, int64_t sample, Sum sum_of) {
+    float total = 0;
+    for (int o = threadIdx.x % WARP; o < OUT_CHANNELS; o += WARP) {
+        const float sign = copysignf(1, result.divisor);
+        const float average = (sum_of(o) / result.windows + sign * result.conv_bias[o]) / fabsf(result.divisor);
+        if (result.bias) total += average + result.bias[result.biases == 1 ? 0 : o];
+        else result.out[sample * OUT_CHANNELS + o] = average;
+    }
+    if (!result.bias) return;
+    total = warp_sum(total);
+    if (threadIdx.x % WARP == 0) result.out[sample] = total;
+}
+
+// sums (parts, batch, PITCH): a warp adds the parts of a sample, in order.
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
+    write_result(result, blockIdx.x, [&](int o) {
+        float sum = 0;
+        for (int part = 0; part < parts; ++part) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * PITCH + o];
+        return sum;
+    });
+}
+
+#if FAST
+
+// ---- geometry
+// A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
+// windows along depth. A band is two rows of x, in all planes of a segment: a row of windows reads two bands.
+constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
+constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
+constexpr int WHOLE_WINDOWS = (COLUMNS - 2) / 2;             // that fit into COLUMNS
+constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer rows begin 16-byte aligned
+
+// ---- who works: a warp-specialized kernel
+// Producer warps load x, scale it, and store it as fp16 into a multistage pipeline; consumer warps multiply.
+constexpr int STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
+constexpr int LINES = PRODUCERS / PIECES;  // rows of a band that the producers load at a time
+
+// ---- shared memory of a block, for the original's size
+//   0        32       64       96 KB                          strict: 0        64       128      192     206 KB
+//   | band n | n + 1  | n + 2  | Shared                               | band n | n + 1  | n + 2  | weights | Shared
+//             |
+//             plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels of fp16 each; row 1; plane 1 ..
+//             strict: the high parts of all planes, then the low parts; weights: [high, low][tap][lane]
+// The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
+constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;
+
+struct Shared {
+    uint64_t full[STAGES], empty[STAGES];      // mbarriers
+    float producer_largest[2][PRODUCER_WARPS]; // [at the start, at the end of an attempt]
+    int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
+    int weight_exponent;                       // of the weights' power of two
+    float weight_largest[CONSUMER_WARPS];
+    float sums[CONSUMER_WARPS][OUTPUTS];
+    DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
+};
+
+// ---- PTX
+DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+DEVICE void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
+                 ::"r"(barrier), "r"(parity) : "memory");
+}
+DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+DEVICE void st_shared_v4(uint32_t address, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE uint2 ld_shared_v2(uint32_t address) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    return v;
+}
+// Four 8 x 8 matrices; a lane gives the address of a row of 16 bytes. With g = lane / 4 and t = lane % 4 it gets elements 2t
+// and 2t + 1 of row g of each; transposed: of column g.
+DEVICE void ldmatrix_x4(uint32_t row, uint32_t (&x)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+}
+DEVICE void ldmatrix_x4_trans(uint32_t row, uint32_t (&x)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+}
+// d (16 x 8) += a (16 x 8) * b (8 x 8): a has elements 2t and 2t + 1 of rows g and g + 8, b those of column g; d has columns 2t
+// and 2t + 1 of row g, then of row g + 8.
+DEVICE void mma_m16n8k8(float (&d)[4], uint2 a, uint32_t b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(b));
+}
+// The same for two products at once.
+DEVICE void mma_m16n8k16(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a.x), "r"(a.y), "r"(next_a.x), "r"(next_a.y), "r"(b), "r"(next_b));
+}
+DEVICE float max_nan(float a, float b) {  // fmaxf ignores NaN
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
+
+// ---- fp16 values and powers of two
+DEVICE uint32_t half2_of(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+// What rounding to fp16 leaves of x; nothing of an infinity.
+DEVICE float half_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
+DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
+// value * 2^exponent for an exponent of -252 to 254, which may be beyond a float's when two scales are undone at once.
+DEVICE float times_power_of_2(float value, int exponent) {
+    return value * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2);
+}
+// The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
+DEVICE int scale_exponent(float largest, int target) {
+    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
+    return smaller(target - exponent, 126);
+}
+DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
+// The largest of the values of WARPS whole warps, which all call it; `by_warp` has a place for each of them.
+template <int WARPS>
+DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+    if (threadIdx.x % WARP == 0) by_warp[warp] = v;
+    bar_sync(barrier, WARPS * WARP);
+    for (int other = 0; other < WARPS; ++other) v = fmaxf(v, by_warp[other]);
+    return v;
+}
+// The largest finite weight, for the first WARPS warps of the block.
+template <int WARPS>
+DEVICE float largest_weight(const float* __restrict__ weight, float* by_warp, int barrier) {
+    float largest = 0;
+    for (int i = threadIdx.x; i < WEIGHTS; i += WARPS * WARP) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
+    return largest_of_warps<WARPS>(largest, by_warp, threadIdx.x / WARP, barrier);
+}
+
+// ---- the work
+struct Segment {
+    int64_t sample;
+    int first_slab, slabs, first_column, columns, first_row, rows;  // of windows
+
+    DEVICE void set(const Problem& problem) {
+        const int part = blockIdx.x / problem.batch, batch = problem.batch;
+        sample = blockIdx.x - static_cast<int64_t>(part) * batch;
+        first_slab = part / problem.row_parts / problem.column_parts * problem.part_slabs;
+        first_column = part / problem.row_parts % problem.column_parts * problem.part_columns;
+        first_row = part % problem.row_parts * problem.part_rows;
+        slabs = smaller(problem.part_slabs, problem.slabs - first_slab);
+        columns = smaller(problem.part_columns, problem.columns - first_column);
+        rows = smaller(problem.part_rows, problem.rows - first_row);
+    }
+    // Among all windows of the batch.
+    DEVICE int64_t window(const Problem& problem, int slab, int row, int column) const {
+        const int64_t line = (sample * problem.slabs + first_slab + slab) * problem.rows + first_row + row;
+        return line * problem.columns + first_column + column;
+    }
+    DEVICE int bands() const { return rows + 1; }
+    // Bands are counted over both attempts.
+    DEVICE int row_of_band(int n) const { return n < bands() ? n : n - bands(); }
+};
+
+// Band n, counted over all attempts, is in stage n % STAGES. Producers wait for its empty barrier and arrive at its full one;
+// consumers the other way round. The last stage is not empty at first: consumers keep the weights there, and arrive once more.
+struct Pipeline {
+    uint32_t data, full, empty;  // shared addresses
+    int band_bytes;
+
+    DEVICE Pipeline(char* memory, Shared& shared, int band_bytes)
+        : data(shared_address(memory)), full(shared_address(shared.full)), empty(shared_address(shared.empty)),
+          band_bytes(band_bytes) {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < STAGES; ++i)
+                mbarrier_init(full + 8 * i, PRODUCERS), mbarrier_init(empty + 8 * i, CONSUMERS);
+        __syncthreads();
+    }
+    DEVICE uint32_t band(unsigned n) const { return data + n % STAGES * band_bytes; }
+    DEVICE void producer_wait(unsigned n) const { mbarrier_wait(empty + n % STAGES * 8, (n + 1) / STAGES & 1 ^ 1); }
+    DEVICE void producer_arrive(unsigned n) const { mbarrier_arrive(full + n % STAGES * 8); }
+    DEVICE void consumer_wait(unsigned n) const { mbarrier_wait(full + n % STAGES * 8, n / STAGES & 1); }
+    DEVICE void consumer_arrive(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
+};
+
+// ---- producers
+// fp16 has TF32's 11 bits, but not its range: so a segment's values are scaled by a power of two. It is taken from the first
+// values that the producers load, with room for values 31 times as large. If there are larger ones, the segment is attempted a
+// second time, with the power that its largest value calls for.
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;
+constexpr float LARGEST_HALF = 65504;
+
+// Four columns of a row, in all channels.
+using Piece = float[CHANNELS * 4];
+DEVICE float largest_finite(float largest, const Piece& v) {
+    float all = largest;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
+    if (all < INFINITY) return all;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
+    return largest;
+}
+DEVICE void load_piece(const float* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = 0;
+    if (aligned && exist > 0)
+        UNROLL for (int c = 0; c < IN_CHANNELS; ++c) {
+            const float4 four = __ldg(reinterpret_cast<const float4*>(from + c * channel_floats));
+            v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
+        }
+    if (!aligned)
+        UNROLL for (int i = 0; i < IN_CHANNELS * 4; ++i)
+            if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_floats + i % 4);
+}
+
+// A piece goes to its row as fp16, a column's channels side by side. The two pairs of columns change places in every other
+// group of four lanes, so that a quarter-warp's stores touch all banks.
+DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
+    uint4 columns[4];
+    UNROLL for (int k = 0; k < 4; ++k)
+        columns[k] = make_uint4(half2_of(v[k], v[4 + k]), half2_of(v[8 + k], v[12 + k]), half2_of(v[16 + k], v[20 + k]),
+                                half2_of(v[24 + k], v[28 + k]));
+    const bool turned = piece / 4 % 2;
+    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
+    UNROLL for (int odd = 0; odd < 2; ++odd) {
+        const uint4 a = columns[odd], b = columns[2 + odd];
+        st_shared_v4(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4(second + odd * ODD_COLUMNS, turned ? a : b);
+    }
+}
+
+template <bool STRICT>
+DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeline& pipeline, Shared& shared, int thread) {
+    const int piece = thread % PIECES, first_line = thread / PIECES, lines = 2 * (2 * segment.slabs + 2);  // of a band
+    const int64_t plane_floats = static_cast<int64_t>(problem.height) * problem.width;
+    const int left = 2 * segment.first_column + 4 * piece, exist = problem.width - left;
+    const bool aligned = problem.width % 4 == 0 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0;
+    const float* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
+                              (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_floats;
+    Piece v;
+    const auto load = [&](int band, int line) {  // line: plane and row in a band
+        load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
+                   problem.depth * plane_floats, exist, aligned, v);
+    };
+    const auto largest_of_all = [&](float mine, int when) {
+        return largest_of_warps<PRODUCER_WARPS>(mine, shared.producer_largest[when], thread / WARP, 1);
+    };
+    load(0, first_line);
+    int exponent = scale_exponent(largest_of_all(largest_finite(0, v), 0), FIRST_TARGET), band = 0;
+    bool exact = false;
+    float largest = 0;
+    UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
+        const int next_band = band + 1 < segment.bands() ? band + 1 : 0;  // the first again, in case of a second attempt
+        pipeline.producer_wait(n);
+        UNROLL_1 for (int line = first_line; line < lines; line += LINES) {
+            const uint32_t to = pipeline.band(n) + line * ROW_BYTES;
+            largest = largest_finite(largest, v);
+            UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
+            store_piece(to, piece, v);
+            if (STRICT) {
+                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = half_rest(v[i]);
+                store_piece(to + pipeline.band_bytes / 2, piece, v);
+            }
+            // The next piece is under way while the pipeline is full.
+            const bool in_band = line + LINES < lines;
+            load(in_band ? band : next_band, in_band ? line + LINES : first_line);
+        }
+        if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
+            largest = largest_of_all(largest, 1);
+            const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_HALF;
+            if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
+            exponent = scale_exponent(largest, LAST_TARGET);
+            if (!accepted) exact = true, band = 0;
+        }
+        pipeline.producer_arrive(n);
+    }
+}
+
+// ---- consumers
+// A warp's tile: tiles are numbered along columns, then slabs, then rows of windows.
+struct Tile {
+    int group, slab;  // a slab beyond the segment's is of a later row
+    DEVICE Tile next(const Segment& segment, int tiles) const {
+        const int groups = ceil_div(segment.columns, TILE_WINDOWS);
+        Tile tile = {group + tiles, slab};
+        for (; tile.group >= groups; tile.group -= groups) ++tile.slab;
+        return tile;
+    }
+    DEVICE static Tile first(const Segment& segment) { return Tile{0, 0}.next(segment, threadIdx.x / WARP); }
+    DEVICE int first_window() const { return group * TILE_WINDOWS; }
+};
+
+// Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and gives the stages back. Warps may be a row
+// apart. n counts the bands.
+template <class Visit>
+DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
+    Tile tile = Tile::first(segment);
+    pipeline.consumer_wait(n);
+    UNROLL_1 for (; segment.row_of_band(n) < segment.rows; ++n) {
+        pipeline.consumer_wait(n + 1);
+        UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, CONSUMER_WARPS))
+            visit(tile, pipeline.band(n), pipeline.band(n + 1));
+        tile.slab -= segment.slabs;
+        pipeline.consumer_arrive(n);
+    }
+    pipeline.consumer_arrive(n++);
+}
+
+// Where in a band the row of 16 bytes lies that the lane names when a warp loads column `column` of a tile's windows.
+DEVICE uint32_t matrix_row(int lane, const Tile& tile, int column) {
+    const int pair = (tile.first_window() + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
+    return 2 * tile.slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
+}
+
+// weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; the consumers call it.
+__device__ void store_weights(const float* __restrict__ weight, float scale, uint2* high, uint2* low) {
+    for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
+        const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
+        const auto scaled = [&](int o, int c) {
+            return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
+        };
+        const float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
+        high[i] = make_uint2(half2_of(w[0], w[1]), half2_of(w[2], w[3]));
+        if (low) low[i] = make_uint2(half2_of(half_rest(w[0]), half_rest(w[1])), half2_of(half_rest(w[2]), half_rest(w[3])));
+    }
+}
+
+// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. A product takes two neighbouring
+// registers: taps 0 and 2 of a row need no moves, neither for a window's even positions nor for its odd ones.
+using Plane = uint32_t[SIDE][SIDE];
+DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // and the other way round
+DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
+    UNROLL for (int row = 0; row < SIDE; ++row) ldmatrix_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES, x[row]);
+}
+
+// Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
+// d, h, w in binary; hw is 0 to 3.
+constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
+DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
+DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
+DEVICE uint32_t operand(const Plane& x, int hw, int tap) {
+    return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)];
+}
+
+using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+// The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
+// positions add in the same order, so equal inputs give equal bits.
+DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_band, Sums& sums) {
+    uint32_t middle[4] = {};  // of the plane before: its middle tap waits for this plane's, to make a pair
+    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0;
+    UNROLL for (int p = 0; p < SIDE; ++p) {
+        Plane x;
+        load_plane(band + p * PLANE_BYTES, next_band + p * PLANE_BYTES, x);
+        UNROLL for (int d = 0; d < 2; ++d) {
+            const int r = p - d;
+            if (r < 0 || r > 2) continue;
+            const uint2* const w = weights + r * PLANE_TAPS;
+            UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
+                mma_m16n8k16(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], operand(x, hw, MIDDLE));
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
+                UNROLL for (int hw = 0; hw < 4; ++hw)
+                    mma_m16n8k16(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
+                                 operand(x, hw, first_of_pair(pair)), operand(x, hw, second_of_pair(pair)));
+            UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
+                mma_m16n8k8(sums[4 * d + hw], w[MIDDLE], operand(x, hw, MIDDLE));
+        }
+        UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = operand(x, hw, MIDDLE);
+    }
+}
+
+// The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
+// at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
+// weight may have the other sign.
+DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
+    Sums small;
+    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = small[i / 4][i % 4] = 0;
+    UNROLL_1 for (int p = 0; p < SIDE; ++p) {
+        Plane high, low;
+        load_plane(band + p * PLANE_BYTES, next_band + p * PLANE_BYTES, high);
+        load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
+        UNROLL for (int d = 0; d < 2; ++d) {
+            if (p < d || p > d + 2) continue;
+            const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
+            float part[4][4] = {};
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
+                const int tap = first_of_pair(pair), second = second_of_pair(pair);
+                const uint2 w = ld_shared_v2(at + tap * TAP_BYTES), next_w = ld_shared_v2(at + second * TAP_BYTES);
+                const uint2 low_w = ld_shared_v2(at + OPERAND_BYTES + tap * TAP_BYTES);
+                const uint2 next_low_w = ld_shared_v2(at + OPERAND_BYTES + second * TAP_BYTES);
+                UNROLL for (int hw = 0; hw < 4; ++hw)
+                    mma_m16n8k16(small[4 * d + hw], low_w, next_low_w, operand(high, hw, tap), operand(high, hw, second));
+                UNROLL for (int hw = 0; hw < 4; ++hw)
+                    mma_m16n8k16(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
+                UNROLL for (int hw = 0; hw < 4; ++hw)
+                    mma_m16n8k16(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
+            }
+            const uint2 w = ld_shared_v2(at + MIDDLE * TAP_BYTES);
+            const uint2 low_w = ld_shared_v2(at + OPERAND_BYTES + MIDDLE * TAP_BYTES);
+            UNROLL for (int hw = 0; hw < 4; ++hw) {
+                mma_m16n8k16(small[4 * d + hw], low_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
+                mma_m16n8k8(part[hw], w, operand(high, hw, MIDDLE));
+            }
+            UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
+        }
+    }
+    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
+}
+
+struct Maximum {
+    float value;
+    uint32_t index;  // a bit: 1 << position
+};
+
+// A lane's four maxima as PyTorch finds them: the last NaN, else the first of the largest. Neighbours meet in pairs, then
+// pairs, then fours: of equal ones the first goes on.
+template <bool INDICES>
+DEVICE void find_maxima(const Sums& sums, Maximum (&maxima)[4]) {
+    UNROLL for (int element = 0; element < 4; ++element) {
+        Maximum best[8];
+        UNROLL for (int i = 0; i < 8; ++i) best[i] = {sums[i][element], 1u << i};
+        UNROLL for (int step = 1; step < 8; step *= 2)
+            UNROLL for (int i = 0; i < 8; i += 2 * step) {
+                const Maximum next = best[i + step];
+                if (INDICES) best[i].index = next.value > best[i].value ? next.index : best[i].index;
+                best[i].value = max_nan(best[i].value, next.value);
+            }
+        maxima[element] = best[0];
+    }
+    if (!INDICES) return;
+    const float total = (maxima[0].value + maxima[1].value) + (maxima[2].value + maxima[3].value);
+    if (total == total) return;
+    UNROLL for (int i = 0; i < 32; ++i)  // perhaps one of them is a NaN
+        if (sums[i / 4][i % 4] != sums[i / 4][i % 4]) maxima[i % 4].index = 1u << i / 4;
+}
+
+// A window's argmax indices are 16 bytes with a bit in each: output o in byte o / 4 of word o % 4. Two lanes have parts of the
+// same words and exchange them.
+DEVICE uint32_t argmax_word(int g, const uint32_t (&indices)[4]) {
+    const bool upper = g >= 4;
+    const int to_bytes = upper ? 0x4101 : 0x1410;  // 1 and 3, or 0 and 2; the second byte of an index is zero
+    const uint32_t even = __byte_perm(indices[0], indices[2], to_bytes), odd = __byte_perm(indices[1], indices[3], to_bytes);
+    return (upper ? odd : even) | __shfl_xor_sync(0xffffffffu, upper ? even : odd, 16);
+}
+
+// `part_sums` (parts, batch, PITCH) where a sample has several, else null; `argmax` (batch, slabs, rows, columns, 4).
+template <bool STRICT, bool INDICES>
+__global__ void __launch_bounds__(THREADS, 1)
+    conv_max_mean(const Problem problem, const Result result, float* __restrict__ part_sums, uint32_t* __restrict__ argmax) {
+    extern __shared__ __align__(128) char memory[];
+    __shared__ Shared shared;
+    __shared__ Segment segment;  // in no registers, which are short
+    if (threadIdx.x == 0) segment.set(problem);
+    const Pipeline pipeline(memory, shared, problem.band_bytes);
+    if (threadIdx.x >= CONSUMERS) {
+        produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
+        return;
+    }
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / WARP;
+    const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
+    if (threadIdx.x == 0) shared.weight_exponent = weight_exponent;
+    uint2* const operands = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
+    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), operands,
+                  STRICT ? operands + TAPS * WARP : nullptr);
+    bar_sync(2, CONSUMERS);
+    const uint32_t stored_weights = shared_address(operands) + lane * 8;
+    uint2 weights[TAPS];
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2(stored_weights + tap * TAP_BYTES);
+    pipeline.consumer_arrive(STAGES - 1);
+
+    float totals[2];  // of outputs g and g + 8
+    unsigned n = 0;
+    do {
+        totals[0] = totals[1] = 0;
+        for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
+            const uint32_t offset = matrix_row(lane, tile, column_of_matrix(lane / 8));
+            Sums sums;
+            if constexpr (STRICT)
+                convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
+            else
+                convolve(weights, band + offset, next_band + offset, sums);
+            Maximum maxima[4];
+            find_maxima<INDICES>(sums, maxima);
+            uint32_t indices[4];
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const bool exists = tile.first_window() + 2 * t + i % 2 < segment.columns;
+                totals[i / 2] += exists ? maxima[i].value : 0;
+                indices[i] = maxima[i].index;
+            }
+            if constexpr (INDICES) {
+                const uint32_t word = argmax_word(g, indices);
+                const int column = tile.first_window() + 2 * t + g / 4;
+                if (column < segment.columns)
+                    argmax[segment.window(problem, tile.slab, segment.row_of_band(n), column) * 4 + g % 4] = word;
+            }
+        });
+    } while (shared.exponent_after(n, segment.bands()) == REJECTED);
+    UNROLL for (int i = 0; i < 2; ++i) {
+        totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 1);
+        totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
+        if (t == 0) shared.sums[warp][g + 8 * i] = totals[i];
+    }
+    bar_sync(2, CONSUMERS);
+    if (warp > 0) return;
+    const auto sum_of = [&](int o) {
+        float sum = 0;
+        for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][o];
+        return times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - shared.weight_exponent);
+    };
+    if (!part_sums) write_result(result, segment.sample, sum_of);
+    else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * PITCH + lane] = sum_of(lane);
+}
+
+// ==================================================================================================== training
+// The gradient of the weights: one-hot argmax indices (16 outputs x 8 windows, two positions) times x (8 windows x 8 channels),
+// for each tap and position of a window. The sums of all taps stay in registers.
+using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
+
+// Whether each of two bytes, the lower ones of the halves of `bytes`, is 1 << i: two fp16 values, 1 or 0. Bytes are compared as
+// the subnormal fp16 values that they are.
+DEVICE uint32_t one_hot(uint32_t bytes, int i) {
+    const uint32_t hot = 0x00010001u << i;
+    const __half2 equal = __heq2(*reinterpret_cast<const __half2*>(&bytes), *reinterpret_cast<const __half2*>(&hot));
+    return *reinterpret_cast<const uint32_t*>(&equal);
+}
+
+// gradients (parts, batch, WEIGHTS): a segment's, weighted by the gradient of its sample's averages.
+__global__ void __launch_bounds__(THREADS, 1)
+    weight_gradient(const Problem problem, const uint32_t* __restrict__ argmax, const Upstream upstream,
+                    float* __restrict__ gradients) {
+    extern __shared__ __align__(128) char memory[];
+    __shared__ Shared shared;
+    __shared__ Segment segment;
+    if (threadIdx.x == 0) segment.set(problem);
+    const Pipeline pipeline(memory, shared, problem.band_bytes);
+    if (threadIdx.x >= CONSUMERS) {
+        produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
+        return;
+    }
+    pipeline.consumer_arrive(STAGES - 1);
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / WARP;
+    Gradient gradient;
+    unsigned n = 0;
+    do {
+        UNROLL for (int i = 0; i < TAPS * 4; ++i) gradient[i / 4][i % 4] = 0;
+        uint32_t words[2];  // of a tile's windows 2t and 2t + 1, with outputs g and g + 8; the next tile's are under way
+        const auto load = [&](Tile tile, int row) {
+            for (; tile.slab >= segment.slabs; tile.slab -= segment.slabs) ++row;
+            const int column = tile.first_window() + 2 * t;
+            const uint32_t* const from = argmax + segment.window(problem, tile.slab, row, column) * 4 + g % 4;
+            UNROLL for (int i = 0; i < 2; ++i)
+                words[i] = row < segment.rows && column + i < segment.columns ? __ldg(from + 4 * i) : 0;
+        };
+        load(Tile::first(segment), 0);
+        for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
+            // Bytes of both words, for output g and for g + 8.
+            const int byte = g / 4;
+            const uint32_t left = words[0] >> 8 * byte & 0x00ff00ff, right = words[1] >> 8 * byte & 0x00ff00ff;
+            const uint32_t bytes[2] = {__byte_perm(left, right, 0x5410), __byte_perm(left, right, 0x7632)};
+            uint2 hot[8];
+            UNROLL for (int i = 0; i < 8; ++i) hot[i] = make_uint2(one_hot(bytes[0], i), one_hot(bytes[1], i));
+            load(tile.next(segment, CONSUMER_WARPS), segment.row_of_band(n));
+            const uint32_t offset = matrix_row(lane, tile, lane / 8);
+            UNROLL for (int plane = 0; plane < SIDE; ++plane)
+                UNROLL for (int i = 0; i < SIDE; ++i) {
+                    if (plane % 2 == 0 && i % 2 == 0) __syncwarp();
+                    uint32_t columns[SIDE];
+                    ldmatrix_x4_trans((i < 2 ? band : next_band) + i % 2 * ROW_BYTES + offset + plane * PLANE_BYTES, columns);
+                    UNROLL for (int dh = 0; dh < 4; ++dh) {
+                        const int r = plane - dh / 2, s = i - dh % 2;
+                        if (r < 0 || r > 2 || s < 0 || s > 2) continue;
+                        UNROLL for (int k = 0; k < 3; ++k)
+                            mma_m16n8k16(gradient[9 * r + 3 * s + k], hot[2 * dh], hot[2 * dh + 1], columns[k], columns[k + 1]);
+                    }
+                }
+        });
+    } while (shared.exponent_after(n, segment.bands()) == REJECTED);
+
+    // The sum of the warps' gradients, in their order, where the pipeline was.
+    float* const sums = reinterpret_cast<float*>(memory);
+    UNROLL_1 for (int turn = 0; turn < CONSUMER_WARPS; ++turn) {
+        bar_sync(2, CONSUMERS);
+        if (turn == warp)
+            UNROLL for (int i = 0; i < TAPS * 4; ++i) {
+                float& sum = sums[i * WARP + lane];
+                sum = turn ? sum + gradient[i / 4][i % 4] : gradient[i / 4][i % 4];
+            }
+    }
+    bar_sync(2, CONSUMERS);
+    const int exponent = shared.exponent_after(n, segment.bands());
+    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) {
+        const int tap = i % TAPS, c = i / TAPS % IN_CHANNELS, o = i / TAPS / IN_CHANNELS;
+        const float sum = sums[(tap * 4 + o / 8 * 2 + c % 2) * WARP + o % 8 * 4 + c / 2] * power_of_2(-exponent);
+        gradients[blockIdx.x * WEIGHTS + i] = upstream.at(segment.sample, o) * sum;
+    }
+}
+
+// The gradient of the input: one-hot argmax indices (16 pixels x 16 outputs) times weights (16 outputs x 8 channels).
+// A warp has the pixels of 8 windows' columns in two planes and two rows, [plane][row]: even columns are rows 0 to 7 of the
+// product, odd ones rows 8 to 15. All lie within reach of the windows at and before them in each direction. The product's inner
+// index takes outputs as a lane has them: t, t + 4, t + 8, t + 12.
+// PAIRED: two neighbours of a row are written at once. STRICT: weights are high + low, and sums begin at zero four times.
+template <bool STRICT, bool PAIRED, int WARPS>
+__global__ void __launch_bounds__(WARPS * WARP, 1)
+    input_gradient(const Problem problem, const uint32_t* __restrict__ argmax, const Upstream upstream,
+                   float* __restrict__ grad_x) {
+    __shared__ uint2 weights[STRICT ? 2 : 1][TAPS][WARP];  // [high, low] as right operands
+    __shared__ float warp_values[WARPS];
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int slab_pairs = ceil_div(problem.depth, 2), row_pairs = ceil_div(problem.height, 2);
+    const int groups = ceil_div(problem.width, 16);
+    const int64_t lines = problem.batch * slab_pairs, plane_floats = static_cast<int64_t>(problem.height) * problem.width;
+    const int64_t channel_floats = problem.depth * plane_floats;
+    const int row_words = problem.columns * 4, slab_words = problem.rows * row_words;  // a sample's are below 2^30
+    // Weights times upstream gradients are below 2^14.
+    const int weight_exponent = scale_exponent(largest_weight<WARPS>(problem.weight, warp_values, 1), 7);
+    const uint32_t stored = shared_address(&weights[0][0][lane]);
+    const bool channels[2] = {2 * t < IN_CHANNELS, 2 * t + 1 < IN_CHANNELS};
+    uint2 b[TAPS];
+    int exponent = 0;
+    int64_t last_sample = -1;
+    for (int64_t line = lines * blockIdx.x / gridDim.x; line < lines * (blockIdx.x + 1) / gridDim.x; ++line) {
+        const int64_t sample = line / slab_pairs;
+        const int slab = line % slab_pairs;
+        if (sample != last_sample) {
+            float largest = 0;
+            for (int o = 0; o < OUT_CHANNELS; ++o) largest = fmaxf(largest, fabsf(finite_or_zero(upstream.at(sample, o))));
+            exponent = scale_exponent(largest, 7);
+            __syncthreads();  // the last sample's weights have been read
+            for (int i = threadIdx.x; i < TAPS * WARP; i += WARPS * WARP) {
+                const int c = i % WARP / 4, tap = i / WARP;
+                const auto scaled = [&](int o) {
+                    if (o >= OUT_CHANNELS || c >= IN_CHANNELS) return 0.0f;
+                    const float w = problem.weight[(o * IN_CHANNELS + c) * TAPS + tap] * power_of_2(weight_exponent);
+                    return upstream.at(sample, o) * power_of_2(exponent) * w;
+                };
+                const float w[4] = {scaled(i % 4), scaled(i % 4 + 4), scaled(i % 4 + 8), scaled(i % 4 + 12)};
+                weights[0][tap][i % WARP] = make_uint2(half2_of(w[0], w[1]), half2_of(w[2], w[3]));
+                if (STRICT)
+                    weights[STRICT][tap][i % WARP] =
+                        make_uint2(half2_of(half_rest(w[0]), half_rest(w[1])), half2_of(half_rest(w[2]), half_rest(w[3])));
+            }
+            __syncthreads();
+            if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) b[tap] = weights[0][tap][lane];
+            last_sample = sample;
+        }
+        const float unscale = upstream.scale * power_of_2((-exponent - weight_exponent) / 2);
+        const float other_unscale = power_of_2(-exponent - weight_exponent - (-exponent - weight_exponent) / 2);
+        const uint32_t* const sample_words = argmax + sample * problem.slabs * slab_words;
+        const bool slabs[2] = {slab < problem.slabs, slab > 0 && slab <= problem.slabs};  // this one, and the one before
+        // The words of the windows that the pixels are in: [slab][row][column], this one and the one before.
+        uint32_t words[8];
+        const auto load = [&](int row, int column) {
+            const int at = slab * slab_words + row * row_words + column * 4 + t;
+            const bool rows[2] = {row < problem.rows, row > 0 && row <= problem.rows};
+            const bool columns[2] = {column < problem.columns, column > 0 && column <= problem.columns};
+            UNROLL for (int i = 0; i < 8; ++i) {
+                const int d = i / 4, h = i / 2 % 2, w = i % 2;
+                const bool exists = slabs[d] && rows[h] && columns[w];
+                words[i] = exists ? sample_words[at - d * slab_words - h * row_words - w * 4] : 0;
+            }
+        };
+        int row = threadIdx.x / WARP / groups, group = threadIdx.x / WARP % groups;
+        if (row < row_pairs) load(row, group * 8 + g);
+        UNROLL_1 while (row < row_pairs) {
+            const int column = group * 8 + g;
+            float* const corner = grad_x + (sample * IN_CHANNELS + 2 * t) * channel_floats +
+                                  (2 * slab * plane_floats + 2 * row * static_cast<int64_t>(problem.width) + 2 * column);
+            const bool in_row = 2 * column < problem.width, in_plane[2] = {in_row, in_row && 2 * row + 1 < problem.height};
+            uint32_t here[8];
+            UNROLL for (int i = 0; i < 8; ++i) here[i] = words[i];
+            for (group += WARPS; group >= groups; group -= groups) ++row;
+            if (row < row_pairs) load(row, group * 8 + g);  // for the next turn
+            float sums[4][4] = {}, part[4][4] = {};  // [d, h][column of the left pixel in two channels, then of the right one]
+            UNROLL for (int dh = 0; dh < 4; ++dh) {  // windows at and before the pixels, along depth and height
+                uint2 bytes[2];  // of outputs t and t + 4, t + 8 and t + 12, for this window and the one before
+                UNROLL for (int before = 0; before < 2; ++before) {
+                    const uint32_t word = here[2 * dh + before];
+                    bytes[before] = make_uint2(__byte_perm(word, 0, 0x4140), __byte_perm(word, 0, 0x4342));
+                }
+                UNROLL for (int position = 0; position < 4; ++position) {
+                    uint2 hot[2][2];  // [this window or the one before][w]
+                    UNROLL for (int i = 0; i < 4; ++i)
+                        hot[i / 2][i % 2] = make_uint2(one_hot(bytes[i / 2].x, 2 * position + i % 2),
+                                                       one_hot(bytes[i / 2].y, 2 * position + i % 2));
+                    UNROLL for (int k = 0; k < 3; ++k)
+                        UNROLL for (int zy = 0; zy < 4; ++zy) {
+                            const int r = dh / 2 * 2 + zy / 2 - position / 2, s = dh % 2 * 2 + zy % 2 - position % 2;
+                            if (r < 0 || r > 2 || s < 0 || s > 2) continue;
+                            const int tap = 9 * r + 3 * s + k;
+                            const uint2 even = hot[(k + 1) / 2][k % 2], odd = hot[k / 2][1 - k % 2];
+                            const uint2 a = {even.x, odd.x}, next_a = {even.y, odd.y};
+                            const uint2 w = STRICT ? ld_shared_v2(stored + tap * TAP_BYTES) : b[tap];
+                            mma_m16n8k16(STRICT ? part[zy] : sums[zy], a, next_a, w.x, w.y);
+                            if (!STRICT) continue;
+                            const uint2 low = ld_shared_v2(stored + OPERAND_BYTES + tap * TAP_BYTES);
+                            mma_m16n8k16(part[zy], a, next_a, low.x, low.y);
+                        }
+                }
+                UNROLL for (int i = 0; i < 16 && STRICT; ++i)
+                    sums[i / 4][i % 4] += part[i / 4][i % 4], part[i / 4][i % 4] = 0;
+            }
+            UNROLL for (int i = 0; i < 8; ++i) {
+                const int d = i / 4, h = i / 2 % 2, c = i % 2;
+                if (!(in_plane[h] && channels[c] && 2 * slab + d < problem.depth)) continue;
+                float* const to = corner + c * channel_floats + d * plane_floats + h * problem.width;
+                const float left = sums[i / 2][c] * other_unscale * unscale;
+                const float right = sums[i / 2][2 + c] * other_unscale * unscale;
+                if (PAIRED) __stcs(reinterpret_cast<float2*>(to), make_float2(left, right));
+                else to[0] = left;
+                if (!PAIRED && 2 * column + 1 < problem.width) to[1] = right;
+            }
+        }
+    }
+}
+
+#endif  // FAST
+
+// grad_weight = scale * the sum of the parts' gradients. A thread adds every SUM_ROWS-th part of a weight.
+constexpr int SUM_COLUMNS = 32, SUM_ROWS = 8;
 __global__ void __launch_bounds__(SUM_COLUMNS * SUM_ROWS)
-    weighted_sum(const float* __restrict__ gradients, const Upstream upstream, int64_t batch, float scale,
-                 float* __restrict__ grad_weight) {
+    add_gradients(const float* __restrict__ gradients, int64_t parts, float scale, float* __restrict__ grad_weight) {
     __shared__ float row_sums[SUM_ROWS][SUM_COLUMNS];
-    const int row = threadIdx.x / SUM_COLUMNS, column = threadIdx.x % SUM_COLUMNS, k = blockIdx.x * SUM_COLUMNS + column;
+    const int row = threadIdx.x / SUM_COLUMNS, column = threadIdx.x % SUM_COLUMNS;
+    const int64_t k = blockIdx.x * static_cast<int64_t>(SUM_COLUMNS) + column;
     float sum = 0;
     if (k < WEIGHTS)
-#pragma unroll 8
-        for (int64_t sample = row; sample < batch; sample += SUM_ROWS)
-            sum += upstream.at(sample, k / (IN_CHANNELS * TAPS)) * gradients[sample * WEIGHTS + k];
+        _Pragma("unroll 8") for (int64_t part = row; part < parts; part += SUM_ROWS) sum += gradients[part * WEIGHTS + k];
     row_sums[row][column] = sum;
     __syncthreads();
     if (row > 0 || k >= WEIGHTS) return;
@@ -695,614 +868,192 @@ __global__ void __launch_bounds__(SUM_COLUMNS * SUM_ROWS)
     grad_weight[k] = scale * sum;
 }
 
-// ---- the input's gradient: one-hot places (16 pixels x 8 outputs) times weights (8 outputs x 8 channels)
-// A warp has the pixels of 8 windows' columns in two planes and two rows, [plane][row]: even columns are rows 0 to 7 of the
-// product, odd ones rows 8 to 15. All lie within reach of the windows at and before them in each direction.
-constexpr int GRADIENT_WARPS = 8, GRADIENT_THREADS = WARP * GRADIENT_WARPS;
-
-// The places of 4 outputs as numbers of their own: lane t has outputs t, t + 4, t + 8 and t + 12.
-__device__ __forceinline__ void unpack(uint32_t word, float (&codes)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) codes[i] = __uint_as_float(__byte_perm(word, 0x3f800000u, 0x7650 + i));
+// ==================================================================================================== all other shapes
+// Right, but slow: plain loops in fp32, also for the strict gradient of the weights of the shapes above. Argmax indices are
+// (batch, slabs, rows, columns, PITCH); those of the tensor-core kernels are bits in an order of their own.
+DEVICE int64_t argmax_at(int64_t window, int o) { return window * PITCH + (FAST ? o % 4 * 4 + o / 4 : o); }
+DEVICE int position_of(Argmax argmax) { return FAST ? __ffs(argmax) - 1 : argmax; }
+DEVICE int64_t pixel(const Problem& p, int64_t sample, int c, int z, int y, int x) {
+    return (((sample * IN_CHANNELS + c) * p.depth + z) * p.height + y) * p.width + x;
 }
-__device__ __forceinline__ float code_of(int place) { return __uint_as_float(0x3f800000u + place); }
 
-__global__ void __launch_bounds__(GRADIENT_THREADS, 1)
-    input_gradient(const uint32_t* __restrict__ places, const float* __restrict__ weight, const Upstream upstream,
-                   const Shape shape, const float scale, float* __restrict__ grad_x, const bool paired) {
-    __shared__ float weights[TAPS][2][2][WARP];  // as right operands: [tap][outputs 0 to 7, or 8 to 15][register][lane]
-    const Lane lane;
-    const int slab_pairs = ceil_div(shape.depth, 2), row_pairs = ceil_div(shape.height, 2), groups = ceil_div(shape.width, 16);
-    const int64_t lines = shape.batch * slab_pairs, pixels = static_cast<int64_t>(shape.depth) * shape.height * shape.width;
-    float b[TAPS][2][2];
-    int64_t last_sample = -1;
-    for (int64_t line = lines * blockIdx.x / gridDim.x; line < lines * (blockIdx.x + 1) / gridDim.x; ++line) {
-        const int64_t sample = line / slab_pairs;
-        const int slab = line % slab_pairs;
-        if (sample != last_sample) {
-            __syncthreads();  // the last sample's weights have been read
-            for (int i = threadIdx.x; i < TAPS * 4 * WARP; i += GRADIENT_THREADS) {
-                const int of_lane = i % WARP, o = of_lane % 4 + i / WARP % 2 * 4 + i / (2 * WARP) % 2 * 8, c = of_lane / 4;
-                const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
-                weights[i / (4 * WARP)][i / (2 * WARP) % 2][i / WARP % 2][of_lane] =
-                    exists ? to_tf32(upstream.at(sample, o) * weight[(o * IN_CHANNELS + c) * TAPS + i / (4 * WARP)]) : 0;
+// A warp for an output of a sample; a lane has every 32nd window. argmax may be null.
+__global__ void __launch_bounds__(WARP)
+    plain_forward(const Problem p, float sign, float* __restrict__ sums, Argmax* __restrict__ argmax) {
+    const int64_t sample = blockIdx.x / OUT_CHANNELS, windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
+    const int o = blockIdx.x % OUT_CHANNELS, lane = threadIdx.x;
+    float sum = 0;
+    for (int64_t window = lane; window < windows; window += WARP) {
+        const int d = window / p.columns / p.rows * POOL_D, h = window / p.columns % p.rows * POOL_H;
+        const int w = window % p.columns * POOL_W;
+        float best = -INFINITY;
+        int best_position = 0;
+        for (int position = 0; position < POSITIONS; ++position) {
+            const int z = d + position / (POOL_H * POOL_W), y = h + position / POOL_W % POOL_H, x = w + position % POOL_W;
+            float value = 0;
+            for (int64_t k = 0; k < IN_CHANNELS * TAPS; ++k) {
+                const int c = k / TAPS, r = k % TAPS / (KERNEL_H * KERNEL_W), s = k / KERNEL_W % KERNEL_H, t = k % KERNEL_W;
+                value += sign * p.weight[o * IN_CHANNELS * TAPS + k] * p.x[pixel(p, sample, c, z + r, y + s, x + t)];
             }
-            __syncthreads();
-#pragma unroll
-            for (int i = 0; i < TAPS * 4; ++i) b[i / 4][i / 2 % 2][i % 2] = weights[i / 4][i / 2 % 2][i % 2][lane.lane];
-            last_sample = sample;
+            if (value > best || value != value) best = value, best_position = position;
         }
-#pragma unroll 1
-        for (int number = threadIdx.x / WARP; number < row_pairs * groups; number += GRADIENT_WARPS) {
-            const int row = number / groups, column = number % groups * 8 + lane.g;  // of windows
-            float sums[2][2][4] = {};
-#pragma unroll
-            for (int before_d = 0; before_d < 2; ++before_d)
-#pragma unroll
-                for (int before_h = 0; before_h < 2; ++before_h) {
-                    if (before_d && KERNEL_D < 2 || before_h && KERNEL_H < 2) continue;
-                    const int from_slab = slab - before_d, from_row = row - before_h;
-                    const bool inside = from_slab >= 0 && from_slab < shape.slabs && from_row >= 0 && from_row < shape.rows;
-                    const int64_t from = (sample * shape.slabs + from_slab) * shape.rows + from_row;
-                    float codes[2][4];  // of this window and of the one before
-#pragma unroll
-                    for (int before = 0; before < 2; ++before) {
-                        const int c = column - before;
-                        const bool exists = inside && c >= 0 && c < shape.columns;
-                        unpack(exists ? places[(from * shape.columns + c) * 4 + lane.t] : 0xffffffffu, codes[before]);
-                    }
-#pragma unroll
-                    for (int d = 0; d < 2; ++d)
-#pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            float hot[2][2][4];  // [this window or the one before][w][output]
-#pragma unroll
-                            for (int i = 0; i < 16; ++i) {
-                                const float code = code_of(4 * d + 2 * h + i / 4 % 2);
-                                hot[i / 8][i / 4 % 2][i % 4] = codes[i / 8][i % 4] == code ? 1 : 0;
-                            }
-#pragma unroll
-                            for (int z = 0; z < 2; ++z)
-#pragma unroll
-                                for (int y = 0; y < 2; ++y) {
-                                    const int r = 2 * before_d + z - d, s = 2 * before_h + y - h;
-                                    if (r < 0 || r >= KERNEL_D || s < 0 || s >= KERNEL_H) continue;
-#pragma unroll
-                                    for (int t = 0; t < KERNEL_W; ++t)
-#pragma unroll
-                                        for (int half = 0; half < 2; ++half) {
-                                            const float(&even)[4] = hot[(t + 1) / 2][t % 2];
-                                            const float(&odd)[4] = hot[t / 2][1 - t % 2];
-                                            const float(&w)[2] = b[(r * KERNEL_H + s) * KERNEL_W + t][half];
-                                            const float4 a = make_float4(even[2 * half], odd[2 * half], even[2 * half + 1],
-                                                                         odd[2 * half + 1]);
-                                            multiply(sums[z][y], a, w[0], w[1]);
-                                        }
-                                }
-                        }
-                }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int z = 2 * slab + i / 4, y = 2 * row + i / 2 % 2, c = 2 * lane.t + i % 2;
-                if (z >= shape.depth || y >= shape.height || c >= IN_CHANNELS || 2 * column >= shape.width) continue;
-                float* to = grad_x + (sample * IN_CHANNELS + c) * pixels +
-                            (static_cast<int64_t>(z) * shape.height + y) * shape.width + 2 * column;
-                const float left = scale * sums[i / 4][i / 2 % 2][i % 2], right = scale * sums[i / 4][i / 2 % 2][2 + i % 2];
-                if (paired) {
-                    __stcs(reinterpret_cast<float2*>(to), make_float2(left, right));
-                } else {
-                    to[0] = left;
-                    if (2 * column + 1 < shape.width) to[1] = right;
-                }
-            }
+        sum += best;
+        if (argmax) argmax[argmax_at(sample * windows + window, o)] = FAST ? 1 << best_position : best_position;
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) sums[sample * PITCH + o] = sum;
+}
+
+// gradients (splits, WEIGHTS): a warp for a group of taps, in each channel and output, and for every splits-th sample.
+// Each tap of a group has a sum in registers.
+constexpr int GROUP_H = KERNEL_H * KERNEL_W <= 32 ? KERNEL_H : 1, GROUP = GROUP_H * KERNEL_W;
+__global__ void __launch_bounds__(WARP)
+    plain_weight_gradient(const Problem p, const Argmax* __restrict__ argmax, const Upstream upstream,
+                          float* __restrict__ gradients) {
+    const int64_t splits = p.gradients, group = blockIdx.x / splits, lane = threadIdx.x;
+    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns, channel = group * GROUP / TAPS;
+    const int s = group * GROUP / KERNEL_W % KERNEL_H, r = group * GROUP / KERNEL_W / KERNEL_H % KERNEL_D;
+    const int c = channel % IN_CHANNELS, o = channel / IN_CHANNELS;
+    float sums[GROUP] = {};
+    for (int64_t sample = blockIdx.x % splits; sample < p.batch; sample += splits)
+        for (int64_t window = lane; window < windows; window += WARP) {
+            const int position = position_of(argmax[argmax_at(sample * windows + window, o)]);
+            const int z = window / p.columns / p.rows * POOL_D + position / (POOL_H * POOL_W) + r;
+            const int y = window / p.columns % p.rows * POOL_H + position / POOL_W % POOL_H + s;
+            const float* const from = p.x + pixel(p, sample, c, z, y, window % p.columns * POOL_W + position % POOL_W);
+            UNROLL for (int k = 0; k < GROUP; ++k)
+                sums[k] += upstream.at(sample, o) * from[static_cast<int64_t>(k / KERNEL_W) * p.width + k % KERNEL_W];
         }
+    UNROLL for (int k = 0; k < GROUP; ++k) {
+        const float sum = warp_sum(sums[k]);
+        if (lane == 0) gradients[blockIdx.x % splits * WEIGHTS + group * GROUP + k] = sum;
     }
 }
 
-// ---- launchers
-struct Device {
-    int multiprocessors, shared_bytes;
-    Device() {
-        int device;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-        cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+// A thread for a pixel in a channel: it asks whether the positions that it reached were the maxima of their windows.
+constexpr int PIXEL_THREADS = 256;
+__global__ void __launch_bounds__(PIXEL_THREADS)
+    plain_input_gradient(const Problem p, const Argmax* __restrict__ argmax, const Upstream upstream,
+                         float* __restrict__ grad_x) {
+    const int64_t i = blockIdx.x * static_cast<int64_t>(PIXEL_THREADS) + threadIdx.x;
+    const int64_t channel = i / p.width / p.height / p.depth, sample = channel / IN_CHANNELS;
+    if (sample >= p.batch) return;
+    const int x = i % p.width, y = i / p.width % p.height, z = i / p.width / p.height % p.depth;
+    float sum = 0;
+    for (int64_t tap = 0; tap < TAPS; ++tap) {
+        const int d = z - tap / (KERNEL_H * KERNEL_W), h = y - tap / KERNEL_W % KERNEL_H, w = x - tap % KERNEL_W;
+        if (d < 0 || d / POOL_D >= p.slabs || h < 0 || h / POOL_H >= p.rows || w < 0 || w / POOL_W >= p.columns) continue;
+        const int64_t window = ((sample * p.slabs + d / POOL_D) * p.rows + h / POOL_H) * p.columns + w / POOL_W;
+        const int position = (d % POOL_D * POOL_H + h % POOL_H) * POOL_W + w % POOL_W;
+        for (int o = 0; o < OUT_CHANNELS; ++o)
+            if (position_of(argmax[argmax_at(window, o)]) == position)
+                sum += upstream.at(sample, o) * p.weight[(o * IN_CHANNELS + channel % IN_CHANNELS) * TAPS + tap];
     }
-};
-
-static int shared_bytes(const Shape& shape, bool two_weights) {
-    return RING * 2 * shape.image_planes() * PLANE_BYTES + (two_weights ? 2 : 1) * WEIGHT_BYTES + REST_BYTES;
+    grad_x[i] = upstream.scale * sum;
 }
 
-// As many slabs an image as shared memory takes, in equal parts; and as many blocks as multiprocessors, or as images where that
-// keeps at least 95% of the multiprocessors busy: whole images need no second pass over their segments' sums.
-static Shape make_shape(int64_t batch, int depth, int height, int width) {
-    const Device device;
-    Shape s;
-    s.batch = batch, s.depth = depth, s.height = height, s.width = width;
-    s.slabs = (depth - KERNEL_D + 1) / 2, s.rows = (height - KERNEL_H + 1) / 2, s.columns = (width - KERNEL_W + 1) / 2;
-    s.image_slabs = s.slabs;
-    while (s.image_slabs > 1 && shared_bytes(s, true) > device.shared_bytes) --s.image_slabs;
-    s.slab_parts = ceil_div(s.slabs, s.image_slabs), s.image_slabs = ceil_div(s.slabs, s.slab_parts);
-    s.image_columns = s.columns <= WHOLE_WINDOWS ? s.columns : PART_WINDOWS;
-    s.column_parts = ceil_div(s.columns, s.image_columns);
-    const int64_t images = s.images(), waves = (images + device.multiprocessors - 1) / device.multiprocessors;
-    const int64_t whole = (images + waves - 1) / waves;
-    if (images % whole == 0 && whole * 20 >= 19 * static_cast<int64_t>(device.multiprocessors)) s.blocks = whole;
-    else s.blocks = images * s.rows < device.multiprocessors ? images * s.rows : device.multiprocessors;
-    return s;
-}
-
-// How many segments write partial sums; 0 where a sample is one, and its result goes to its place at once.
-int64_t count_partial_sums(int64_t batch, int depth, int height, int width) {
-    const Shape shape = make_shape(batch, depth, height, width);
-    if (shape.whole_images()) return shape.images() == batch ? 0 : shape.images();
-    return shape.images() + shape.blocks;
-}
-
-template <bool STRICT, bool TRAINING>
-static cudaError_t launch(const Shape& shape, const Tensors& tensors, const Result& result, cudaStream_t stream) {
-    const int bytes = shared_bytes(shape, STRICT || TRAINING);
-    const auto kernel = conv_max_mean<STRICT, TRAINING>;
-    const bool aligned = shape.width % 4 == 0 && reinterpret_cast<uintptr_t>(tensors.x) % 16 == 0;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error == cudaSuccess) kernel<<<shape.blocks, THREADS, bytes, stream>>>(shape, tensors, result, aligned);
-    return error;
-}
-
-// out (batch,) with a bias of 1 or OUT_CHANNELS values, (batch, OUT_CHANNELS) where it is null. `gradients` (batch, WEIGHTS)
-// and `places` may be null; partial_* are null where count_partial_sums is 0.
-cudaError_t launch_conv_max_mean(const float* x, const float* weight, const float* conv_bias, const float* bias, int biases,
-                                 double divisor, bool strict, float* partial_sums, float* partial_gradients, float* out,
-                                 float* gradients, void* places, int64_t batch, int depth, int height, int width,
-                                 cudaStream_t stream) {
-    const Shape shape = make_shape(batch, depth, height, width);
-    const float windows = static_cast<float>(static_cast<int64_t>(shape.slabs) * shape.rows * shape.columns);
-    const Result result = {conv_bias, bias, biases, {static_cast<float>(divisor)}, windows, out};
-    const Tensors tensors = {x, weight, partial_sums, partial_gradients ? partial_gradients : gradients,
-                             static_cast<uint32_t*>(places)};
-    const cudaError_t error = gradients ? launch<false, true>(shape, tensors, result, stream)
-                              : strict  ? launch<true, false>(shape, tensors, result, stream)
-                                        : launch<false, false>(shape, tensors, result, stream);
-    if (error != cudaSuccess) return error;
-    if (partial_sums) finish_samples<<<batch, WARP, 0, stream>>>(partial_sums, shape, result);
-    if (partial_gradients)
-        add_segments<<<batch * WEIGHT_BLOCKS, SUM_THREADS, 0, stream>>>(partial_gradients, gradients, shape);
-    return cudaSuccess;
-}
-
-static float gradient_scale(const Shape& shape, double divisor) {
-    return static_cast<float>(1 / (static_cast<double>(shape.slabs) * shape.rows * shape.columns * divisor));
-}
-
-void launch_weighted_sum(const float* gradients, const float* grad, bool by_sample, double divisor, float* grad_weight,
-                         int64_t batch, int depth, int height, int width, cudaStream_t stream) {
-    const Shape shape = make_shape(batch > 0 ? batch : 1, depth, height, width);
-    weighted_sum<<<ceil_div(WEIGHTS, SUM_COLUMNS), SUM_COLUMNS * SUM_ROWS, 0, stream>>>(
-        gradients, Upstream{grad, by_sample}, batch, gradient_scale(shape, divisor), grad_weight);
-}
-
-void launch_input_gradient(const void* places, const float* weight, const float* grad, bool by_sample, double divisor,
-                           float* grad_x, int64_t batch, int depth, int height, int width, cudaStream_t stream) {
-    const Shape shape = make_shape(batch, depth, height, width);
-    const int64_t lines = batch * ceil_div(depth, 2);
-    const int multiprocessors = Device().multiprocessors;
-    const bool paired = width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
-    input_gradient<<<lines < multiprocessors ? lines : multiprocessors, GRADIENT_THREADS, 0, stream>>>(
-        static_cast<const uint32_t*>(places), weight, Upstream{grad, by_sample}, shape, gradient_scale(shape, divisor), grad_x,
-        paired);
-}
-
-#else  // nobody calls these
-
-int64_t count_partial_sums(int64_t, int, int, int) { return 0; }
-cudaError_t launch_conv_max_mean(const float*, const float*, const float*, const float*, int, double, bool, float*, float*,
-                                 float*, float*, void*, int64_t, int, int, int, cudaStream_t) {
-    return cudaErrorNotSupported;
-}
-void launch_weighted_sum(const float*, const float*, bool, double, float*, int64_t, int, int, int, cudaStream_t) {}
-void launch_input_gradient(const void*, const float*, const float*, bool, double, float*, int64_t, int, int, int,
-                           cudaStream_t) {}
-
-#endif
-
-// ---- v3's kernels, in plain fp32, for what does not fit: other channels, kernels and windows, and strict training
-namespace general {
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W: loops with known ends are unrolled.
-#include <cuda_runtime.h>
-#include <cmath>
-#include <cstdint>
-#include <type_traits>
-
-constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
-
-__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-
-constexpr int largest_divisor(int n, int limit) {
-    int divisor = smaller(n, limit);
-    while (n % divisor) --divisor;
-    return divisor;
-}
-
-// The place of a window's maximum, in the order of the scan.
-constexpr int64_t TAPS = (int64_t)KERNEL_D * KERNEL_H * KERNEL_W, POSITIONS = (int64_t)POOL_D * POOL_H * POOL_W;
-using Place = std::conditional_t<POSITIONS <= 256, uint8_t, int32_t>;
-
-// Output channels in groups of equal size, at most 8: as many accumulators as a thread has.
-constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 8), OUT_BLOCK = ceil_div(OUT_CHANNELS, OUT_GROUPS);
-constexpr int OUT_PITCH = round_up(OUT_BLOCK, 4);  // of a tap's weights in shared memory, for 16-byte reads
-
-// A thread works on a part of its window at a time: at most 8 positions that follow each other in the order of the scan.
-constexpr int PART_W = largest_divisor(POOL_W, 8);
-constexpr int PART_H = PART_W == POOL_W ? largest_divisor(POOL_H, 8 / PART_W) : 1;
-constexpr int PART_D = PART_H == POOL_H && PART_W == POOL_W ? largest_divisor(POOL_D, 8 / (PART_W * PART_H)) : 1;
-constexpr int PART = PART_D * PART_H * PART_W;
-
-// What a block holds in shared memory at a time is a slice of the weights: of the input channels c and of the kernel's places
-// r, s, t. Slices divide evenly, so they need no bounds. At common sizes all weights of 8 output channels are one slice.
-constexpr int WEIGHT_FLOATS = 2304;
-constexpr int SLICE_T = largest_divisor(KERNEL_W, 16);  // a row of the input is in registers, too
-constexpr int SLICE_S = largest_divisor(KERNEL_H, WEIGHT_FLOATS / (OUT_PITCH * SLICE_T));
-constexpr int SLICE_R = largest_divisor(KERNEL_D, WEIGHT_FLOATS / (OUT_PITCH * SLICE_T * SLICE_S));
-constexpr int SLICE_C = largest_divisor(IN_CHANNELS, WEIGHT_FLOATS / (OUT_PITCH * SLICE_T * SLICE_S * SLICE_R));
-
-__device__ float warp_sum(float value) {  // in lane 0
-    for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
+// ==================================================================================================== launchers
+static int attribute(cudaDeviceAttr name) {
+    int device, value = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, name, device);
     return value;
 }
 
-// The sums of values[k] over the block, for each k, returned in thread k. The order of additions is fixed, so the bits are
-// too. The caller puts a barrier between two calls.
-template <int N>
-__device__ float block_sums(const float (&values)[N]) {
-    static_assert(N <= THREADS, "a thread for each sum");
-    __shared__ float warp_sums[N][WARPS];
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-        const float sum = warp_sum(values[k]);
-        if (threadIdx.x % WARP == 0) warp_sums[k][threadIdx.x / WARP] = sum;
+void plan(Problem& p) {
+    const int64_t splits = (8000 + WEIGHTS / GROUP - 1) / (WEIGHTS / GROUP);  // for 8000 plain warps
+    p.parts = 1, p.sums = p.batch, p.gradients = splits < p.batch ? splits : p.batch;
+#if FAST
+    int limit = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+#ifdef SHARED_LIMIT_KB
+    limit = smaller(limit, (SHARED_LIMIT_KB) * 1024);
+#endif
+    do {  // as many slabs a segment as shared memory takes, in equal parts
+        p.part_slabs = ceil_div(p.slabs, p.parts), p.slab_parts = ceil_div(p.slabs, p.part_slabs);
+        p.band_bytes = (p.strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
+        p.dynamic_bytes = STAGES * p.band_bytes + (p.strict ? 2 * OPERAND_BYTES : 0);
+    } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
+    p.part_columns = p.columns <= WHOLE_WINDOWS ? p.columns : PART_WINDOWS;
+    p.column_parts = ceil_div(p.columns, p.part_columns);
+    const int64_t images = p.batch * p.slab_parts * p.column_parts, multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    const int64_t most_parts = 6 + 2 * multiprocessors / images;
+    int64_t least = INT64_MAX;
+    for (int parts = 1; parts <= most_parts && parts <= p.rows; ++parts) {
+        const int rows = ceil_div(p.rows, parts), row_parts = ceil_div(p.rows, rows);
+        const int64_t waves = (images * row_parts + multiprocessors - 1) / multiprocessors;
+        if (waves * (rows + 2) >= least) continue;  // what a block does before its first row takes as long as two rows
+        least = waves * (rows + 2), p.part_rows = rows, p.row_parts = row_parts;
     }
-    __syncthreads();
-    float sum = 0.0f;
-    if (threadIdx.x < N)
-        for (int warp = 0; warp < WARPS; ++warp) sum += warp_sums[threadIdx.x][warp];
-    return sum;
+    p.parts = p.slab_parts * p.column_parts * p.row_parts, p.sums = p.parts > 1 ? p.batch * p.parts : 0;
+    if (!p.strict) p.gradients = p.batch * p.parts;
+#endif
 }
 
-// x (batch, IN_CHANNELS, depth, height, width), and how many whole windows fit into it. A channel has less than 2^31 pixels.
-struct Volume {
-    const float* x;
-    int64_t batch;
-    int depth, height, width, slabs, rows, columns;
-    Volume(const float* x, int64_t batch, int depth, int height, int width)
-        : x(x), batch(batch), depth(depth), height(height), width(width), slabs((depth - KERNEL_D + 1) / POOL_D),
-          rows((height - KERNEL_H + 1) / POOL_H), columns((width - KERNEL_W + 1) / POOL_W) {}
-    __host__ __device__ unsigned windows() const { return slabs * rows * columns; }
-    __host__ __device__ unsigned pixels() const { return depth * height * width; }
-    __host__ __device__ unsigned chunks() const { return (windows() + THREADS - 1) / THREADS; }        // of windows
-    __host__ __device__ unsigned pixel_chunks() const { return (pixels() + THREADS - 1) / THREADS; }
-    // Offset of channel c's pixel at (d, h, w).
-    __device__ int64_t at(int64_t sample, int c, int d, int h, int w) const {
-        return (((sample * IN_CHANNELS + c) * depth + d) * height + h) * width + w;
+cudaError_t launch_forward(const Problem& problem, const Result& result, float* sums, Argmax* argmax) {
+#if FAST
+    const auto kernel = problem.strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
+                                       : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
+    const int bytes = problem.dynamic_bytes;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<problem.batch * problem.parts, THREADS, bytes, problem.stream>>>(problem, result, sums,
+                                                                              reinterpret_cast<uint32_t*>(argmax));
+#else
+    plain_forward<<<problem.batch * OUT_CHANNELS, WARP, 0, problem.stream>>>(
+        problem, copysignf(1, result.divisor), sums, argmax);
+#endif
+    if (sums) finish_samples<<<problem.batch, WARP, 0, problem.stream>>>(sums, problem.parts, result);
+    return cudaSuccess;
+}
+
+cudaError_t launch_weight_gradient(const Problem& problem, const Upstream& upstream, const Argmax* argmax, float* gradients,
+                                   float* grad_weight) {
+#if FAST
+    if (!problem.strict) {
+        const int bytes = problem.dynamic_bytes;
+        const cudaError_t error = cudaFuncSetAttribute(weight_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        if (error != cudaSuccess) return error;
+        weight_gradient<<<problem.gradients, THREADS, bytes, problem.stream>>>(
+            problem, reinterpret_cast<const uint32_t*>(argmax), upstream, gradients);
     }
-};
-
-// The divisor, and what is done about its sign.
-struct Division {
-    float divisor;
-    __device__ float sign() const { return copysignf(1.0f, divisor); }
-    __device__ float average(float sum, unsigned windows, float conv_bias) const {
-        return (sum / windows + sign() * conv_bias) / fabsf(divisor);
-    }
-};
-
-struct Peak {
-    float value;
-    int place;
-};
-
-// The maximum, as PyTorch finds it: the last NaN, else the first of the largest.
-__device__ __forceinline__ void scan(Peak& peak, float value, int place) {
-    if (value > peak.value || value != value) peak = {value, place};
+#endif
+    if (problem.strict || !FAST)
+        plain_weight_gradient<<<WEIGHTS / GROUP * problem.gradients, WARP, 0, problem.stream>>>(
+            problem, argmax, upstream, gradients);
+    add_gradients<<<(WEIGHTS + SUM_COLUMNS - 1) / SUM_COLUMNS, SUM_COLUMNS * SUM_ROWS, 0, problem.stream>>>(
+        gradients, problem.gradients, upstream.scale, grad_weight);
+    return cudaSuccess;
 }
 
-// A window's maximum in each of OUT_BLOCK channels. All threads of the block call it; those without a window get nothing.
-__device__ __forceinline__ void convolve_window(const Volume& volume, const float* __restrict__ weight, float sign,
-                                                int64_t sample, unsigned window, int first_out, Peak (&peaks)[OUT_BLOCK]) {
-    __shared__ alignas(16) float weights[SLICE_C][SLICE_R][SLICE_S][SLICE_T][OUT_PITCH];
-    const bool exists = window < volume.windows();
-    const int column = window % volume.columns, row = window / volume.columns % volume.rows;
-    const int slab = window / volume.columns / volume.rows;
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o) peaks[o] = {-INFINITY, 0};
-
-    // Loops of one nest are not indented.
-#pragma unroll 1
-    for (int first = 0; first < POSITIONS; first += PART) {
-        const int d = slab * POOL_D + first / (POOL_H * POOL_W), h = row * POOL_H + first / POOL_W % POOL_H;
-        const int w = column * POOL_W + first % POOL_W;
-        float sums[OUT_BLOCK][PART_D][PART_H][PART_W] = {};
-#pragma unroll 1
-        for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
-#pragma unroll 1
-        for (int r0 = 0; r0 < KERNEL_D; r0 += SLICE_R)
-#pragma unroll 1
-        for (int s0 = 0; s0 < KERNEL_H; s0 += SLICE_S)
-#pragma unroll 1
-        for (int t0 = 0; t0 < KERNEL_W; t0 += SLICE_T) {
-            __syncthreads();  // the slice before has been read
-#pragma unroll 1
-            for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * SLICE_T * OUT_PITCH; k += THREADS) {
-                const int o = k % OUT_PITCH, t = k / OUT_PITCH % SLICE_T, s = k / OUT_PITCH / SLICE_T % SLICE_S;
-                const int r = k / OUT_PITCH / SLICE_T / SLICE_S % SLICE_R, c = k / OUT_PITCH / SLICE_T / SLICE_S / SLICE_R;
-                const int64_t channel = (int64_t)(first_out + o) * IN_CHANNELS + c0 + c;
-                const int64_t from = ((channel * KERNEL_D + r0 + r) * KERNEL_H + s0 + s) * KERNEL_W + t0 + t;
-                weights[c][r][s][t][o] = o < OUT_BLOCK && first_out + o < OUT_CHANNELS ? sign * weight[from] : 0.0f;
-            }
-            __syncthreads();
-            if (exists)
-#pragma unroll 1
-            for (int c = 0; c < SLICE_C; ++c)
-#pragma unroll 1
-            for (int r = 0; r < SLICE_R; ++r)
-#pragma unroll 1
-            for (int s = 0; s < SLICE_S; ++s) {
-                const float* corner = volume.x + volume.at(sample, c0 + c, d + r0 + r, h + s0 + s, w + t0);
-                float values[PART_D][PART_H][PART_W + SLICE_T - 1];
-#pragma unroll
-                for (int u = 0; u < PART_D; ++u)
-#pragma unroll
-                for (int v = 0; v < PART_H; ++v)
-#pragma unroll
-                for (int i = 0; i < PART_W + SLICE_T - 1; ++i)
-                    values[u][v][i] = corner[((int64_t)u * volume.height + v) * volume.width + i];
-#pragma unroll
-                for (int t = 0; t < SLICE_T; ++t)
-#pragma unroll
-                for (int o = 0; o < OUT_BLOCK; ++o)
-#pragma unroll
-                for (int i = 0; i < PART; ++i) {
-                    const int u = i / (PART_H * PART_W), v = i / PART_W % PART_H;
-                    sums[o][u][v][i % PART_W] += weights[c][r][s][t][o] * values[u][v][i % PART_W + t];
-                }
-            }
-        }
-#pragma unroll
-        for (int o = 0; o < OUT_BLOCK; ++o)
-#pragma unroll
-        for (int i = 0; i < PART; ++i)
-            scan(peaks[o], sums[o][i / (PART_H * PART_W)][i / PART_W % PART_H][i % PART_W], first + i);
-    }
+cudaError_t launch_input_gradient(const Problem& problem, const Upstream& upstream, const Argmax* argmax, float* grad_x) {
+#if FAST
+    const int64_t lines = problem.batch * ceil_div(problem.depth, 2);
+    const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    const bool paired = problem.width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
+    const auto kernel = problem.strict ? (paired ? input_gradient<true, true, 8> : input_gradient<true, false, 8>)
+                                       : (paired ? input_gradient<false, true, 12> : input_gradient<false, false, 12>);
+    kernel<<<lines < multiprocessors ? lines : multiprocessors, (problem.strict ? 8 : 12) * WARP, 0, problem.stream>>>(
+        problem, reinterpret_cast<const uint32_t*>(argmax), upstream, grad_x);
+#else
+    const int64_t pixels = problem.batch * IN_CHANNELS * problem.depth * problem.height * problem.width;
+    plain_input_gradient<<<(pixels + PIXEL_THREADS - 1) / PIXEL_THREADS, PIXEL_THREADS, 0, problem.stream>>>(
+        problem, argmax, upstream, grad_x);
+#endif
+    return cudaSuccess;
 }
-
-// A sample's result from the sums of its blocks, (chunks, OUT_CHANNELS in groups): the average of each channel to
-// out (batch, OUT_CHANNELS), or, with a bias of `biases` values, the sum of all to out (batch,).
-__device__ void finish_sample(const Volume& volume, const float* partial_sums, const float* __restrict__ conv_bias,
-                              const float* __restrict__ bias, int biases, Division division, int64_t sample, float* out) {
-    __shared__ float warp_totals[WARPS];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    float total = 0.0f;
-    for (int o = warp; o < OUT_CHANNELS; o += WARPS) {
-        float sum = 0.0f;
-        for (unsigned chunk = lane; chunk < volume.chunks(); chunk += WARP)
-            sum += partial_sums[((sample * volume.chunks() + chunk) * OUT_GROUPS + o / OUT_BLOCK) * OUT_BLOCK + o % OUT_BLOCK];
-        const float average = division.average(warp_sum(sum), volume.windows(), conv_bias[o]);
-        if (bias) total += average + bias[biases == 1 ? 0 : o];
-        else if (lane == 0) out[sample * OUT_CHANNELS + o] = average;
-    }
-    if (!bias) return;
-    if (lane == 0) warp_totals[warp] = total;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int other = 1; other < WARPS; ++other) total += warp_totals[other];
-    out[sample] = total;
-}
-
-// `partial_sums` has OUT_BLOCK places for each block, `arrivals` a zero for each sample. With PLACES, those of the maxima go to
-// places (batch, OUT_CHANNELS, windows).
-template <bool PLACES>
-__global__ void __launch_bounds__(THREADS, 4)
-    conv_max_mean(Volume volume, const float* __restrict__ weight, const float* __restrict__ conv_bias,
-                  const float* __restrict__ bias, int biases, Division division, float* partial_sums, unsigned* arrivals,
-                  float* __restrict__ out, Place* __restrict__ places) {
-    const int first_out = blockIdx.x % OUT_GROUPS * OUT_BLOCK;
-    const int64_t sample = blockIdx.x / OUT_GROUPS / volume.chunks();
-    const unsigned window = blockIdx.x / OUT_GROUPS % volume.chunks() * THREADS + threadIdx.x;
-    Peak peaks[OUT_BLOCK];
-    convolve_window(volume, weight, division.sign(), sample, window, first_out, peaks);
-
-    float maxima[OUT_BLOCK];
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o) {
-        const bool exists = window < volume.windows() && first_out + o < OUT_CHANNELS;
-        maxima[o] = exists ? peaks[o].value : 0.0f;
-        if (PLACES && exists)
-            places[(sample * OUT_CHANNELS + first_out + o) * volume.windows() + window] = static_cast<Place>(peaks[o].place);
-    }
-    const float sum = block_sums(maxima);
-    if (threadIdx.x < OUT_BLOCK) partial_sums[(int64_t)blockIdx.x * OUT_BLOCK + threadIdx.x] = sum;
-    __syncthreads();
-    // The first fence makes this block's sums visible before its arrival; the last block's second one, the others' sums to it.
-    __shared__ bool last;
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(arrivals + sample, 1u) == volume.chunks() * OUT_GROUPS - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) return;
-    finish_sample(volume, partial_sums, conv_bias, bias, biases, division, sample, out);
-}
-
-// Gradients of the averages: one a sample, or one a channel of it.
-struct Upstream {
-    const float* grad;
-    bool by_sample;
-    __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
-};
-
-// A slice of the taps has a sum each in a thread's registers.
-constexpr int GRAD_T = largest_divisor(KERNEL_W, 32), GRAD_S = largest_divisor(KERNEL_H, 32 / GRAD_T);
-constexpr int GRAD_R = largest_divisor(KERNEL_D, 32 / (GRAD_T * GRAD_S)), GRAD_TAPS = GRAD_T * GRAD_S * GRAD_R;
-constexpr int64_t GRAD_SLICES = TAPS / GRAD_TAPS, WEIGHTS = OUT_CHANNELS * IN_CHANNELS * TAPS;
-
-// terms (splits, OUT_CHANNELS, IN_CHANNELS, TAPS); split k has the samples k, k + splits, ...
-__global__ void __launch_bounds__(THREADS)
-    parameter_grad(Volume volume, const Place* __restrict__ places, Upstream upstream, float* __restrict__ terms, int splits) {
-    const int slice = blockIdx.x % GRAD_SLICES, c = blockIdx.x / GRAD_SLICES % IN_CHANNELS;
-    const int o = blockIdx.x / GRAD_SLICES / IN_CHANNELS % OUT_CHANNELS;
-    const int64_t split = blockIdx.x / GRAD_SLICES / IN_CHANNELS / OUT_CHANNELS;
-    const int t0 = slice % (KERNEL_W / GRAD_T) * GRAD_T, s0 = slice / (KERNEL_W / GRAD_T) % (KERNEL_H / GRAD_S) * GRAD_S;
-    const int r0 = slice / (KERNEL_W / GRAD_T) / (KERNEL_H / GRAD_S) * GRAD_R;
-    float sums[GRAD_TAPS] = {};
-    for (int64_t sample = split; sample < volume.batch; sample += splits) {
-        const float factor = upstream.at(sample, o);
-        const Place* from = places + (sample * OUT_CHANNELS + o) * volume.windows();
-#pragma unroll 2
-        for (unsigned window = threadIdx.x; window < volume.windows(); window += THREADS) {
-            const int place = from[window];
-            const int d = window / volume.columns / volume.rows * POOL_D + place / (POOL_H * POOL_W);
-            const int h = window / volume.columns % volume.rows * POOL_H + place / POOL_W % POOL_H;
-            const int w = window % volume.columns * POOL_W + place % POOL_W;
-            const float* corner = volume.x + volume.at(sample, c, d + r0, h + s0, w + t0);
-#pragma unroll
-            for (int k = 0; k < GRAD_TAPS; ++k) {
-                const int r = k / (GRAD_S * GRAD_T), s = k / GRAD_T % GRAD_S, t = k % GRAD_T;
-                sums[k] += factor * corner[((int64_t)r * volume.height + s) * volume.width + t];
-            }
-        }
-    }
-    const float sum = block_sums(sums);
-    if (threadIdx.x >= GRAD_TAPS) return;
-    const int r = threadIdx.x / (GRAD_S * GRAD_T), s = threadIdx.x / GRAD_T % GRAD_S, t = threadIdx.x % GRAD_T;
-    const int64_t tap = ((int64_t)(r0 + r) * KERNEL_H + s0 + s) * KERNEL_W + t0 + t;
-    terms[split * WEIGHTS + ((int64_t)o * IN_CHANNELS + c) * TAPS + tap] = sum;
-}
-
-// grad_weight = scale * sum over splits of terms[split]
-__global__ void __launch_bounds__(THREADS)
-    add_splits(const float* __restrict__ terms, float* __restrict__ grad_weight, int splits, float scale) {
-    const int64_t place = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (place >= WEIGHTS) return;
-    float sum = 0.0f;
-    for (int64_t split = 0; split < splits; ++split) sum += terms[split * WEIGHTS + place];
-    grad_weight[place] = scale * sum;
-}
-
-// grad_x, gathered: every pixel asks, for each tap and output channel, whether the position that it reached through it was its
-// window's maximum. A thread has a pixel in IN_BLOCK channels, so an answer serves all of them.
-constexpr int IN_GROUPS = ceil_div(IN_CHANNELS, 8), IN_BLOCK = ceil_div(IN_CHANNELS, IN_GROUPS);
-constexpr int OUT_SLICE = 128;  // output channels whose weights are in shared memory at a time
-
-__global__ void __launch_bounds__(THREADS)
-    input_grad(Volume volume, const float* __restrict__ weight, const Place* __restrict__ places, Upstream upstream,
-               float scale, float* __restrict__ grad_x) {
-    __shared__ alignas(16) float weights[OUT_SLICE][round_up(IN_BLOCK, 4)];
-    const unsigned chunks = volume.pixel_chunks(), pixel = blockIdx.x % chunks * THREADS + threadIdx.x;
-    const int first_channel = blockIdx.x / chunks % IN_GROUPS * IN_BLOCK;
-    const int64_t sample = blockIdx.x / chunks / IN_GROUPS, windows = volume.windows();
-    const int x = pixel % volume.width, y = pixel / volume.width % volume.height, z = pixel / volume.width / volume.height;
-    float sums[IN_BLOCK] = {};
-#pragma unroll 1
-    for (int r = 0; r < KERNEL_D; ++r)
-#pragma unroll 1
-    for (int s = 0; s < KERNEL_H; ++s)
-#pragma unroll 1
-    for (int t = 0; t < KERNEL_W; ++t) {
-        const int d = z - r, h = y - s, w = x - t;  // the convolution's position
-        const bool exists = d >= 0 && d / POOL_D < volume.slabs && h >= 0 && h / POOL_H < volume.rows && w >= 0 &&
-                            w / POOL_W < volume.columns;
-        const int place = (d % POOL_D * POOL_H + h % POOL_H) * POOL_W + w % POOL_W;
-        const int window = (d / POOL_D * volume.rows + h / POOL_H) * volume.columns + w / POOL_W;
-        const Place* from = places + sample * OUT_CHANNELS * windows + (exists ? window : 0);
-        const int64_t tap = ((int64_t)r * KERNEL_H + s) * KERNEL_W + t;
-#pragma unroll 1
-        for (int first_out = 0; first_out < OUT_CHANNELS; first_out += OUT_SLICE) {
-            const int outs = smaller(OUT_SLICE, OUT_CHANNELS - first_out);
-            __syncthreads();  // the weights before have been read
-            for (int k = threadIdx.x; k < outs * IN_BLOCK; k += THREADS) {
-                const int o = first_out + k / IN_BLOCK, c = first_channel + k % IN_BLOCK;
-                weights[k / IN_BLOCK][k % IN_BLOCK] =
-                    c < IN_CHANNELS ? upstream.at(sample, o) * weight[((int64_t)o * IN_CHANNELS + c) * TAPS + tap] : 0.0f;
-            }
-            __syncthreads();
-#pragma unroll 4
-            for (int o = 0; o < outs; ++o) {
-                const bool is_maximum = exists && from[(first_out + o) * windows] == place;
-#pragma unroll
-                for (int c = 0; c < IN_BLOCK; ++c)
-                    if (is_maximum) sums[c] += weights[o][c];
-            }
-        }
-    }
-    if (pixel >= volume.pixels()) return;
-#pragma unroll
-    for (int c = 0; c < IN_BLOCK; ++c)
-        if (first_channel + c < IN_CHANNELS)
-            grad_x[(sample * IN_CHANNELS + first_channel + c) * volume.pixels() + pixel] = scale * sums[c];
-}
-
-// How many blocks the launches below take, and how much memory between them.
-int64_t forward_blocks(int64_t batch, int depth, int height, int width) {
-    return batch * Volume(nullptr, batch, depth, height, width).chunks() * OUT_GROUPS;
-}
-int64_t forward_sums(int64_t blocks) { return blocks * OUT_BLOCK; }
-int64_t parameter_blocks(int splits) { return GRAD_SLICES * IN_CHANNELS * OUT_CHANNELS * splits; }
-int64_t input_blocks(int64_t batch, int depth, int height, int width) {
-    return batch * IN_GROUPS * Volume(nullptr, batch, depth, height, width).pixel_chunks();
-}
-// Splits of the batch for 2000 blocks or so. It depends on the shapes alone, and with it the order of additions.
-int parameter_splits(int64_t batch) {
-    const int64_t wanted = (2000 + parameter_blocks(1) - 1) / parameter_blocks(1);
-    return static_cast<int>(wanted < batch ? wanted : batch);
-}
-
-// out (batch,) with a bias of 1 or OUT_CHANNELS values, (batch, OUT_CHANNELS) where it is null; `places` may be null.
-void launch_forward(const float* x, const float* weight, const float* conv_bias, const float* bias, int biases, double divisor,
-                    float* partial_sums, unsigned* arrivals, float* out, void* places, int64_t batch, int depth, int height,
-                    int width, cudaStream_t stream) {
-    const auto kernel = places ? conv_max_mean<true> : conv_max_mean<false>;
-    kernel<<<forward_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
-        Volume(x, batch, depth, height, width), weight, conv_bias, bias, biases, Division{static_cast<float>(divisor)},
-        partial_sums, arrivals, out, static_cast<Place*>(places));
-}
-
-static float gradient_scale(const Volume& volume, double divisor) {
-    return static_cast<float>(1.0 / (volume.windows() * divisor));
-}
-
-void launch_parameter_grad(const float* x, const void* places, const float* grad, bool by_sample, double divisor, float* terms,
-                           float* grad_weight, int64_t batch, int depth, int height, int width, cudaStream_t stream) {
-    const Volume volume(x, batch, depth, height, width);
-    const int splits = parameter_splits(batch);
-    if (splits > 0)
-        parameter_grad<<<parameter_blocks(splits), THREADS, 0, stream>>>(volume, static_cast<const Place*>(places),
-                                                                        Upstream{grad, by_sample}, terms, splits);
-    add_splits<<<(WEIGHTS + THREADS - 1) / THREADS, THREADS, 0, stream>>>(terms, grad_weight, splits,
-                                                                         gradient_scale(volume, divisor));
-}
-
-void launch_input_grad(const float* weight, const void* places, const float* grad, bool by_sample, double divisor,
-                       float* grad_x, int64_t batch, int depth, int height, int width, cudaStream_t stream) {
-    const Volume volume(nullptr, batch, depth, height, width);
-    input_grad<<<input_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
-        volume, weight, static_cast<const Place*>(places), Upstream{grad, by_sample}, gradient_scale(volume, divisor), grad_x);
-}
-}  // namespace general
 """
 
 BINDING = r"""
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -1318,273 +1069,142 @@ static std::string text(at::IntArrayRef values) {
     for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
     return list.empty() ? "[]" : list + "]";
 }
+#define CHECK(condition, ...) TORCH_CHECK(condition, message("conv3d_div_max_gap_bias_sum: ", __VA_ARGS__))
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-namespace general {
-int64_t forward_blocks(int64_t batch, int depth, int height, int width);
-int64_t forward_sums(int64_t blocks);
-int64_t parameter_blocks(int splits);
-int64_t input_blocks(int64_t batch, int depth, int height, int width);
-int parameter_splits(int64_t batch);
-void launch_forward(const float*, const float*, const float*, const float*, int, double, float*, unsigned*, float*, void*,
-                    int64_t, int, int, int, cudaStream_t);
-void launch_parameter_grad(const float*, const void*, const float*, bool, double, float*, float*, int64_t, int, int, int,
-                           cudaStream_t);
-void launch_input_grad(const float*, const void*, const float*, bool, double, float*, int64_t, int, int, int, cudaStream_t);
-}  // namespace general
-int64_t count_partial_sums(int64_t batch, int depth, int height, int width);
-cudaError_t launch_conv_max_mean(const float*, const float*, const float*, const float*, int, double, bool, float*, float*,
-                                 float*, float*, void*, int64_t, int, int, int, cudaStream_t);
-void launch_weighted_sum(const float*, const float*, bool, double, float*, int64_t, int, int, int, cudaStream_t);
-void launch_input_gradient(const void*, const float*, const float*, bool, double, float*, int64_t, int, int, int,
-                           cudaStream_t);
-
-constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_D * KERNEL_H * KERNEL_W;
-constexpr int64_t OUTPUTS = 16;  // of the tensor-core kernels
-#define FITS_TENSOR_CORES                                                                                                      \
-    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D <= 3 && KERNEL_H <= 3 && KERNEL_W <= 3 && POOL_D == 2 &&               \
-     POOL_H == 2 && POOL_W == 2)
 
 // PyTorch's setting for convolutions, as its own read it at each call.
 static bool is_strict() { return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV); }
 
-// What a caller was told of the setting decides on shapes, and a compiled model was told when it was compiled.
-static void check_strict(bool strict) {
-    if (strict == is_strict()) return;
-    const char* were = strict ? "strict float32" : "TF32";
-    const char* now = strict ? "permits TF32" : "forbids it";
-    TORCH_CHECK(false, message("conv3d_div_max_gap_bias_sum: called or compiled for ", were,
-                               " convolutions, but torch.backends.cudnn.conv.fp32_precision now ", now,
-                               "; after torch.compiler.reset() a model is compiled anew"));
-}
-
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
     for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits,
-                message("conv3d_div_max_gap_bias_sum: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                        " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device()));
-}
-
-static void check_blocks(int64_t blocks) {
-    TORCH_CHECK(blocks < (1ll << 31),
-                message("conv3d_div_max_gap_bias_sum: the batch needs ", blocks, " blocks, more than a grid has"));
+    CHECK(fits, "expected ", name, " as a float32 CUDA tensor of shape ", shape, " (-1: any), got ", tensor.scalar_type(),
+          " of shape ", tensor.sizes(), " on ", tensor.device());
 }
 
 static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device() == expected.device(), message("conv3d_div_max_gap_bias_sum: expected all on ",
-                                                              expected.device(), ", got ", name, " on ", tensor.device()));
+    CHECK(tensor.device() == expected.device(), "expected all on ", expected.device(), ", got ", name, " on ", tensor.device());
 }
 
 // The input and weight of a pass, checked, as the kernels take them. The guard holds while this lives.
 struct Call {
-    int64_t batch, depth, height, width, slabs, rows, columns;
-    at::Tensor x, weight;
     c10::cuda::CUDAGuard guard;
-    cudaStream_t stream;
+    at::Tensor x, weight;
+    Problem problem;
 
-    Call(const at::Tensor& x_in, const at::Tensor& weight_in, at::IntArrayRef pool) : guard(checked(x_in, weight_in, pool)) {
-        x = x_in.contiguous(), weight = weight_in.contiguous();
-        batch = x.size(0), depth = x.size(2), height = x.size(3), width = x.size(4);
-        slabs = (depth - KERNEL_D + 1) / POOL_D, rows = (height - KERNEL_H + 1) / POOL_H;
-        columns = (width - KERNEL_W + 1) / POOL_W;
-        stream = c10::cuda::getCurrentCUDAStream();
+    Call(const at::Tensor& x_in, const at::Tensor& weight_in, at::IntArrayRef pool, bool strict)
+        : guard(checked(x_in, weight_in, pool)), x(x_in.contiguous()), weight(weight_in.contiguous()) {
+        const int depth = x.size(2), height = x.size(3), width = x.size(4);
+        problem = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), x.size(0), depth, height, width,
+                   (depth - KERNEL_D + 1) / POOL_D, (height - KERNEL_H + 1) / POOL_H, (width - KERNEL_W + 1) / POOL_W, strict,
+                   c10::cuda::getCurrentCUDAStream()};
+        if (problem.batch > 0) plan(problem);
+        const int64_t blocks = std::max(problem.batch * OUT_CHANNELS, problem.sums);
+        CHECK(blocks < (1ll << 31), "the batch needs ", blocks, " blocks, more than a grid has");
     }
 
     static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef pool) {
         check("x", x, {-1, IN_CHANNELS, -1, -1, -1});
         check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W});
         check_device(x, "weight", weight);
-        TORCH_CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}),
-                    message("conv3d_div_max_gap_bias_sum: built for a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W,
-                            ", called with ", pool));
-        TORCH_CHECK(x.size(2) >= KERNEL_D + POOL_D - 1 && x.size(3) >= KERNEL_H + POOL_H - 1 &&
-                        x.size(4) >= KERNEL_W + POOL_W - 1,
-                    message("conv3d_div_max_gap_bias_sum: a volume of ", x.size(2), " x ", x.size(3), " x ", x.size(4),
-                            " is too small for a kernel of ", KERNEL_D, " x ", KERNEL_H, " x ", KERNEL_W,
-                            " and a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W));
-        TORCH_CHECK(x.size(2) * x.size(3) * x.size(4) < (1ll << 31),
-                    message("conv3d_div_max_gap_bias_sum: expected less than 2^31 pixels a channel, got sizes ", x.sizes()));
+        CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}), "built for a pooling window of ", POOL_D, " x ", POOL_H, " x ",
+              POOL_W, ", called with ", pool);
+        CHECK(x.size(2) >= KERNEL_D + POOL_D - 1 && x.size(3) >= KERNEL_H + POOL_H - 1 && x.size(4) >= KERNEL_W + POOL_W - 1,
+              "a volume of ", x.size(2), " x ", x.size(3), " x ", x.size(4), " is too small for a kernel of ", KERNEL_D, " x ",
+              KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W);
+        CHECK(x.size(2) * x.size(3) * x.size(4) < 1ll << 31, "expected less than 2^31 pixels a channel, got sizes ", x.sizes());
         return x.device();
     }
 
     at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
+    int64_t windows() const { return int64_t(problem.slabs) * problem.rows * problem.columns; }
 
-    // The places of the maxima, as the general kernels keep them: a byte for each channel and window, or four where a window
-    // has more than 256 positions; and as the tensor-core kernels do, 16 bytes for each window.
-    static constexpr at::ScalarType PLACE = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
-    at::Tensor general_places() const {
-        return at::empty({batch, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(PLACE));
+    static constexpr at::ScalarType ARGMAX = sizeof(Argmax) == 1 ? at::kByte : at::kInt;
+    std::array<int64_t, 5> argmax_shape() const { return {problem.batch, problem.slabs, problem.rows, problem.columns, PITCH}; }
+    at::Tensor checked_argmax(const at::Tensor& argmax) const {
+        CHECK(argmax.scalar_type() == ARGMAX && argmax.sizes() == argmax_shape(), "expected the argmax indices of x, ", ARGMAX,
+              " of shape ", argmax_shape(), ", got ", argmax.scalar_type(), " of shape ", argmax.sizes());
+        check_device(x, "argmax", argmax);
+        return argmax.contiguous();
     }
-    at::Tensor tensor_core_places(bool keep) const {
-        return at::empty({keep ? batch : 0, slabs, rows, columns, 4, 4}, x.options().dtype(at::kByte));
-    }
-
-    at::Tensor checked_general_places(const at::Tensor& places) const {
-        return checked_places(places, PLACE, {batch, OUT_CHANNELS, slabs, rows, columns});
-    }
-    at::Tensor checked_tensor_core_places(const at::Tensor& places) const {
-        return checked_places(places, at::kByte, {batch, slabs, rows, columns, 4, 4});
-    }
-    at::Tensor checked_places(const at::Tensor& places, at::ScalarType type, at::IntArrayRef shape) const {
-        TORCH_CHECK(places.scalar_type() == type && places.sizes() == shape,
-                    message("conv3d_div_max_gap_bias_sum: expected the places of the forward pass of x, ", type, " of shape ",
-                            shape, ", got ", places.scalar_type(), " of shape ", places.sizes()));
-        check_device(x, "places", places);
-        return places.contiguous();
-    }
-
     at::Tensor checked_grad(const at::Tensor& grad) const {
-        TORCH_CHECK(grad.scalar_type() == at::kFloat && (grad.numel() == batch || grad.numel() == batch * OUT_CHANNELS),
-                    message("conv3d_div_max_gap_bias_sum: expected ", batch, " or ", batch * OUT_CHANNELS,
-                            " float32 gradients, got ", grad.scalar_type(), " ", grad.sizes()));
+        const int64_t batch = problem.batch, all = batch * OUT_CHANNELS;
+        CHECK(grad.scalar_type() == at::kFloat && (grad.numel() == batch || grad.numel() == all), "expected ", batch, " or ",
+              all, " float32 gradients, got ", grad.scalar_type(), " ", grad.sizes());
         check_device(x, "grad", grad);
         return grad.contiguous();
     }
+    Upstream upstream(const at::Tensor& grad, double divisor) const {
+        return {grad.const_data_ptr<float>(), grad.numel() == problem.batch, static_cast<float>(1 / (windows() * divisor))};
+    }
 };
 
-// The biases and the divisor of a forward pass, checked, and its output: the sum of each sample (batch, 1, 1, 1), or, without a
-// bias, the average of each channel (batch, OUT_CHANNELS, 1, 1, 1).
-struct Output {
-    at::Tensor conv_bias, bias, out;
-    double divisor;
-
-    Output(const Call& call, const at::Tensor& conv_bias_in, const std::optional<at::Tensor>& bias_in, double divisor)
-        : divisor(divisor) {
-        check("conv_bias", conv_bias_in, {OUT_CHANNELS});
-        check_device(call.x, "conv_bias", conv_bias_in);
-        conv_bias = conv_bias_in.contiguous();
-        out = bias_in ? call.empty({call.batch, 1, 1, 1}) : call.empty({call.batch, OUT_CHANNELS, 1, 1, 1});
-        if (!bias_in) return;
-        TORCH_CHECK(bias_in->scalar_type() == at::kFloat && (bias_in->numel() == 1 || bias_in->numel() == OUT_CHANNELS),
-                    message("conv3d_div_max_gap_bias_sum: expected a float32 bias of 1 or ", OUT_CHANNELS, " values, got ",
-                            bias_in->scalar_type(), " ", bias_in->sizes()));
+// The sum of each sample (batch, 1, 1, 1), or, without a bias, the average of each channel (batch, OUT_CHANNELS, 1, 1, 1).
+static at::Tensor run_forward(const Call& call, const at::Tensor& conv_bias_in, const std::optional<at::Tensor>& bias_in,
+                              double divisor, Argmax* argmax) {
+    const int64_t batch = call.problem.batch;
+    check("conv_bias", conv_bias_in, {OUT_CHANNELS});
+    check_device(call.x, "conv_bias", conv_bias_in);
+    const at::Tensor conv_bias = conv_bias_in.contiguous();
+    at::Tensor bias, out = bias_in ? call.empty({batch, 1, 1, 1}) : call.empty({batch, OUT_CHANNELS, 1, 1, 1});
+    if (bias_in) {
+        CHECK(bias_in->scalar_type() == at::kFloat && (bias_in->numel() == 1 || bias_in->numel() == OUT_CHANNELS),
+              "expected a float32 bias of 1 or ", OUT_CHANNELS, " values, got ", bias_in->scalar_type(), " ", bias_in->sizes());
         check_device(call.x, "bias", *bias_in);
         bias = bias_in->contiguous();
     }
-    const float* bias_pointer() const { return bias.defined() ? bias.const_data_ptr<float>() : nullptr; }
-    int biases() const { return bias.defined() ? bias.numel() : 0; }
-};
-
-namespace general {
-
-// `places` may be null.
-static void forward(const Call& call, const Output& output, const at::Tensor* places) {
-    const int64_t blocks = forward_blocks(call.batch, call.depth, call.height, call.width);
-    check_blocks(blocks);
-    at::Tensor partial_sums = call.empty({forward_sums(blocks)});
-    at::Tensor arrivals = at::zeros({call.batch}, call.x.options().dtype(at::kInt));
-    launch_forward(call.x.const_data_ptr<float>(), call.weight.const_data_ptr<float>(),
-                   output.conv_bias.const_data_ptr<float>(), output.bias_pointer(), output.biases(), output.divisor,
-                   partial_sums.mutable_data_ptr<float>(), reinterpret_cast<unsigned*>(arrivals.mutable_data_ptr<int>()),
-                   output.out.mutable_data_ptr<float>(), places ? places->mutable_data_ptr() : nullptr, call.batch, call.depth,
-                   call.height, call.width, call.stream);
+    if (batch == 0) return out;
+    at::Tensor sums = call.empty({call.problem.sums, PITCH});
+    const Result result = {conv_bias.const_data_ptr<float>(), bias_in ? bias.const_data_ptr<float>() : nullptr,
+                           bias_in ? static_cast<int>(bias.numel()) : 0, static_cast<float>(divisor),
+                           static_cast<float>(call.windows()), out.mutable_data_ptr<float>()};
+    C10_CUDA_CHECK(launch_forward(call.problem, result, call.problem.sums ? sums.mutable_data_ptr<float>() : nullptr, argmax));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return out;
 }
 
-static void weight_grad(const Call& call, const at::Tensor& grad, const at::Tensor& places, double divisor,
-                        const at::Tensor& grad_weight) {
-    const int splits = parameter_splits(call.batch);
-    check_blocks(parameter_blocks(splits));
-    at::Tensor terms = call.empty({splits, WEIGHTS});
-    launch_parameter_grad(call.x.const_data_ptr<float>(), places.const_data_ptr(), grad.const_data_ptr<float>(),
-                          grad.numel() == call.batch, divisor, terms.mutable_data_ptr<float>(),
-                          grad_weight.mutable_data_ptr<float>(), call.batch, call.depth, call.height, call.width, call.stream);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-static void input_grad(const Call& call, const at::Tensor& grad, const at::Tensor& places, double divisor,
-                       const at::Tensor& grad_x) {
-    check_blocks(input_blocks(call.batch, call.depth, call.height, call.width));
-    launch_input_grad(call.weight.const_data_ptr<float>(), places.const_data_ptr(), grad.const_data_ptr<float>(),
-                      grad.numel() == call.batch, divisor, grad_x.mutable_data_ptr<float>(), call.batch, call.depth,
-                      call.height, call.width, call.stream);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-}  // namespace general
-
-// `grads` and `places` are written where they are not null; with `grads` the precision is TF32.
-static void tensor_core_forward(const Call& call, const Output& output, bool strict, const at::Tensor* grads,
-                                const at::Tensor* places) {
-    check_blocks(call.batch * WEIGHTS);
-    const int64_t segments = count_partial_sums(call.batch, call.depth, call.height, call.width);
-    at::Tensor partial_sums = call.empty({segments, OUTPUTS}), partial_grads = call.empty({grads ? segments : 0, WEIGHTS});
-    C10_CUDA_CHECK(launch_conv_max_mean(
-        call.x.const_data_ptr<float>(), call.weight.const_data_ptr<float>(), output.conv_bias.const_data_ptr<float>(),
-        output.bias_pointer(), output.biases(), output.divisor, strict,
-        segments ? partial_sums.mutable_data_ptr<float>() : nullptr,
-        segments && grads ? partial_grads.mutable_data_ptr<float>() : nullptr, output.out.mutable_data_ptr<float>(),
-        grads ? grads->mutable_data_ptr<float>() : nullptr, places ? places->mutable_data_ptr() : nullptr, call.batch,
-        call.depth, call.height, call.width, call.stream));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
+// Nothing of it depends on what a compiled model was told of the precision: PyTorch's setting at the call decides.
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias,
                    const std::optional<at::Tensor>& bias, double divisor, at::IntArrayRef pool) {
-    const Call call(x, weight, pool);
-    const Output output(call, conv_bias, bias, divisor);
-    if (call.batch == 0) return output.out;
-    if (FITS_TENSOR_CORES) tensor_core_forward(call, output, is_strict(), nullptr, nullptr);
-    else general::forward(call, output, nullptr);
-    return output.out;
+    return run_forward(Call(x, weight, pool, is_strict()), conv_bias, bias, divisor, nullptr);
 }
 
-// Also each sample's gradients of the weights (batch, weights), or none where these follow from the places of the maxima; and
-// these places, where `keep` says so or the gradients need them.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_for_training(const at::Tensor& x, const at::Tensor& weight,
-                                                                    const at::Tensor& conv_bias,
-                                                                    const std::optional<at::Tensor>& bias, double divisor,
-                                                                    at::IntArrayRef pool, bool keep, bool strict) {
-    const Call call(x, weight, pool);
-    const Output output(call, conv_bias, bias, divisor);
-    check_strict(strict);
-    const bool fits = FITS_TENSOR_CORES && !strict;
-    at::Tensor grads = call.empty({fits ? call.batch : 0, WEIGHTS});
-    at::Tensor places = fits ? call.tensor_core_places(keep) : call.general_places();
-    if (call.batch == 0) return {output.out, grads, places};
-    if (fits) tensor_core_forward(call, output, false, &grads, keep ? &places : nullptr);
-    else general::forward(call, output, &places);
-    return {output.out, grads, places};
+// Also the argmax indices. A compiled model's backward pass has the precision that it was compiled for.
+std::tuple<at::Tensor, at::Tensor> forward_for_training(const at::Tensor& x, const at::Tensor& weight,
+                                                        const at::Tensor& conv_bias, const std::optional<at::Tensor>& bias,
+                                                        double divisor, at::IntArrayRef pool, bool strict) {
+    CHECK(strict == is_strict(), "called or compiled for ", strict ? "strict float32" : "TF32",
+          " convolutions, but torch.backends.cudnn.conv.fp32_precision now ", strict ? "permits TF32" : "forbids it",
+          "; after torch.compiler.reset() a model is compiled again");
+    const Call call(x, weight, pool, strict);
+    at::Tensor argmax = at::empty(call.argmax_shape(), call.x.options().dtype(Call::ARGMAX));
+    at::Tensor out = run_forward(call, conv_bias, bias, divisor, static_cast<Argmax*>(argmax.mutable_data_ptr()));
+    return {out, argmax};
 }
 
-at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& grads_in,
-                       const at::Tensor& places, double divisor, at::IntArrayRef pool) {
-    const Call call(x, weight, pool);
-    const at::Tensor grad = call.checked_grad(grad_in);
-    const bool from_places = !FITS_TENSOR_CORES || (grads_in.dim() > 0 && grads_in.size(0) == 0);
-    check("grads", grads_in, {from_places ? 0 : call.batch, WEIGHTS});
-    check_device(call.x, "grads", grads_in);
-    at::Tensor grad_weight = call.empty(weight.sizes());
-    if (call.batch == 0) return grad_weight.zero_();
-    if (from_places) {
-        general::weight_grad(call, grad, call.checked_general_places(places), divisor, grad_weight);
-        return grad_weight;
-    }
-    const at::Tensor grads = grads_in.contiguous();
-    launch_weighted_sum(grads.const_data_ptr<float>(), grad.const_data_ptr<float>(), grad.numel() == call.batch, divisor,
-                        grad_weight.mutable_data_ptr<float>(), call.batch, call.depth, call.height, call.width, call.stream);
+at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
+                       double divisor, at::IntArrayRef pool, bool strict) {
+    const Call call(x, weight, pool, strict);
+    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
+    at::Tensor grad_weight = call.empty(weight.sizes()), gradients = call.empty({call.problem.gradients, WEIGHTS});
+    if (call.problem.batch == 0) return grad_weight.zero_();
+    const auto indices = static_cast<const Argmax*>(argmax.const_data_ptr());
+    C10_CUDA_CHECK(launch_weight_gradient(call.problem, call.upstream(grad, divisor), indices,
+                                          gradients.mutable_data_ptr<float>(), grad_weight.mutable_data_ptr<float>()));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return grad_weight;
 }
 
-at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& places_in,
-                      double divisor, at::IntArrayRef pool) {
-    const Call call(x, weight, pool);
-    const bool by_tensor_cores = FITS_TENSOR_CORES && places_in.dim() == 6;
-    const at::Tensor grad = call.checked_grad(grad_in);
-    const at::Tensor places =
-        by_tensor_cores ? call.checked_tensor_core_places(places_in) : call.checked_general_places(places_in);
+at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
+                      double divisor, at::IntArrayRef pool, bool strict) {
+    const Call call(x, weight, pool, strict);
+    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
     at::Tensor grad_x = call.empty(x.sizes());
-    if (call.batch == 0) return grad_x;
-    if (!by_tensor_cores) {
-        general::input_grad(call, grad, places, divisor, grad_x);
-        return grad_x;
-    }
-    launch_input_gradient(places.const_data_ptr(), call.weight.const_data_ptr<float>(), grad.const_data_ptr<float>(),
-                          grad.numel() == call.batch, divisor, grad_x.mutable_data_ptr<float>(), call.batch, call.depth,
-                          call.height, call.width, call.stream);
+    if (call.problem.batch == 0) return grad_x;
+    const auto indices = static_cast<const Argmax*>(argmax.const_data_ptr());
+    const Upstream upstream = call.upstream(grad, divisor);
+    C10_CUDA_CHECK(launch_input_gradient(call.problem, upstream, indices, grad_x.mutable_data_ptr<float>()));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return grad_x;
 }
@@ -1593,10 +1213,10 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
     m.def("forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool) -> Tensor",
           {at::Tag::pt2_compliant_tag});
     m.def("forward_for_training(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool, "
-          "bool keep, bool strict) -> (Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("weight_grad(Tensor grad, Tensor x, Tensor weight, Tensor grads, Tensor places, float divisor, int[3] pool) -> "
-          "Tensor", {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad, Tensor x, Tensor weight, Tensor places, float divisor, int[3] pool) -> Tensor",
+          "bool strict) -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
+    m.def("weight_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool, bool strict) -> Tensor",
+          {at::Tag::pt2_compliant_tag});
+    m.def("input_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool, bool strict) -> Tensor",
           {at::Tag::pt2_compliant_tag});
 }
 
@@ -1618,25 +1238,16 @@ def register(namespace):
         return x.new_empty(x.shape[0], 1, 1, 1) if bias is not None else x.new_empty(x.shape[0], weight.shape[0], 1, 1, 1)
 
     @torch.library.register_fake(f"{namespace}::forward_for_training")
-    def forward_for_training(x, weight, conv_bias, bias, divisor, pool, keep, strict):
-        (batch, channels, *size), (outs, _, *kernel) = x.shape, weight.shape
+    def forward_for_training(x, weight, conv_bias, bias, divisor, pool, strict):
+        (batch, _, *size), (outs, _, *kernel) = x.shape, weight.shape
         windows = [(s - k + 1) // p for s, k, p in zip(size, kernel, pool, strict=True)]
-        fits = channels <= 8 and outs <= 16 and max(kernel) <= 3 and list(pool) == [2, 2, 2] and not strict
-        if fits:
-            places = x.new_empty(batch if keep else 0, *windows, 4, 4, dtype=torch.uint8)
-        else:
-            kind = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
-            places = x.new_empty(batch, outs, *windows, dtype=kind)
-        out = forward(x, weight, conv_bias, bias, divisor, pool)
-        return out, x.new_empty(batch if fits else 0, weight.numel()), places
+        kind = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
+        argmax = x.new_empty(batch, *windows, max(16, outs), dtype=kind)
+        return forward(x, weight, conv_bias, bias, divisor, pool), argmax
 
-    @torch.library.register_fake(f"{namespace}::weight_grad")
-    def weight_grad(grad, x, weight, grads, places, divisor, pool):
-        return weight.new_empty(weight.shape)
-
-    @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad, x, weight, places, divisor, pool):
-        return x.new_empty(x.shape)
+    for name, like in ("input_grad", 1), ("weight_grad", 2):  # which argument the gradient looks like
+        fake = lambda *arguments, like=like: arguments[like].new_empty(arguments[like].shape)  # noqa: E731
+        torch.library.register_fake(f"{namespace}::{name}", fake)
 
     def save(ctx, inputs, output):
         raise NotImplementedError(f"{namespace}: this operator has no gradients; ModelNew's training pass has")
@@ -1656,25 +1267,22 @@ class Training(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, conv_bias, bias, divisor, pool, namespace, strict):
         operators = getattr(torch.ops, namespace)
-        keep = ctx.needs_input_grad[0]
-        out, grads, places = operators.forward_for_training(x, weight, conv_bias, bias, divisor, pool, keep, strict)
-        ctx.save_for_backward(x, weight, grads, places)
+        out, argmax = operators.forward_for_training(x, weight, conv_bias, bias, divisor, pool, strict)
+        ctx.save_for_backward(x, weight, argmax)
         ctx.bias_shape = None if bias is None else bias.shape
-        ctx.divisor, ctx.pool, ctx.namespace = divisor, pool, namespace
+        ctx.namespace, ctx.settings = namespace, (divisor, pool, strict)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, grads, places = ctx.saved_tensors
+        operators, saved = getattr(torch.ops, ctx.namespace), ctx.saved_tensors
         needs_x, needs_weight, needs_conv_bias, needs_bias = ctx.needs_input_grad[:4]
-        operators = getattr(torch.ops, ctx.namespace)
-        settings = ctx.divisor, ctx.pool
-        grad_x = operators.input_grad(grad, x, weight, places, *settings) if needs_x else None
-        grad_weight = operators.weight_grad(grad, x, weight, grads, places, *settings) if needs_weight else None
+        grad_x = operators.input_grad(grad, *saved, *ctx.settings) if needs_x else None
+        grad_weight = operators.weight_grad(grad, *saved, *ctx.settings) if needs_weight else None
         grad_conv_bias = grad_bias = None
         if needs_conv_bias or needs_bias:
-            by_channel = grad.sum(0).reshape(-1).expand(weight.shape[0])  # of the averages
-            grad_conv_bias = by_channel / ctx.divisor if needs_conv_bias else None
+            by_channel = grad.sum(0).reshape(-1).expand(saved[1].shape[0])  # of the averages
+            grad_conv_bias = by_channel / ctx.settings[0] if needs_conv_bias else None
             grad_bias = by_channel.view(-1, ctx.bias_shape.numel()).sum(0).view(ctx.bias_shape) if needs_bias else None
         return grad_x, grad_weight, grad_conv_bias, grad_bias, None, None, None, None
 
@@ -1728,7 +1336,9 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
 
 class ModelNew(nn.Module):
     differentiable = Training
-    sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    sources = NAME, INTERFACE + BINDING, INTERFACE + CUDA, register
+    shared_limit_kb = SHARED_LIMIT_KB
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -1754,7 +1364,8 @@ class ModelNew(nn.Module):
         channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
         kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", self.conv.kernel_size, strict=True)}
         pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
-        return build(*self.sources, **channels, **kernel, **pool)
+        limit = {"SHARED_LIMIT_KB": self.shared_limit_kb} if self.shared_limit_kb else {}
+        return build(*self.sources, **channels, **kernel, **pool, **limit)
 
     @staticmethod
     @torch.compiler.assume_constant_result  # a compiled model keeps it; the operators say when it is no longer so

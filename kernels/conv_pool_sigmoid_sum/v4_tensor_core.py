@@ -1,60 +1,43 @@
 """conv_pool_sigmoid_sum, v4: the product of weights and box sums on the tensor cores, in one pass over the input.
 
-Like v3, but warps stream the image through registers: box sums are computed where the tensor cores take them from, and in the
-forward pass never pass through shared memory. The gradients of the parameters come out of the same pass.
+Like v3, but box sums are made in registers and multiplied by mma.sync, and the pass leaves all that training needs.
 
 Why it is faster
     v3 spends its time on fp32 multiply-adds, and on carrying box sums through shared memory between two barriers of its block.
-    mma.sync multiplies TF32 at six times that rate on an H200, and its operands lie in the lanes in such a way that a lane can
-    make its own: two windows side by side, two channels, all places in the kernel. So a warp needs no other. It has a strip of
-    16 windows to itself, keeps the strip's rows in a ring in shared memory, sums two rows of windows at a time, asks for the
-    next eight rows of pixels with cp.async, and multiplies while they come. No barrier stands in that loop. The steps of all
-    samples are split evenly over the multiprocessors, in the middle of a sample if need be, so any batch fills the GPU.
-    What it costs: a warp uses nearly all registers that a thread can have, so only eight share a multiprocessor, and shapes
-    whose sums do not fit in registers take v3's kernels, whose text this file repeats.
+    Here every warp streams a strip of 16 pooled columns through a pipeline of its own (cp.async) and sums it in registers. Sums
+    pass through shared memory once, as fp16, and are operand b of two products: weights * sums, and delta * sums, the gradient
+    of the weights. Delta comes out of the sigmoid as operand a, and so passes through no memory. Taking differences early saves
+    two fifths of the additions. What it costs: fp16 has TF32's precision but not its range, so operands carry powers of two.
 
 Mathematics
-    That of v3. Weights, with 1/p^2 and -log2(e) in them, and box sums are split into two TF32 values each, high and low, and
-    the product is high * low + low * high + high * high, which leaves an error of 2^-21 a term. Box sums of 11 bits alone would
-    not do: where pixels are alike, their sum is p times as large as what differs, and its rounding errs p times as much as TF32
-    permits a convolution, which rounds pixels. With gradients of the parameters, where PyTorch permits TF32 to convolutions
-    (torch.backends.cudnn.conv.fp32_precision or allow_tf32, read in each call, so also in a compiled model), box sums and
-    delta are rounded to 11 bits nevertheless: the errors, independent of one another, average out over the windows. Sums are
-    fp32 always. An infinite input gives NaN where a sum of split values meets it.
-    Box sums share additions along a row: a sum of p pixels is the end of one run of p and the beginning of the next.
-    Forward alone and forward with gradients add in different orders, so their results differ in the last bits.
+    v3's: out[b] = sum of sigmoid(bias + w * box), d out[b] / d w = 1/p^2 * sum over positions of delta * box,
+    delta = s * (1 - s). A sum of alike pixels is p times as large as what differs in it, and would lose p times as much as a
+    rounded pixel. So the kernel's columns e other than the middle one, m, are taken as differences, and so are its rows:
+    sum over e of w[e] * box[e] = sum over e != m of w[e] * (box[e] - box[m]) + (sum over e of w[e]) * box[m]
+    With 3 columns box[0] - box[1] is x[0] - x[p]: one subtraction instead of p - 1 additions. The sum for the middle of both is
+    the only large one, and keeps what rounding leaves of it; weights are h + l, two fp16 numbers (22 bits). In strict mode
+    (PyTorch's settings forbid TF32) sums and delta are, too, and a product is h*l + l*h + h*h: error-compensated, fp16x3.
+    A power of two brings the largest sum of 64 positions below 2^13, the largest weight below 2^14; delta has 2^17. With
+    gradients it is the smallest so far in the segment. A sum below 2^-27 of that largest one has fewer than 11 bits (in strict
+    mode, below 2^-15 fewer than 22), and so has a delta below 2^-31. NaN in x gives NaN; so does an infinity that more than one
+    tap of a window sees.
+    Gradient of x: grad_box = w^T * delta, with deltas kept by the forward pass (148 MB); then rows and columns are added up.
 
 Launches
-    kernel           grid                                   block    shared        work of a warp
-    stream_windows   a block a multiprocessor               8 warps  206 (182) KB  a strip of 16 windows, 2 (1) rows at a time
-    add_part_sums    (samples)                              32       0             the sums of a sample's parts
-    add_parts        (samples x parameters / 128)           128      0             the same for gradients; a thread a parameter
-    weighted_sum, input_grad and all kernels of the path for other shapes: see v3
-
-    In brackets: with gradients of the parameters. Shared memory is that of the original's size; where a device has less, fewer
-    warps share a block. Weights take 37 KB of it, each warp's ring 22 (13) KB.
+    kernel            grid                      block     shared        work
+    conv_pool_sum     multiprocessors, samples  384       152 KB        a warp: 16 positions of a pooled row at a time
+    input_gradient    the same                  384       44 KB         a warp: 16 positions of every row of their windows
+    sum_terms         (sums / 32)               256       1 KB          adds a sample's segments; gradients over the samples
+    Strict mode takes 182 KB. Where a block may have less, fewer warps share it: 8 (strict with 163 KB, or 99 KB), or 4.
 
 Floor
-    Forward: 604 MB in, 0.139 ms on an H200. What the kernel asks of a multiprocessor besides, counted in its machine code (0.54
-    ns a cycle), for 279 steps of 2 x 16 windows and, with gradients, 553 of 16:
-                                  forward                      forward, strict      with gradients of the parameters
-    mma.sync                      288 a step, 0.070 ms         432, 0.105           216, 0.104
-    shared memory, wavefronts     700 a step, 0.105 ms         700, 0.105           640, 0.19
-    instructions issued           1,900 a step, 0.072 ms       2,050, 0.078         1,700, 0.127
-    exponentials, reciprocals     128 a step, 0.039 ms         128, 0.039           64, 0.039
-    Wavefronts are half for weights (each load of a weight serves 32 windows, or 16), and a third for pixels. Nothing exceeds
-    the memory's time but the wavefronts with gradients; two warps for each scheduler do not hide all of it behind another.
-    Predicted: 0.19 ms; strict, which every call without gradients is, 0.21; with gradients 0.25. Measured: 0.248 without
-    gradients, 18% more than counted; a training step 0.319 in a CUDA graph, 0.487 with the CPU's part. The input's gradient
-    takes v3's kernels and time.
+    604 MB in: 0.139 ms on an H200 (4.35 TB/s). With the gradient of x also 604 MB out, deltas out and in: 0.35 ms.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
-    original takes; compute capability 8.0 or later. The tensor cores serve up to 8 input channels, kernels of up to 9 places
-    and windows of up to about 8 x 8 (what fits a ring), any image and any number of output channels; rows that are not
-    aligned to 16 bytes are copied in pieces of 4. Everything else goes through v3's kernels. Gradients of the parameters take
-    batch x parameters floats. Anything else raises before a launch. Trains, and computes only the gradients that are asked
-    for; second derivatives raise. Deterministic on a GPU; another number of multiprocessors adds in another order.
+    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included, on compute capability 8.0 or later; any image.
+    The tensor cores serve what fits_tensor_cores says: up to 8 channels in and 64 out, 9 taps, windows of an even width up to 8
+    and at most 16 pixels. Everything else is right, but slow: v3_box_sums serves it better. Anything else raises before a
+    launch. Trains; second derivatives raise. Deterministic; another number of multiprocessors adds in another order.
 """
 
 import functools
@@ -68,1066 +51,1033 @@ import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_v4_tensor_core"
+SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W: loops with known ends are unrolled.
+// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W, FITS_TENSOR_CORES and SHARED_LIMIT_KB.
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <cmath>
 #include <cstdint>
 
-constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
+#define UNROLL _Pragma("unroll")
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-constexpr int largest_divisor(int n, int limit) {
-    int divisor = smaller(n, limit);
-    while (n % divisor) --divisor;
-    return divisor;
-}
+constexpr int TAPS = KERNEL_H * KERNEL_W, TERMS = IN_CHANNELS * TAPS;
+constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNELS;
 
-// A term is one c, r, s: input channel, row and column of the kernel. Box sums of a tile of windows are a matrix with a row
-// of TILE floats for each term; its product with the weights is computed with a thread for each 8 windows x N columns.
-constexpr int TILE = 128, TILE_COLUMNS = 32, TILE_ROWS = TILE / TILE_COLUMNS;
-constexpr int COLUMN_LANES = 8, WINDOW_LANES = THREADS / COLUMN_LANES, WINDOWS = TILE / WINDOW_LANES;
-static_assert(TILE == THREADS, "where tiles are filled, a thread has a window");
-
-// Output channels in groups of equal size, at most 64.
-constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 64), OUT_BLOCK = ceil_div(OUT_CHANNELS, OUT_GROUPS);
-constexpr int OUTS = ceil_div(OUT_BLOCK, COLUMN_LANES);  // of a thread
-
-// What is in shared memory at a time is a slice of the terms. Slices divide evenly, so they need no bounds. Column sums lie
-// by remainder, first all columns that are 0 modulo POOL_W, then all that are 1, and so on: neighbouring threads read them
-// POOL_W apart. RUN, the place of a remainder, is padded so that a warp that writes hits all banks, too.
-constexpr int MAX_TERMS = 27, COLUMN_SUM_FLOATS = 4096;
-constexpr int SLICE_S = largest_divisor(KERNEL_W, MAX_TERMS);
-constexpr int TILE_WIDTH = TILE_COLUMNS * POOL_W + SLICE_S - 1;
-constexpr int padded_run() {
-    int run = ceil_div(TILE_WIDTH, POOL_W);
-    while (POOL_W > 1 && POOL_W < WARP && run % WARP != ceil_div(WARP, POOL_W)) ++run;
-    return run;
-}
-constexpr int RUN = padded_run(), TILE_PITCH = POOL_W * RUN;
-constexpr bool STAGED = TILE_ROWS * TILE_PITCH <= COLUMN_SUM_FLOATS;  // not so for large windows: see box_sums
-constexpr int MAX_COLUMN_SUMS = STAGED ? COLUMN_SUM_FLOATS / (TILE_ROWS * TILE_PITCH) : MAX_TERMS;
-constexpr int SLICE_R = largest_divisor(KERNEL_H, smaller(MAX_TERMS / SLICE_S, MAX_COLUMN_SUMS));
-constexpr int SLICE_C = largest_divisor(IN_CHANNELS, smaller(MAX_TERMS / (SLICE_R * SLICE_S), MAX_COLUMN_SUMS / SLICE_R));
-constexpr int TERMS = SLICE_C * SLICE_R * SLICE_S;
-constexpr int ALL_TERMS = IN_CHANNELS * KERNEL_H * KERNEL_W, SLICES = ALL_TERMS / TERMS;
-
-__device__ __forceinline__ int stored_column(int w) { return w % POOL_W * RUN + w / POOL_W; }
-
-// ex2.approx: relative error 2^-22.5.
-__device__ __forceinline__ float fast_exp2(float v) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
-    return power;
-}
-
-// rcp.approx: within 1 ulp.
-__device__ __forceinline__ float fast_reciprocal(float v) {
-    float reciprocal;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
-    return reciprocal;
-}
-
-// Weights and bias carry the factor -log2(e), so that the product's result v is an exponent: sigmoid = 1 / (1 + 2^v).
-constexpr float MINUS_LOG2_E = -1.44269504f, WINDOW_SCALE = 1.0f / (POOL_H * POOL_W);
-__device__ __forceinline__ float sigmoid_of_exponent(float v) { return fast_reciprocal(1.0f + fast_exp2(v)); }
-
-// The sum of `value` over the block, valid in thread 0. The order of additions is fixed, so the bits are too.
-__device__ float block_sum(float value) {
-    __shared__ float warp_sums[WARPS];
-    for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
-    if (threadIdx.x % WARP == 0) warp_sums[threadIdx.x / WARP] = value;
-    __syncthreads();
-    if (threadIdx.x == 0)
-        for (int warp = 1; warp < WARPS; ++warp) value += warp_sums[warp];
-    return value;
-}
-
-// x (batch, IN_CHANNELS, height, width), and the windows that fit into it.
-struct Image {
-    const float* x;
+// x (batch, IN_CHANNELS, height, width), and its pooled rows and columns. All pooled rows of all images stand in one line, and
+// every block takes an equal part of it. An image is a sample, or in input_gradient a tile of one.
+struct Shape {
     int batch, height, width, rows, columns;
-    Image(const float* x, int batch, int height, int width)
-        : x(x), batch(batch), height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H),
-          columns((width - KERNEL_W + 1) / POOL_W) {}
-    __host__ __device__ int tiles_across() const { return ceil_div(columns, TILE_COLUMNS); }
-    __host__ __device__ int64_t tiles() const { return (int64_t)ceil_div(rows, TILE_ROWS) * tiles_across(); }
-    __host__ __device__ int64_t windows() const { return (int64_t)rows * columns; }
+    int images, blocks, strips;  // strips: of 16 pooled columns
+    int warps;                   // of a block of conv_pool_sum
+    bool aligned;                // rows begin at multiples of 16 bytes
+};
+struct Tensors {
+    const float *x, *weight, *bias;
+    float *sums, *gradients;  // one, and PARAMETERS, a segment
+    uint4* deltas;            // null where the gradient of x is not asked for
+    bool low_deltas;          // their low parts are kept behind them
 };
 
-// A tile of a sample, and this thread's window of it where a thread has one.
-struct Tile {
-    int top, left, row, column;  // first window, and the thread's
-    bool exists;                 // false past the edge of the image
-    __device__ Tile(const Image& image, int64_t tile) {
-        top = tile / image.tiles_across() * TILE_ROWS, left = tile % image.tiles_across() * TILE_COLUMNS;
-        row = top + threadIdx.x / TILE_COLUMNS, column = left + threadIdx.x % TILE_COLUMNS;
-        exists = row < image.rows && column < image.columns;
-    }
+// A segment is the part of one image in one block: pooled rows [start, start + count).
+struct Segment {
+    int image, start, count, slot;  // slot: where its sums go
 };
-
-// Where a slice of the terms begins.
-struct Slice {
-    int c, r, s;
-    __device__ explicit Slice(int slice) {
-        constexpr int ACROSS = KERNEL_W / SLICE_S, DOWN = KERNEL_H / SLICE_R;
-        s = slice % ACROSS * SLICE_S, r = slice / ACROSS % DOWN * SLICE_R, c = slice / (ACROSS * DOWN) * SLICE_C;
-    }
-    __device__ int64_t term(int k) const {  // the number of its k-th term among all terms
-        return ((int64_t)(c + k / (SLICE_R * SLICE_S)) * KERNEL_H + r + k / SLICE_S % SLICE_R) * KERNEL_W + s + k % SLICE_S;
-    }
-};
-
-// boxes[term][window] = the sum of x over the window, shifted by the term's place in the kernel; 0 where no window exists.
-// First sums down the columns, one for each pixel column and r, shared by all s; then along the rows.
-// A barrier is inside; the caller needs one more before it reads the boxes.
-template <int ROWS, int PITCH>
-__device__ __forceinline__ void box_sums(const Image& image, int sample, const Tile& tile, const Slice& slice,
-                                         float (&boxes)[ROWS][PITCH]) {
-    const int64_t plane = (int64_t)image.height * image.width;
-    const float* corner = image.x + ((int64_t)sample * IN_CHANNELS + slice.c) * plane +
-                          ((int64_t)tile.top * POOL_H + slice.r) * image.width + (int64_t)tile.left * POOL_W + slice.s;
-    __shared__ float column_sums[STAGED ? SLICE_C * SLICE_R : 1][TILE_ROWS][STAGED ? TILE_PITCH : 1];
-    if constexpr (STAGED) {
-        const int valid_width = image.width - tile.left * POOL_W - slice.s;
-        for (int k = threadIdx.x; k < SLICE_C * TILE_ROWS * TILE_WIDTH; k += THREADS) {
-            const int w = k % TILE_WIDTH, row = k / TILE_WIDTH % TILE_ROWS, c = k / TILE_WIDTH / TILE_ROWS;
-            const bool inside = w < valid_width && tile.top + row < image.rows;
-            const float* column = corner + c * plane + (int64_t)row * POOL_H * image.width + w;
-            float pixel[SLICE_R + POOL_H - 1];
-#pragma unroll
-            for (int u = 0; u < SLICE_R + POOL_H - 1; ++u) pixel[u] = inside ? column[(int64_t)u * image.width] : 0.0f;
-#pragma unroll
-            for (int r = 0; r < SLICE_R; ++r) {
-                float sum = pixel[r];
-#pragma unroll
-                for (int u = 1; u < POOL_H; ++u) sum += pixel[r + u];
-                column_sums[c * SLICE_R + r][row][stored_column(w)] = sum;
-            }
-        }
-    }
-    __syncthreads();  // column sums are complete, and the caller's last use of the boxes is over
-    if constexpr (STAGED) {
-        for (int k = 0; k < SLICE_C * SLICE_R; ++k) {
-            const float* sums = &column_sums[k][tile.row - tile.top][tile.column - tile.left];
-            float value[SLICE_S + POOL_W - 1];
-#pragma unroll
-            for (int v = 0; v < SLICE_S + POOL_W - 1; ++v) value[v] = sums[stored_column(v)];
-#pragma unroll
-            for (int s = 0; s < SLICE_S; ++s) {
-                float sum = value[s];
-#pragma unroll
-                for (int v = 1; v < POOL_W; ++v) sum += value[s + v];
-                boxes[k * SLICE_S + s][threadIdx.x] = tile.exists ? sum : 0.0f;
-            }
-        }
-    } else {
-        // Column sums of large windows do not fit. Each box is then summed by itself, row by row.
-        const int64_t offset = (int64_t)(tile.row - tile.top) * POOL_H * image.width + (tile.column - tile.left) * POOL_W;
-        for (int k = 0; k < TERMS; ++k) {
-            const int c = k / (SLICE_R * SLICE_S), r = k / SLICE_S % SLICE_R, s = k % SLICE_S;
-            float sum = 0.0f;
-            for (int u = 0; tile.exists && u < POOL_H; ++u) {
-                const float* row = corner + c * plane + offset + (int64_t)(r + u) * image.width + s;
-                float sum_of_row = 0.0f;
-                for (int v = 0; v < POOL_W; ++v) sum_of_row += row[v];
-                sum += sum_of_row;
-            }
-            boxes[k][threadIdx.x] = sum;
-        }
-    }
+__device__ __forceinline__ int64_t first_row(const Shape& s, int block) {
+    return static_cast<int64_t>(s.images) * s.rows * block / s.blocks;
+}
+__device__ __forceinline__ Segment segment_at(const Shape& s, int64_t line, int64_t end) {
+    const int image = static_cast<int>(line / s.rows), start = static_cast<int>(line % s.rows);
+    const int count = static_cast<int>(end - line < s.rows - start ? end - line : s.rows - start);
+    return {image, start, count, image + (s.images % s.blocks ? static_cast<int>(blockIdx.x) : 0)};
 }
 
-// The windows and columns of a thread lie in runs of 4 where that lets it read 16 bytes at a time.
-__device__ __forceinline__ int window_of_thread(int m) {
-    return m / 4 * (TILE / 2) + threadIdx.x / COLUMN_LANES * 4 + m % 4;
+#if FITS_TENSOR_CORES
+// ---- geometry
+constexpr int MIDDLE_H = KERNEL_H / 2, MIDDLE_W = KERNEL_W / 2, MIDDLE = MIDDLE_H * KERNEL_W + MIDDLE_W;
+constexpr int OVERLAP = KERNEL_H - 1;      // rows that a pooled row's windows share with the next one's
+constexpr int FRESH = POOL_H - OVERLAP;    // rows that belong to one pooled row alone
+constexpr int CHANNELS = 8, OUTPUTS = 64;  // of the products; missing ones are zeros
+constexpr int STRIP = 16, GROUP = 4;       // positions (pooled columns) of a warp; warps of a group
+constexpr int PARTS = 2;                   // warps' positions that a warp multiplies at a time, of a group's four
+
+// What conv_pool_sum keeps in shared memory; bytes for 8 channels, a 3 x 3 kernel and a 4 x 4 window.
+//   +--------------------------------------------------------------+
+//   | weights, high and low parts, in the order of mma's operand a |  20,480   in registers if FEW
+//   +--------------------------------------------------------------+
+//   | box sums of group 0: SLABS slabs of 64 positions x 16 bytes; |  10,240   20,480 if STRICT: low parts, too
+//   | of group 1; of group 2                                       |
+//   +--------------------------------------------------------------+
+//   | ring of warp 0: POOL_H rows of x, 8 channels x 66 columns;   |   8,704
+//   | of warp 1; ...                                               |
+//   +--------------------------------------------------------------+
+// A lane's sums of a channel at a position are packed in pairs: all taps, then what rounding leaves of the middle one. A slab
+// has such a pair of four channels: 16 bytes, a row of an 8 x 8 matrix of ldmatrix. Two slabs are the inner 16 of a product.
+constexpr int PAIRS = ceil_div(TAPS + 1, 2), SLABS = 2 * PAIRS, SLAB = 64 * 16, OCTET = 8 * 16, COLUMNS = 8 * SLABS;
+__host__ __device__ constexpr int column_of(int channel, int tap) {
+    return (channel / 4 * PAIRS + tap / 2) * 8 + channel % 4 * 2 + tap % 2;
 }
-template <int N>
-__device__ __forceinline__ int column_of_thread(int n) {
-    const int lane = threadIdx.x % COLUMN_LANES;
-    return N % 4 == 0 ? n / 4 * 4 * COLUMN_LANES + lane * 4 + n % 4 : n * COLUMN_LANES + lane;
+constexpr int FRAGMENT = GROUP * 32 * 16, WEIGHT_BYTES = 2 * PAIRS * FRAGMENT;  // operand a of all outputs for one inner 16
+
+// A slot of a ring is a row of a strip: lines of 32 columns and 128 bytes, [line][channel], then the 16-byte pieces of the
+// columns behind the last line, [piece][channel]. Swizzle: piece i of a line stands at i ^ (channel % 4), so that all accesses
+// are conflict-free.
+constexpr int LINES = STRIP * POOL_W / 32, TAIL = ceil_div(KERNEL_W - 1, 4), LINE = 128;
+constexpr int SLOT = CHANNELS * (LINES * LINE + TAIL * 16), RING = POOL_H * SLOT;
+constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, VECTORS = ceil_div(SPAN, 4);  // what a lane reads of a row and channel
+
+constexpr float MINUS_LOG2_E = -1.4426950408889634f;
+constexpr float DELTA_SCALE = 131072;                         // 2^17: delta, at most 1/4, as fp16
+constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;        // powers of two bring the largest below these
+constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of the powers
+
+constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel declares itself
+
+// ---- PTX
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// Copies 16 (4) bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+__device__ __forceinline__ void cp_async_16(uint32_t to, const float* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// The rows of a matrix with so many columns are 4 longer than a multiple of 8, so that they begin in different banks.
-__host__ __device__ constexpr int padded_columns(int columns) { return round_up(columns, COLUMN_LANES) + 4; }
-
-// sums[m][n] += sum over k of a[k][window m] * b[k][column n], for the windows and columns of this thread.
-template <int K, int PITCH, int N>
-__device__ __forceinline__ void multiply(const float (&a)[K][TILE], const float (&b)[K][PITCH], float (&sums)[WINDOWS][N]) {
-#pragma unroll 6
-    for (int k = 0; k < K; ++k) {
-        float left[WINDOWS], right[N];
-#pragma unroll
-        for (int m = 0; m < WINDOWS; ++m) left[m] = a[k][window_of_thread(m)];
-#pragma unroll
-        for (int n = 0; n < N; ++n) right[n] = b[k][column_of_thread<N>(n)];
-#pragma unroll
-        for (int m = 0; m < WINDOWS; ++m)
-#pragma unroll
-            for (int n = 0; n < N; ++n) sums[m][n] += left[m] * right[n];
-    }
+__device__ __forceinline__ void cp_async_4(uint32_t to, const float* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-
-// One tile of windows in OUT_BLOCK output channels. Writes the sum of the block's sigmoids to partial_sums[block] unless that
-// is null, and, with DELTA, the sigmoids' derivatives to delta (batch, OUT_CHANNELS, rows, columns).
-template <bool DELTA>
-__global__ void __launch_bounds__(THREADS, 4)
-    sum_sigmoids(Image image, const float* __restrict__ weight, const float* __restrict__ bias,
-                 float* __restrict__ partial_sums, float* __restrict__ delta) {
-    __shared__ alignas(16) float boxes[TERMS][TILE];
-    __shared__ alignas(16) float weights[TERMS][padded_columns(OUT_BLOCK)];
-    const int first_out = blockIdx.x % OUT_GROUPS * OUT_BLOCK, sample = blockIdx.x / OUT_GROUPS / image.tiles();
-    const Tile tile(image, blockIdx.x / OUT_GROUPS % image.tiles());
-
-    float exponent[WINDOWS][OUTS];
-#pragma unroll
-    for (int n = 0; n < OUTS; ++n) {
-        const int out = first_out + column_of_thread<OUTS>(n);
-#pragma unroll
-        for (int m = 0; m < WINDOWS; ++m) exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * bias[out] : 0.0f;
-    }
-#pragma unroll 1
-    for (int slice_index = 0; slice_index < SLICES; ++slice_index) {
-        const Slice slice(slice_index);
-        box_sums(image, sample, tile, slice, boxes);
-        for (int k = threadIdx.x; k < TERMS * OUTS * COLUMN_LANES; k += THREADS) {
-            const int term = k % TERMS, out = k / TERMS;
-            const bool exists = out < OUT_BLOCK && first_out + out < OUT_CHANNELS;
-            const int64_t source = (int64_t)(first_out + out) * ALL_TERMS + slice.term(term);
-            weights[term][out] = exists ? MINUS_LOG2_E * WINDOW_SCALE * weight[source] : 0.0f;
-        }
-        __syncthreads();
-        multiply(boxes, weights, exponent);
-    }
-
-    float sum = 0.0f;
-#pragma unroll
-    for (int m = 0; m < WINDOWS; ++m) {
-        const int row = tile.top + window_of_thread(m) / TILE_COLUMNS, column = tile.left + window_of_thread(m) % TILE_COLUMNS;
-#pragma unroll
-        for (int n = 0; n < OUTS; ++n) {
-            const int in_block = column_of_thread<OUTS>(n), out = first_out + in_block;
-            if (row >= image.rows || column >= image.columns || in_block >= OUT_BLOCK || out >= OUT_CHANNELS) continue;
-            const float s = sigmoid_of_exponent(exponent[m][n]);
-            sum += s;
-            if (DELTA)
-                delta[((int64_t)sample * OUT_CHANNELS + out) * image.windows() + (int64_t)row * image.columns + column] =
-                    s * (1.0f - s);
-        }
-    }
-    if (partial_sums == nullptr) return;
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) partial_sums[blockIdx.x] = sum;
+// Waits for all copies of this thread.
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void bar_sync(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// Gradients of a sample's output by the parameters: delta times box sums, summed over windows. The bias is the weight of one
-// more term, whose boxes are sums of ones. A block has a slice of the terms, a group of output channels, and of the sample's
-// tiles every splits-th; its sums go to terms (batch, splits, OUT_CHANNELS * ALL_TERMS weights, then OUT_CHANNELS biases).
-constexpr int OUT_STEP = 32, OUT_STEPS = ceil_div(OUT_BLOCK, OUT_STEP);  // as many channels of delta are in shared memory
-constexpr int TERM_LANES = 4, OUT_LANES = WARP / TERM_LANES;
-constexpr int THREAD_TERMS = ceil_div(TERMS + 1, TERM_LANES), THREAD_OUTS = OUT_STEP / OUT_LANES;
-constexpr int PADDED_TERMS = THREAD_TERMS * TERM_LANES, PADDED_TILE = TILE + 4;  // + 4: other banks for each row
-
-__global__ void __launch_bounds__(THREADS, 4)
-    parameter_terms(Image image, const float* __restrict__ delta, float* __restrict__ terms, int splits) {
-    __shared__ alignas(16) float boxes[PADDED_TERMS][PADDED_TILE];
-    __shared__ alignas(16) float deltas[OUT_STEP][PADDED_TILE];
-    const Slice slice(blockIdx.x % SLICES);
-    const int first_out = blockIdx.x / SLICES % OUT_GROUPS * OUT_BLOCK;
-    const int split = blockIdx.x / SLICES / OUT_GROUPS % splits, sample = blockIdx.x / SLICES / OUT_GROUPS / splits;
-    const int warp = threadIdx.x / WARP, out_lane = threadIdx.x % OUT_LANES, term_lane = threadIdx.x % WARP / OUT_LANES;
-
-    for (int k = TERMS; k < PADDED_TERMS; ++k) boxes[k][threadIdx.x] = k == TERMS ? POOL_H * POOL_W : 0.0f;
-    float sums[OUT_STEPS][THREAD_OUTS][THREAD_TERMS] = {};
-    for (int64_t index = split; index < image.tiles(); index += splits) {
-        const Tile tile(image, index);
-        box_sums(image, sample, tile, slice, boxes);
-#pragma unroll
-        for (int step = 0; step < OUT_STEPS; ++step) {
-            if (step > 0) __syncthreads();  // the last step's deltas have been read
-            for (int k = 0; k < OUT_STEP; ++k) {
-                const int in_block = step * OUT_STEP + k, out = first_out + in_block;
-                const bool exists = tile.exists && in_block < OUT_BLOCK && out < OUT_CHANNELS;
-                const int64_t source =
-                    ((int64_t)sample * OUT_CHANNELS + out) * image.windows() + (int64_t)tile.row * image.columns + tile.column;
-                deltas[k][threadIdx.x] = exists ? delta[source] : 0.0f;
-            }
-            __syncthreads();
-#pragma unroll 2
-            for (int window = 4 * warp; window < TILE; window += 4 * WARPS) {  // each warp has every fourth run of 4 windows
-                float left[THREAD_OUTS][4], right[THREAD_TERMS][4];
-#pragma unroll
-                for (int v = 0; v < 4; ++v) {
-#pragma unroll
-                    for (int m = 0; m < THREAD_OUTS; ++m) left[m][v] = deltas[m * OUT_LANES + out_lane][window + v];
-#pragma unroll
-                    for (int n = 0; n < THREAD_TERMS; ++n) right[n][v] = boxes[n * TERM_LANES + term_lane][window + v];
-                }
-#pragma unroll
-                for (int m = 0; m < THREAD_OUTS; ++m)
-#pragma unroll
-                    for (int n = 0; n < THREAD_TERMS; ++n)
-#pragma unroll
-                        for (int v = 0; v < 4; ++v) sums[step][m][n] += left[m][v] * right[n][v];
-            }
-        }
-    }
-
-    // Add the warps' sums, in their order.
-    constexpr int STEP_SUMS = OUT_STEP * PADDED_TERMS;
-    static_assert(WARPS * STEP_SUMS <= OUT_STEP * PADDED_TILE, "they lie where the deltas were");
-    float* warp_sums = &deltas[0][0];
-    float* result = terms + ((int64_t)sample * splits + split) * OUT_CHANNELS * (ALL_TERMS + 1);
-#pragma unroll
-    for (int step = 0; step < OUT_STEPS; ++step) {
-        __syncthreads();
-#pragma unroll
-        for (int m = 0; m < THREAD_OUTS; ++m)
-#pragma unroll
-            for (int n = 0; n < THREAD_TERMS; ++n)
-                warp_sums[warp * STEP_SUMS + (m * OUT_LANES + out_lane) * PADDED_TERMS + n * TERM_LANES + term_lane] =
-                    sums[step][m][n];
-        __syncthreads();
-        for (int k = threadIdx.x; k < STEP_SUMS; k += THREADS) {
-            const int term = k % PADDED_TERMS, in_block = step * OUT_STEP + k / PADDED_TERMS, out = first_out + in_block;
-            float sum = 0.0f;
-            for (int other = 0; other < WARPS; ++other) sum += warp_sums[other * STEP_SUMS + k];
-            if (in_block >= OUT_BLOCK || out >= OUT_CHANNELS) continue;
-            if (term < TERMS) result[(int64_t)out * ALL_TERMS + slice.term(term)] = sum * WINDOW_SCALE;
-            if (term == TERMS && blockIdx.x % SLICES == 0) result[(int64_t)OUT_CHANNELS * ALL_TERMS + out] = sum * WINDOW_SCALE;
-        }
-    }
+#define FOUR(v) "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+__device__ __forceinline__ uint4 ld_shared_v4(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(at) : "memory");
+    return v;
 }
-
-// For each group: sums[k] = sum over n < count of factors[n] * terms[n][k], k < size; factors are 1 where the pointer is null.
-// sums (groups, head) has the first `head` of them, tail (groups, size - head) the others.
-constexpr int SUM_COLUMNS = 32, SUM_ROWS = 8;
-
-__global__ void __launch_bounds__(SUM_COLUMNS * SUM_ROWS)
-    weighted_sum(const float* __restrict__ factors, const float* __restrict__ terms, float* __restrict__ sums,
-                 float* __restrict__ tail, int64_t count, int64_t size, int64_t head) {
-    __shared__ float row_sums[SUM_ROWS][SUM_COLUMNS];
-    const int64_t blocks = (size + SUM_COLUMNS - 1) / SUM_COLUMNS, group = blockIdx.x / blocks;
-    const int row = threadIdx.x / SUM_COLUMNS, column = threadIdx.x % SUM_COLUMNS;
-    const int64_t k = blockIdx.x % blocks * SUM_COLUMNS + column;
-    float sum = 0.0f;
-    if (k < size) {
-#pragma unroll 4
-        for (int64_t n = row; n < count; n += SUM_ROWS) {
-            const float term = terms[(group * count + n) * size + k];
-            sum += factors ? factors[n] * term : term;
-        }
-    }
-    row_sums[row][column] = sum;
-    __syncthreads();
-    if (row > 0 || k >= size) return;
-    for (int other = 1; other < SUM_ROWS; ++other) sum += row_sums[other][column];
-    if (k < head) sums[group * head + k] = sum;
-    else tail[group * (size - head) + k - head] = sum;
+// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
+// and 2 * q + 1 of row n, or, transposed, of column n.
+__device__ __forceinline__ uint4 ldmatrix_x4(uint32_t row) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
+    return v;
 }
-
-// grad_x. A pixel gets from each term the gradient of one box sum, that of the window which holds the pixel when shifted by
-// the term. A block computes the gradients of box sums for GRAD_ROWS x GRAD_COLUMNS windows in a slice of the terms, and then
-// the pixels that need no others: those of fewer windows, by a halo above and to the left.
-constexpr int GRAD_COLUMNS = 16, GRAD_ROWS = TILE / GRAD_COLUMNS, GRAD_MAX_TERMS = 40, GRAD_OUTS = 16;
-constexpr int GRAD_S = largest_divisor(KERNEL_W, smaller(GRAD_MAX_TERMS, (GRAD_COLUMNS / 2 - 1) * POOL_W + 1));
-constexpr int GRAD_R = largest_divisor(KERNEL_H, smaller(GRAD_MAX_TERMS / GRAD_S, (GRAD_ROWS / 2 - 1) * POOL_H + 1));
-constexpr int GRAD_C = largest_divisor(IN_CHANNELS, GRAD_MAX_TERMS / (GRAD_R * GRAD_S));
-constexpr int GRAD_TERMS = GRAD_C * GRAD_R * GRAD_S, GRAD_THREAD_TERMS = ceil_div(GRAD_TERMS, COLUMN_LANES);
-constexpr int halo(int slice, int kernel, int pool) { return ceil_div(slice - 1, pool) + (slice < kernel); }
-constexpr int PIXEL_ROWS = (GRAD_ROWS - halo(GRAD_R, KERNEL_H, POOL_H)) * POOL_H;
-constexpr int PIXEL_COLUMNS = (GRAD_COLUMNS - halo(GRAD_S, KERNEL_W, POOL_W)) * POOL_W;
-
-__host__ __device__ int64_t pixel_tiles(const Image& image) {
-    return (int64_t)ceil_div(image.height, PIXEL_ROWS) * ceil_div(image.width, PIXEL_COLUMNS);
+__device__ __forceinline__ uint4 ldmatrix_x4_trans(uint32_t row) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
+    return v;
 }
-
-__global__ void __launch_bounds__(THREADS, 4)
-    input_grad(Image image, const float* __restrict__ grad_out, const float* __restrict__ delta,
-               const float* __restrict__ weight, float* __restrict__ grad_x) {
-    __shared__ alignas(16) float deltas[GRAD_OUTS][TILE];
-    __shared__ alignas(16) float weights[GRAD_OUTS][padded_columns(GRAD_TERMS)];
-    __shared__ alignas(16) float boxes[GRAD_THREAD_TERMS * COLUMN_LANES][TILE];
-    const int64_t tiles = pixel_tiles(image), tile = blockIdx.x % tiles;
-    const int across = ceil_div(image.width, PIXEL_COLUMNS);
-    const int cell_row = tile / across * (PIXEL_ROWS / POOL_H), cell_column = tile % across * (PIXEL_COLUMNS / POOL_W);
-    const int c0 = blockIdx.x / tiles % (IN_CHANNELS / GRAD_C) * GRAD_C, sample = blockIdx.x / tiles / (IN_CHANNELS / GRAD_C);
-    const float scale = grad_out[sample] * WINDOW_SCALE;
-
-#pragma unroll 1
-    for (int r0 = 0; r0 < KERNEL_H; r0 += GRAD_R)
-#pragma unroll 1
-    for (int s0 = 0; s0 < KERNEL_W; s0 += GRAD_S) {
-        const int top = cell_row - ceil_div(r0 + GRAD_R - 1, POOL_H), left = cell_column - ceil_div(s0 + GRAD_S - 1, POOL_W);
-        const int row = top + threadIdx.x / GRAD_COLUMNS, column = left + threadIdx.x % GRAD_COLUMNS;
-        const bool exists = row >= 0 && row < image.rows && column >= 0 && column < image.columns;
-        float sums[WINDOWS][GRAD_THREAD_TERMS] = {};
-#pragma unroll 1
-        for (int first_out = 0; first_out < OUT_CHANNELS; first_out += GRAD_OUTS) {
-#pragma unroll 4
-            for (int o = 0; o < GRAD_OUTS; ++o) {
-                const int64_t source = ((int64_t)sample * OUT_CHANNELS + first_out + o) * image.windows() +
-                                       (int64_t)row * image.columns + column;
-                deltas[o][threadIdx.x] = exists && first_out + o < OUT_CHANNELS ? delta[source] : 0.0f;
-            }
-            for (int k = threadIdx.x; k < GRAD_OUTS * GRAD_THREAD_TERMS * COLUMN_LANES; k += THREADS) {
-                const int term = k % (GRAD_THREAD_TERMS * COLUMN_LANES), o = k / (GRAD_THREAD_TERMS * COLUMN_LANES);
-                const int c = c0 + term / (GRAD_R * GRAD_S), r = r0 + term / GRAD_S % GRAD_R, s = s0 + term % GRAD_S;
-                const int64_t source = (((int64_t)(first_out + o) * IN_CHANNELS + c) * KERNEL_H + r) * KERNEL_W + s;
-                weights[o][term] = term < GRAD_TERMS && first_out + o < OUT_CHANNELS ? weight[source] : 0.0f;
-            }
-            __syncthreads();
-            multiply(deltas, weights, sums);
-            __syncthreads();  // what was read may be overwritten
-        }
-#pragma unroll
-        for (int m = 0; m < WINDOWS; ++m)
-#pragma unroll
-            for (int n = 0; n < GRAD_THREAD_TERMS; ++n)
-                boxes[column_of_thread<GRAD_THREAD_TERMS>(n)][window_of_thread(m)] = sums[m][n];
-        __syncthreads();  // the next slice writes its boxes behind the barriers of its products
-        for (int k = threadIdx.x; k < GRAD_C * PIXEL_ROWS * PIXEL_COLUMNS; k += THREADS) {
-            const int w = k % PIXEL_COLUMNS, h = k / PIXEL_COLUMNS % PIXEL_ROWS, c = k / PIXEL_COLUMNS / PIXEL_ROWS;
-            if (cell_row * POOL_H + h >= image.height || cell_column * POOL_W + w >= image.width) continue;
-            float sum = 0.0f;
-#pragma unroll
-            for (int r = 0; r < GRAD_R; ++r)
-#pragma unroll
-                for (int s = 0; s < GRAD_S; ++s) {
-                    const int y = (h - r0 - r + (cell_row - top) * POOL_H) / POOL_H;
-                    const int z = (w - s0 - s + (cell_column - left) * POOL_W) / POOL_W;
-                    sum += boxes[(c * GRAD_R + r) * GRAD_S + s][y * GRAD_COLUMNS + z];
-                }
-            float* pixel = grad_x + (((int64_t)sample * IN_CHANNELS + c0 + c) * image.height + cell_row * POOL_H + h) *
-                                        image.width + cell_column * POOL_W + w;
-            *pixel = (r0 == 0 && s0 == 0 ? 0.0f : *pixel) + scale * sum;
-        }
-    }
+__device__ __forceinline__ void st_shared_u32(uint32_t at, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
-
-// Each sample's tiles are split over enough blocks to fill a GPU. It depends on the shapes alone, and with it the order of
-// additions.
-int64_t parameter_splits(int batch, int height, int width) {
-    const int64_t tiles = Image(nullptr, batch, height, width).tiles(), blocks = (int64_t)batch * OUT_GROUPS * SLICES;
-    const int64_t splits = (2000 + blocks - 1) / blocks;
-    return splits < tiles ? splits : tiles;
+__device__ __forceinline__ void st_shared_v4(uint32_t at, const float (&v)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
-
-int64_t sigmoid_blocks(int batch, int height, int width) {
-    return batch * Image(nullptr, batch, height, width).tiles() * OUT_GROUPS;
-}
-int64_t parameter_blocks(int batch, int height, int width) {
-    return batch * parameter_splits(batch, height, width) * OUT_GROUPS * SLICES;
-}
-int64_t input_grad_blocks(int batch, int height, int width) {
-    return batch * pixel_tiles(Image(nullptr, batch, height, width)) * (IN_CHANNELS / GRAD_C);
-}
-int64_t weighted_sum_blocks(int64_t groups, int64_t size) { return groups * ((size + SUM_COLUMNS - 1) / SUM_COLUMNS); }
-
-void launch_sum_sigmoids(const float* x, const float* weight, const float* bias, float* partial_sums, float* delta, int batch,
-                         int height, int width, cudaStream_t stream) {
-    const auto kernel = delta ? sum_sigmoids<true> : sum_sigmoids<false>;
-    kernel<<<sigmoid_blocks(batch, height, width), THREADS, 0, stream>>>(Image(x, batch, height, width), weight, bias,
-                                                                         partial_sums, delta);
-}
-
-void launch_parameter_terms(const float* x, const float* delta, float* terms, int batch, int height, int width,
-                            cudaStream_t stream) {
-    parameter_terms<<<parameter_blocks(batch, height, width), THREADS, 0, stream>>>(
-        Image(x, batch, height, width), delta, terms, parameter_splits(batch, height, width));
-}
-
-void launch_weighted_sum(const float* factors, const float* terms, float* sums, float* tail, int64_t groups, int64_t count,
-                         int64_t size, int64_t head, cudaStream_t stream) {
-    weighted_sum<<<weighted_sum_blocks(groups, size), SUM_COLUMNS * SUM_ROWS, 0, stream>>>(factors, terms, sums, tail, count,
-                                                                                         size, head);
-}
-
-void launch_input_grad(const float* grad_out, const float* delta, const float* weight, float* grad_x, int batch, int height,
-                       int width, cudaStream_t stream) {
-    input_grad<<<input_grad_blocks(batch, height, width), THREADS, 0, stream>>>(Image(nullptr, batch, height, width), grad_out,
-                                                                               delta, weight, grad_x);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------------
-// The tensor-core path. What is above serves the shapes that it does not take, and the input's gradient.
-//
-// A warp works alone: it streams a strip of STRIP windows down the image through a ring of rows of its own in shared memory,
-// computes box sums in registers, where they already are what mma.sync takes as its right operand, multiplies them with the
-// weights, and asks for the next rows before it does. Warps meet only where weights are laid out and where a sample ends.
-//
-// Of a product of 16 output channels x 8 windows over 8 input channels, lane 4 * g + t holds window group g, input channels
-// t and t + 4 of the box sums, and of the result channels g and g + 8, window groups 2 * t and 2 * t + 1. A group is two
-// windows side by side, the right operands of two products.
-constexpr int CHANNELS = 8, STRIP = 16, KERNEL = KERNEL_H * KERNEL_W, OUT_TILES = ceil_div(OUT_BLOCK, 16);
-constexpr int PIECES = ceil_div(STRIP * POOL_W + KERNEL_W - 1, 4);  // of 16 bytes, in a row of a channel of a strip
-constexpr int padded_row() {  // in floats: rows of neighbouring channels begin 16 bytes apart, modulo the 128 of all banks
-    int row = 4 * PIECES;
-    while (row % WARP != 4) row += 4;
-    return row;
-}
-constexpr int ROW = padded_row(), MAX_STREAM_WARPS = 8;
-
-// ROWS rows of windows at a time share each load of a weight. With gradients of the parameters, a warp's registers hold a
-// gradient for every parameter, and one row is what fits beside them.
-template <bool TRAIN>
-struct Stream {
-    static constexpr int ROWS = !TRAIN && 2 * POOL_H + KERNEL_H - 1 <= 12 ? 2 : 1;
-    static constexpr int RING = ROWS * POOL_H + KERNEL_H - 1;  // rows
-    static constexpr int RING_FLOATS = RING * CHANNELS * ROW, STAGE_FLOATS = TRAIN ? KERNEL * CHANNELS * STRIP : 0;
-    static constexpr int SUMS = OUT_TILES * 16 * (KERNEL * CHANNELS + 1);  // of the parameters, padded
-    static constexpr int NEEDED = RING_FLOATS + STAGE_FLOATS + (TRAIN ? OUT_TILES * 2 * WARP : 0);
-    static constexpr int WARP_FLOATS = round_up(TRAIN && SUMS > NEEDED ? SUMS : NEEDED, 4);
-};
-constexpr int WEIGHT_FLOATS = KERNEL * OUT_TILES * 2 * WARP * 4, BIAS_FLOATS = OUT_TILES * 16;
-constexpr bool STREAMED = IN_CHANNELS <= CHANNELS && KERNEL <= 9 && Stream<true>::RING_FLOATS <= 12288;
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
-
-// Copies 16 bytes, or writes that many zeros where `bytes` is 0; then `from` is not read.
-__device__ __forceinline__ void copy_16_bytes(uint32_t to, const float* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-// The same with 4 bytes, for images whose rows are not aligned.
-__device__ __forceinline__ void copy_4_bytes(uint32_t to, const float* from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-// Waits for all of this thread's copies.
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
-
-// To the nearest TF32 value (10 bits behind the point); NaN stays NaN.
-__device__ __forceinline__ uint32_t round_to_tf32(float v) {
-    uint32_t rounded;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(v));
-    return rounded;
-}
-
-// sums (16 x 8) += a (16 x 8) * b (8 x 8) in TF32. The unit ignores the low 13 bits of its operands.
-__device__ __forceinline__ void multiply_tf32(float (&sums)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8.
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-
-// A float as the TF32 value that the unit sees of it, and what is missing.
-struct Split {
-    uint32_t high, low;
-    __device__ __forceinline__ explicit Split(float v) {
-        high = __float_as_uint(v) & 0xffffe000u;
-        low = __float_as_uint(v - __uint_as_float(high));
-    }
-};
-
-// sums[w][k] = the sum of POOL values from in[w * POOL + k] on. A sum is the end of one run of POOL values and the beginning
-// of the next, so neighbouring sums share additions.
-template <int POOL, int SHIFTS, int COUNT>
-__device__ __forceinline__ void running_sums(const float (&in)[COUNT * POOL + SHIFTS - 1], float (&sums)[COUNT][SHIFTS]) {
-    constexpr int LENGTH = COUNT * POOL + SHIFTS - 1;
-    float beginning[LENGTH], end[LENGTH];
-#pragma unroll
-    for (int i = 0; i < LENGTH; ++i) beginning[i] = i % POOL == 0 ? in[i] : beginning[i > 0 ? i - 1 : 0] + in[i];
-#pragma unroll
-    for (int i = LENGTH - 1; i >= 0; --i)
-        end[i] = i % POOL == POOL - 1 || i == LENGTH - 1 ? in[i] : in[i] + end[i < LENGTH - 1 ? i + 1 : i];
-#pragma unroll
-    for (int w = 0; w < COUNT; ++w)
-#pragma unroll
-        for (int k = 0; k < SHIFTS; ++k) {
-            const int first = w * POOL + k;
-            sums[w][k] = first % POOL == 0 ? end[first] : end[first] + beginning[first + POOL - 1];
-        }
+__device__ __forceinline__ float ex2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
-// Steps of all samples, ROWS rows of windows each, are split evenly over `blocks` blocks; a block's range may cover parts of
-// several samples. Part `block` of sample `sample` has the number block + sample: no two parts share it.
-struct Ranges {
-    int total, steps, blocks;  // steps of all samples, and of one
-    __host__ __device__ Ranges(const Image& image, int rows, int blocks)
-        : total(image.batch * ceil_div(image.rows, rows)), steps(ceil_div(image.rows, rows)), blocks(blocks) {}
-    __device__ int begin(int64_t block) const { return block * total / blocks; }
-    __device__ int block_of(int64_t step) const {
-        int block = step * blocks / total;
-        while (begin(block + 1) <= step) ++block;
-        return block;
-    }
-};
-
-// A warp's way through its block's range, in shared memory, because registers are scarce; lane 0 moves it on. A part of a
-// sample is `count` steps from `first` on, in all strips. They are cut into bands, so that there are enough units (a strip of a
-// band) for all warps; neighbouring warps have neighbouring strips, and each part begins with the warp whose turn it is.
-struct Walk {
-    int position, range_end, warp, warps, turn;
-    int sample, first, count, strips, bands;
-    int unit, strip, step, end, slot, last_strip, last_step;  // slot: of the ring, where the step's first row is
-    bool more, fresh;  // fresh: the first step of a unit, of which the ring has nothing
-
-    __device__ __forceinline__ void begin(int range_begin, int end_of_range, int this_warp, int all_warps) {
-        position = range_begin, range_end = end_of_range, warp = this_warp, warps = all_warps, turn = 0;
-        strip = step = 0;
-    }
-    __device__ __forceinline__ void begin_part(const Image& image, int steps_of_sample) {
-        more = position < range_end;
-        if (!more) return;
-        sample = position / steps_of_sample, first = position % steps_of_sample;
-        count = min(steps_of_sample - first, range_end - position);
-        position += count;
-        strips = ceil_div(image.columns, STRIP), bands = warps;
-        while (bands % 2 == 0 && strips * (bands / 2) % warps == 0) bands /= 2;
-        bands = min(bands, count);
-        unit = (warp + warps - turn) % warps - warps;
-        turn = (turn + strips * bands) % warps;
-        end = 0, slot = 0;
-    }
-    __device__ __forceinline__ void advance(int new_rows, int ring) {
-        last_strip = strip, last_step = step;
-        slot = slot + new_rows < ring ? slot + new_rows : slot + new_rows - ring;
-        fresh = ++step >= end;
-        if (!fresh) return;
-        unit += warps;
-        more = unit < strips * bands;
-        const int64_t band = unit / strips;
-        strip = unit % strips;
-        step = first + (int)(band * count / bands), end = first + (int)((band + 1) * count / bands);
-    }
-    // Of the whole warp: whether there is more. By way of lane 0, so that the compiler knows that the warp stays together.
-    __device__ __forceinline__ bool goes_on() const {
-        __syncwarp();
-        return __shfl_sync(0xffffffffu, more, 0);
-    }
-};
-
-// Asks for the rows of x that a step needs and the ring does not have. Row r of the step goes to slot walk.slot + r, modulo
-// RING. Rows, columns and channels that do not exist become zeros.
-template <int ROWS, int RING>
-__device__ __forceinline__ void fetch(const Image& image, const Walk& walk, uint32_t ring, bool aligned) {
-    const int lane = threadIdx.x % WARP, left = walk.strip * STRIP * POOL_W, top = walk.step * ROWS * POOL_H;
-    const int64_t plane = (int64_t)image.height * image.width;
-    const float* corner = image.x + (int64_t)walk.sample * IN_CHANNELS * plane + (int64_t)top * image.width + left;
-    const int first_row = walk.fresh ? 0 : KERNEL_H - 1;
-    if (aligned) {  // 8 lanes copy 128 neighbouring bytes of a channel
-        const int channel = lane / 8, piece = lane % 8;
-        const float* source = corner + channel * plane + (int64_t)first_row * image.width + 4 * piece;
-#pragma unroll 2
-        for (int r = first_row; r < RING; ++r, source += image.width) {
-            const int slot = walk.slot + r < RING ? walk.slot + r : walk.slot + r - RING;
-            const uint32_t target = ring + ((slot * CHANNELS + channel) * ROW + 4 * piece) * 4;
-#pragma unroll
-            for (int c = 0; c < CHANNELS; c += 4)
-#pragma unroll
-                for (int p = 0; p < PIECES; p += 8) {
-                    const bool exists =
-                        top + r < image.height && left + 4 * (piece + p) < image.width && channel + c < IN_CHANNELS;
-                    if (piece + p < PIECES)
-                        copy_16_bytes(target + (c * ROW + 4 * p) * 4, source + c * plane + 4 * p, exists ? 16 : 0);
-                }
-        }
-    } else {
-#pragma unroll 1
-        for (int r = first_row; r < RING; ++r) {
-            const int slot = walk.slot + r < RING ? walk.slot + r : walk.slot + r - RING;
-#pragma unroll 1
-            for (int c = 0; c < CHANNELS; ++c)
-#pragma unroll 1
-                for (int w = lane; w < 4 * PIECES; w += WARP) {
-                    const bool exists = top + r < image.height && left + w < image.width && c < IN_CHANNELS;
-                    copy_4_bytes(ring + ((slot * CHANNELS + c) * ROW + w) * 4,
-                                 corner + c * plane + (int64_t)r * image.width + w, exists ? 4 : 0);
-                }
-        }
-    }
+// ---- numbers
+// Two floats as fp16, the first one in the lower bits, and what rounding leaves of them.
+__device__ __forceinline__ uint32_t fp16_pair(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
 }
-
-// The window group of a column of the product. In this order, lanes that read at the same time read from all banks.
-__device__ __forceinline__ int group_of(int column) { return (column & 4) | (column & 1) << 1 | (column >> 1 & 1); }
-
-// boxes[row][k][window][half]: this lane's box sums for place k in the kernel, window 0 or 1 of its group, and channel t or
-// t + 4. Each row of pixels is summed along the row for each window and column of the kernel, and added to all boxes it is in.
-template <int ROWS, int RING>
-__device__ __forceinline__ void lane_boxes(const float* ring, int first_slot, float (&boxes)[ROWS][KERNEL][2][2]) {
-    constexpr int LENGTH = 2 * POOL_W + KERNEL_W - 1;
-    const int lane = threadIdx.x % WARP;
-    ring += lane % 4 * ROW + group_of(lane / 4) * 2 * POOL_W;
-    int slot = first_slot;
-#pragma unroll
-    for (int y = 0; y < RING; ++y) {
-        const float* source = ring + slot * CHANNELS * ROW;
-        slot = slot + 1 < RING ? slot + 1 : 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float pixel[LENGTH], sums[2][KERNEL_W];
-            if constexpr (POOL_W % 2 == 0) {
-#pragma unroll
-                for (int v = 0; v < LENGTH; v += 4) {
-                    const float4 four = *reinterpret_cast<const float4*>(source + half * 4 * ROW + v);
-                    pixel[v] = four.x;
-                    if (v + 1 < LENGTH) pixel[v + 1] = four.y;
-                    if (v + 2 < LENGTH) pixel[v + 2] = four.z;
-                    if (v + 3 < LENGTH) pixel[v + 3] = four.w;
-                }
-            } else {
-#pragma unroll
-                for (int v = 0; v < LENGTH; ++v) pixel[v] = source[half * 4 * ROW + v];
-            }
-            running_sums<POOL_W, KERNEL_W, 2>(pixel, sums);
-#pragma unroll
-            for (int row = 0; row < ROWS; ++row)
-#pragma unroll
-                for (int k = 0; k < KERNEL; ++k)
-#pragma unroll
-                    for (int window = 0; window < 2; ++window) {
-                        const int u = y - row * POOL_H - k / KERNEL_W;  // the pixel row's place in the box
-                        float& box = boxes[row][k][window][half];
-                        if (u == 0) box = sums[window][k % KERNEL_W];
-                        if (u > 0 && u < POOL_H) box += sums[window][k % KERNEL_W];
-                    }
-        }
-    }
+__device__ __forceinline__ float2 rest_of_pair(float a, float b, uint32_t pair) {
+    const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    return make_float2(a - rounded.x, b - rounded.y);
 }
-
-// Weights as left operands, hi + lo TF32, in the order in which lanes read them: for each place in the kernel, tile of 16
-// output channels, and part, 4 words of each lane.
-__device__ __forceinline__ void lay_out_weights(const float* __restrict__ weight, int first_out, uint32_t* weights) {
-    for (int k = threadIdx.x; k < KERNEL * OUT_TILES * WARP * 4; k += blockDim.x) {
-        const int word = k % 4, lane = k / 4 % WARP, tile = k / (4 * WARP) % OUT_TILES, place = k / (4 * WARP * OUT_TILES);
-        const int in_block = tile * 16 + lane / 4 + word % 2 * 8, out = first_out + in_block, c = lane % 4 + word / 2 * 4;
-        const bool exists = in_block < OUT_BLOCK && out < OUT_CHANNELS && c < IN_CHANNELS;
-        const float w = exists ? MINUS_LOG2_E * WINDOW_SCALE * weight[(out * IN_CHANNELS + c) * KERNEL + place] : 0.0f;
-        const uint32_t high = round_to_tf32(w);
-        uint32_t* target = weights + ((place * OUT_TILES + tile) * 2 * WARP + lane) * 4 + word;
-        target[0] = high;
-        target[4 * WARP] = round_to_tf32(w - __uint_as_float(high));
-    }
+__device__ __forceinline__ float warp_sum(float v) {
+    UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
+    return v;
 }
-
-// With gradients of the parameters, a step's box sums also lie in shared memory, the stage: their sums are over windows, which
-// are in other lanes. It has a row of STRIP for each place in the kernel and channel, in which a column of the product has two
-// windows side by side. Every other two rows are rotated by half a row: all ways to write and read it then hit all banks.
-__device__ __forceinline__ int staged(int row, int k) { return row * STRIP + (k + row / 2 % 2 * (STRIP / 2)) % STRIP; }
-
-// exponent[tile][row][window] = the product of each tile of weights with the box sums, and the biases.
-// STRICT: products of fp32 as three of TF32. Otherwise the box sums are TF32 values already. With TRAIN, which is for one row
-// of windows, they are read from the stage, and need no registers.
-template <int ROWS, bool STRICT, bool TRAIN>
-__device__ __forceinline__ void weigh(const uint32_t* weights, const float* bias_exponents,
-                                      const float (&boxes)[ROWS][KERNEL][2][2], const float* stage,
-                                      float (&exponent)[OUT_TILES][ROWS][2][4]) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int tile = 0; tile < OUT_TILES; ++tile) {
-        const float* source = bias_exponents + tile * 16 + lane / 4;
-        const float low = source[0], high = source[8];
-#pragma unroll
-        for (int n = 0; n < ROWS * 2; ++n) {
-            float(&sums)[4] = exponent[tile][n / 2][n % 2];
-            sums[0] = sums[1] = low, sums[2] = sums[3] = high;
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < KERNEL; ++k) {
-        float box[ROWS * 2][2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            if constexpr (TRAIN) {
-                const float* source = stage + staged(k * CHANNELS + lane % 4 + half * 4, lane / 4 * 2);
-                box[0][half] = source[0], box[1][half] = source[1];
-            } else {
-#pragma unroll
-                for (int n = 0; n < ROWS * 2; ++n) box[n][half] = boxes[n / 2][k][n % 2][half];
-            }
-#pragma unroll
-        for (int tile = 0; tile < OUT_TILES; ++tile) {
-            const uint4* source = reinterpret_cast<const uint4*>(weights) + (k * OUT_TILES + tile) * 2 * WARP + lane;
-            const uint4 high = source[0], low = source[WARP];
-            // One part of all products after the other: a product that waits for the last one's sums waits less.
-#pragma unroll
-            for (int part = 0; part < (STRICT ? 3 : 2); ++part)
-#pragma unroll
-                for (int n = 0; n < ROWS * 2; ++n) {
-                    float(&sums)[4] = exponent[tile][n / 2][n % 2];
-                    if (STRICT) {
-                        const Split first(box[n][0]), second(box[n][1]);
-                        if (part == 0) multiply_tf32(sums, high, first.low, second.low);
-                        else multiply_tf32(sums, part == 1 ? low : high, first.high, second.high);
-                    } else {
-                        multiply_tf32(sums, part == 0 ? low : high, __float_as_uint(box[n][0]), __float_as_uint(box[n][1]));
-                    }
-                }
-        }
-    }
+// Of floats that are not negative: their bits are in order.
+__device__ __forceinline__ float warp_max(float v) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(v))); }
+// The power of two that brings `largest` just below 2^exponent; at most 2^most.
+__device__ __forceinline__ float power_for(float largest, int exponent, int most) {
+    const int power = exponent + 126 - static_cast<int>(__float_as_uint(largest) >> 23);  // largest < 2^(its exponent - 126)
+    return __uint_as_float(static_cast<uint32_t>(smaller(power, most) + 127) << 23);
 }
+__device__ __forceinline__ float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
-// The sum of the sigmoids of a step. Their derivatives take the place of the exponents; what does not exist is 0.
-template <int ROWS>
-__device__ __forceinline__ float take_sigmoids(const Image& image, int strip, int step, int first_out,
-                                               float (&exponent)[OUT_TILES][ROWS][2][4]) {
-    const int lane = threadIdx.x % WARP;
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < ROWS * 2; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = step * ROWS + n / 2, column = strip * STRIP + group_of(lane % 4 * 2 + i) * 2 + n % 2;
-            const bool exists = row < image.rows && column < image.columns;
-#pragma unroll
-            for (int m = 0; m < OUT_TILES * 2; ++m) {
-                const int in_block = m * 8 + lane / 4;
-                const bool out_exists = OUT_BLOCK % 16 == 0 && OUT_CHANNELS % OUT_BLOCK == 0 ||
-                                        in_block < OUT_BLOCK && first_out + in_block < OUT_CHANNELS;
-                float& value = exponent[m / 2][n / 2][n % 2][m % 2 * 2 + i];
-                const float s = exists && out_exists ? sigmoid_of_exponent(value) : 0.0f;
-                sum += s;
-                value = s - s * s;
-            }
-        }
-    return sum;
-}
-
-// gradients[tile][k] += delta times the box sums, summed over the windows of a step; bias_sums, of which each lane has a
-// column, alike with ones. The result of the product above is the left operand of this one, where columns 2 * t and 2 * t + 1
-// count as t and t + 4: a sum over windows takes them in any order.
-template <bool STRICT>
-__device__ __forceinline__ void add_gradients(const float* stage, float (&delta)[OUT_TILES][1][2][4], float* bias_sums,
-                                              float (&gradients)[OUT_TILES][KERNEL][4]) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int m = 0; m < OUT_TILES * 2; ++m) {
-        float(&d)[2][4] = delta[m / 2][0];
-        bias_sums[m * WARP + lane] += (d[0][m % 2 * 2] + d[0][m % 2 * 2 + 1]) + (d[1][m % 2 * 2] + d[1][m % 2 * 2 + 1]);
+// Gives the weights, multiplied by `factor`, changed by change(taps of an output and a channel), and scaled, to store(output,
+// channel, tap, high, low). Returns the scale. All threads call it.
+template <class Change, class Store>
+__device__ __forceinline__ float split_weights(const float* weight, float factor, float* warp_values, Change change,
+                                               Store store) {
+    const auto load = [&](int i, float (&taps)[TAPS]) {
+        const bool exists = i / CHANNELS < OUT_CHANNELS && i % CHANNELS < IN_CHANNELS;
+        UNROLL for (int t = 0; t < TAPS; ++t)
+            taps[t] = exists ? weight[(i / CHANNELS * IN_CHANNELS + i % CHANNELS) * TAPS + t] * factor : 0;
+        change(taps);
+    };
+    float largest = 0, taps[TAPS];
+    for (int i = threadIdx.x; i < OUTPUTS * CHANNELS; i += blockDim.x) {
+        load(i, taps);
+        UNROLL for (int t = 0; t < TAPS; ++t) largest = fmaxf(largest, fabsf(taps[t]));
     }
-    if (!STRICT)
-#pragma unroll
-        for (int k = 0; k < OUT_TILES * 8; ++k)
-            delta[k / 8][0][k / 4 % 2][k % 4] = __uint_as_float(round_to_tf32(delta[k / 8][0][k / 4 % 2][k % 4]));
-#pragma unroll
-    for (int k = 0; k < KERNEL; ++k) {
-        const float4 four = *reinterpret_cast<const float4*>(stage + staged(k * CHANNELS + lane / 4, lane % 4 * 4));
-        const float box[2][2] = {{four.x, four.z}, {four.y, four.w}};
-#pragma unroll
-        for (int window = 0; window < 2; ++window)
-#pragma unroll
-            for (int tile = 0; tile < OUT_TILES; ++tile) {
-                const float(&d)[4] = delta[tile][0][window];
-                float(&sums)[4] = gradients[tile][k];
-                if (STRICT) {
-                    const Split first(box[window][0]), second(box[window][1]), d0(d[0]), d1(d[1]), d2(d[2]), d3(d[3]);
-                    const uint4 high = make_uint4(d0.high, d2.high, d1.high, d3.high);
-                    multiply_tf32(sums, make_uint4(d0.low, d2.low, d1.low, d3.low), first.high, second.high);
-                    multiply_tf32(sums, high, first.low, second.low);
-                    multiply_tf32(sums, high, first.high, second.high);
-                } else {
-                    const uint4 left = make_uint4(__float_as_uint(d[0]), __float_as_uint(d[2]), __float_as_uint(d[1]),
-                                                  __float_as_uint(d[3]));
-                    multiply_tf32(sums, left, __float_as_uint(box[window][0]), __float_as_uint(box[window][1]));
-                }
-            }
-    }
-}
-
-// Puts a warp's gradients where its ring was, in the order of the lanes' registers: weights, then biases.
-constexpr int WEIGHT_SUMS = OUT_TILES * KERNEL * 4 * WARP;
-
-__device__ __forceinline__ void put_gradients(float* sums, const float (&gradients)[OUT_TILES][KERNEL][4],
-                                              const float* bias_sums) {
-    const int lane = threadIdx.x % WARP;
-    float totals[OUT_TILES * 2];
-#pragma unroll
-    for (int m = 0; m < OUT_TILES * 2; ++m) {
-        totals[m] = bias_sums[m * WARP + lane];
-        totals[m] += __shfl_xor_sync(0xffffffffu, totals[m], 1);
-        totals[m] += __shfl_xor_sync(0xffffffffu, totals[m], 2);
-    }
-    __syncwarp();  // all have read the last rows, the stage and the biases' sums
-#pragma unroll
-    for (int k = 0; k < OUT_TILES * KERNEL * 4; ++k)
-        sums[k * WARP + lane] = gradients[k / (4 * KERNEL)][k / 4 % KERNEL][k % 4];
-#pragma unroll
-    for (int m = 0; m < OUT_TILES * 2; ++m)
-        if (lane % 4 == 0) sums[WEIGHT_SUMS + m * 8 + lane / 4] = totals[m];
-}
-
-// Adds what the warps have put, in their order, and writes it as the parameters lie in a sample's gradients.
-__device__ __forceinline__ void write_gradients(const float* sums, int pitch, int first_out, float* __restrict__ target) {
-#pragma unroll 1
-    for (int k = threadIdx.x; k < WEIGHT_SUMS + OUT_TILES * 16; k += blockDim.x) {
-        const bool is_bias = k >= WEIGHT_SUMS;
-        const int lane = k % WARP, word = k / WARP % 4, place = k / (4 * WARP) % KERNEL, tile = k / (4 * WARP * KERNEL);
-        const int in_block = is_bias ? k - WEIGHT_SUMS : tile * 16 + lane / 4 + word / 2 * 8, out = first_out + in_block;
-        const int c = lane % 4 * 2 + word % 2;
-        if (in_block >= OUT_BLOCK || out >= OUT_CHANNELS || !is_bias && c >= IN_CHANNELS) continue;
-        float total = 0.0f;
-        for (int warp = 0; warp < blockDim.x / WARP; ++warp) total += sums[warp * pitch + k];
-        if (is_bias) target[OUT_CHANNELS * ALL_TERMS + out] = total;
-        else target[(out * IN_CHANNELS + c) * KERNEL + place] = total * WINDOW_SCALE;
-    }
-}
-
-// For each part of a sample that falls to a block: the sum of each warp's sigmoids to out_terms[part][group][warp], and, with
-// TRAIN, the gradients of the parameters to grad_terms[part].
-template <bool TRAIN, bool STRICT>
-__global__ void __launch_bounds__(MAX_STREAM_WARPS * WARP, 1)
-    stream_windows(Image image, const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ out_terms,
-                   float* __restrict__ grad_terms, bool aligned) {
-    using Size = Stream<TRAIN>;
-    constexpr int ROWS = Size::ROWS, RING = Size::RING;
-    extern __shared__ float4 memory[];
-    uint32_t* weights = reinterpret_cast<uint32_t*>(memory);
-    float* bias_exponents = reinterpret_cast<float*>(weights + WEIGHT_FLOATS);
-    float* warp_memory = bias_exponents + BIAS_FLOATS;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int out_group = blockIdx.x % OUT_GROUPS, block = blockIdx.x / OUT_GROUPS, first_out = out_group * OUT_BLOCK;
-    float* ring = warp_memory + warp * Size::WARP_FLOATS;
-    float *stage = ring + Size::RING_FLOATS, *bias_sums = stage + Size::STAGE_FLOATS;
-
-    lay_out_weights(weight, first_out, weights);
-    for (int k = threadIdx.x; k < BIAS_FLOATS; k += blockDim.x)
-        bias_exponents[k] = k < OUT_BLOCK && first_out + k < OUT_CHANNELS ? MINUS_LOG2_E * bias[first_out + k] : 0.0f;
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = largest;
     __syncthreads();
-
-    __shared__ Walk walks[MAX_STREAM_WARPS];
-    Walk& walk = walks[warp];
-    const Ranges ranges(image, ROWS, gridDim.x / OUT_GROUPS);
-    if (lane == 0) walk.begin(ranges.begin(block), ranges.begin(block + 1), warp, blockDim.x / WARP);
-#pragma unroll 1
-    while (true) {
-        if (lane == 0) walk.begin_part(image, ranges.steps);
-        if (!walk.goes_on()) break;
-        float sum = 0.0f, gradients[OUT_TILES][KERNEL][4] = {};
-        for (int m = 0; TRAIN && m < OUT_TILES * 2; ++m) bias_sums[m * WARP + lane] = 0.0f;
-        // While a step is multiplied, the rows of the next are on their way. The first pass only asks for rows.
-        bool loaded = false;
-#pragma unroll 1
-        do {
-            float boxes[ROWS][KERNEL][2][2];
-            if (loaded) {
-                wait_for_copies();
-                __syncwarp();  // all lanes' copies are there
-                lane_boxes<ROWS, RING>(ring, walk.slot, boxes);
-                if (!STRICT)
-#pragma unroll
-                    for (int k = 0; k < ROWS * KERNEL * 4; ++k) {
-                        float& box = boxes[k / (KERNEL * 4)][k / 4 % KERNEL][k / 2 % 2][k % 2];
-                        box = __uint_as_float(round_to_tf32(box));
-                    }
-                if (TRAIN)
-#pragma unroll
-                    for (int k = 0; k < KERNEL; ++k)
-#pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            float* target = stage + staged(k * CHANNELS + lane % 4 + half * 4, lane / 4 * 2);
-                            *reinterpret_cast<float2*>(target) = make_float2(boxes[0][k][0][half], boxes[0][k][1][half]);
-                        }
-            }
-            __syncwarp();  // the rows and the walk have been read, and the stage is written
-            if (lane == 0) walk.advance(ROWS * POOL_H, RING);
-            const bool more = walk.goes_on();
-            if (more) fetch<ROWS, RING>(image, walk, shared_address(ring), aligned);
-            if (loaded) {
-                float exponent[OUT_TILES][ROWS][2][4];
-                weigh<ROWS, STRICT, TRAIN>(weights, bias_exponents, boxes, stage, exponent);
-                sum += take_sigmoids(image, walk.last_strip, walk.last_step, first_out, exponent);
-                if constexpr (TRAIN) add_gradients<STRICT>(stage, exponent, bias_sums, gradients);
-            }
-            loaded = more;
-        } while (loaded);
-
-        const int64_t part = (int64_t)block + walk.sample;
-        for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
-        if (lane == 0) out_terms[(part * OUT_GROUPS + out_group) * (blockDim.x / WARP) + warp] = sum;
-        if constexpr (TRAIN) {
-            put_gradients(ring, gradients, bias_sums);
-            __syncthreads();
-            write_gradients(warp_memory, Size::WARP_FLOATS, first_out, grad_terms + part * OUT_CHANNELS * (ALL_TERMS + 1));
-            __syncthreads();  // the sums have been read, and the rings may be filled
+    for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) largest = fmaxf(largest, warp_values[i]);
+    const float scale = power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
+    for (int i = threadIdx.x; i < OUTPUTS * CHANNELS; i += blockDim.x) {
+        load(i, taps);
+        UNROLL for (int t = 0; t < TAPS; ++t) {
+            const __half high = __float2half_rn(taps[t] * scale);
+            store(i / CHANNELS, i % CHANNELS, t, high, __float2half_rn(taps[t] * scale - __half2float(high)));
         }
-        __syncwarp();  // the walk has been read
     }
+    __syncthreads();
+    return scale;
 }
 
-// sums[sample][k] = the sum over the parts of a sample of terms[part][k], k < size. One thread a sum.
-__global__ void __launch_bounds__(THREADS)
-    add_parts(Image image, const float* __restrict__ terms, float* __restrict__ sums, int rows, int blocks, int size) {
-    const Ranges ranges(image, rows, blocks);
-    const int64_t chunks = (size + THREADS - 1) / THREADS, sample = blockIdx.x / chunks;
-    const int64_t k = blockIdx.x % chunks * THREADS + threadIdx.x;
-    if (k >= size) return;
-    const int first = ranges.block_of(sample * ranges.steps), last = ranges.block_of((sample + 1) * ranges.steps - 1);
-    float sum = 0.0f;
-    for (int block = first; block <= last; ++block) sum += terms[(block + sample) * size + k];
-    sums[sample * size + k] = sum;
+// ---- who does what in a segment
+// It is cut into strips of columns and bands of rows, the units; in each round a warp has one. All warps take as many steps, a
+// pooled row each; a unit may have one row less, or none.
+struct Work {
+    Segment segment;
+    int bands, rounds, steps;
+};
+__device__ __forceinline__ Work work_at(const Shape& s, int64_t line) {
+    const int64_t end = first_row(s, blockIdx.x + 1);
+    if (line >= end) return {};
+    const Segment segment = segment_at(s, line, end);
+    int a = s.strips, b = s.warps;  // as many bands as give all warps a unit, but none of a single row
+    while (a) {
+        const int rest = b % a;
+        b = a, a = rest;
+    }
+    const int bands = larger(1, smaller(s.warps / b, segment.count / 2));
+    return {segment, bands, ceil_div(s.strips * bands, s.warps), ceil_div(segment.count, bands)};
+}
+struct Unit {
+    int strip, first, rows;
+};
+__device__ __forceinline__ Unit unit_of(const Shape& s, const Work& work, int index) {
+    const int64_t band = index / s.strips, count = work.segment.count;
+    const int begin = static_cast<int>(band * count / work.bands), end = static_cast<int>((band + 1) * count / work.bands);
+    return {index % s.strips, work.segment.start + begin, band < work.bands ? end - begin : 0};
 }
 
-// sums[sample] = the sum over the parts of a sample of `size` terms each. One warp a sample.
-__global__ void __launch_bounds__(WARP)
-    add_part_sums(Image image, const float* __restrict__ terms, float* __restrict__ sums, int rows, int blocks, int size) {
-    const Ranges ranges(image, rows, blocks);
-    const int64_t sample = blockIdx.x;
-    const int first = ranges.block_of(sample * ranges.steps), last = ranges.block_of((sample + 1) * ranges.steps - 1);
-    float sum = 0.0f;
-    for (int64_t k = threadIdx.x; k < (int64_t)(last - first + 1) * size; k += WARP) sum += terms[(first + sample) * size + k];
-    for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
-    if (threadIdx.x == 0) sums[sample] = sum;
-}
+// ---- a warp's pipeline: a ring of POOL_H rows of its strip
+// Slots [0, FRESH) have the rows that belong to one pooled row alone, the others those that it shares with the next one. Once
+// the warp has summed them, it asks for the rows of the next step, which come while it multiplies.
+struct Ring {
+    const Shape& s;
+    const uint32_t data;          // shared address
+    const float* from = nullptr;  // what this lane copies next: eight lanes have a channel
+    int valid = 0;                // columns of the image from the lane's first on
 
-bool streamed() { return STREAMED; }
+    __device__ __forceinline__ Ring(const Shape& s, uint32_t data) : s(s), data(data) {}
 
-// How a device runs stream_windows: as many warps as its shared memory takes rings for, and a block on each multiprocessor
-// for all groups of output channels together.
-struct Launch {
-    int warps, blocks, rows, bytes;
-    explicit Launch(bool train, int batch, int height, int width) {
-        int device, processors, limit;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-        cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        const int common = (WEIGHT_FLOATS + BIAS_FLOATS) * 4;
-        const int each = (train ? Stream<true>::WARP_FLOATS : Stream<false>::WARP_FLOATS) * 4;
-        warps = smaller(MAX_STREAM_WARPS, (limit - common - (int)sizeof(Walk) * MAX_STREAM_WARPS) / each);
-        bytes = common + warps * each;
-        rows = train ? Stream<true>::ROWS : Stream<false>::ROWS;
-        const int64_t steps = (int64_t)batch * ceil_div(Image(nullptr, batch, height, width).rows, rows);
-        const int most = processors > OUT_GROUPS ? processors / OUT_GROUPS : 1;
-        blocks = steps < most ? steps : most;
+    // The warp has read all rows of the unit before.
+    __device__ __forceinline__ void begin(const float* x, int image, const Unit& unit) {
+        const int lane = threadIdx.x % 32, left = unit.strip * STRIP * POOL_W + lane % 8 * 4;
+        const int64_t channel = static_cast<int64_t>(image) * IN_CHANNELS + lane / 8;
+        from = x + (channel * s.height + unit.first * POOL_H) * s.width + left;
+        valid = s.width - left;
+        copy_rows<FRESH, OVERLAP>(unit.rows > 0);
+        copy_rows<0, FRESH>(unit.rows > 0);
+    }
+
+    // The warp has read these slots: asks for their next rows, if there are more. What the image lacks becomes zeros.
+    template <int FIRST, int COUNT>
+    __device__ __forceinline__ void copy_rows(bool more) {
+        __syncwarp();
+        if (more) {
+            const int lane = threadIdx.x % 32;
+            const uint32_t to = data + FIRST * SLOT + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
+            const uint32_t tail = data + FIRST * SLOT + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
+            const int64_t plane = static_cast<int64_t>(s.height) * s.width;
+            // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
+            const auto copy_row = [&](int row, auto copy) {
+                UNROLL for (int c = 0; c < CHANNELS; c += 4) {
+                    const float* const source = from + c * plane;
+                    const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
+                    UNROLL for (int line = 0; line < LINES; ++line)
+                        copy(to + row * SLOT + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
+                    if (lane % 8 < TAIL) copy(tail + row * SLOT + c * 16, source + 32 * LINES, columns - 32 * LINES);
+                }
+                from += s.width;
+            };
+            if (s.aligned) {
+                UNROLL for (int row = 0; row < COUNT; ++row)
+                    copy_row(row, [](uint32_t to, const float* source, int columns) {
+                        cp_async_16(to, source, columns > 0 ? 16 : 0);
+                    });
+            } else {
+#pragma unroll 1
+                for (int row = 0; row < COUNT; ++row)
+                    copy_row(row, [](uint32_t to, const float* source, int columns) {
+#pragma unroll 1
+                        for (int i = 0; i < 4; ++i) cp_async_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+                    });
+            }
+        }
+    }
+
+    // Waits until all lanes' copies are there.
+    __device__ __forceinline__ void wait() const {
+        cp_async_wait_all();
+        __syncwarp();
     }
 };
 
-// 0 warps where the device's shared memory is too small.
-int64_t stream_parts(bool train, int batch, int height, int width) {
-    return Launch(train, batch, height, width).blocks + batch;
-}
-int64_t stream_warps(bool train, int batch, int height, int width) { return Launch(train, batch, height, width).warps; }
+// ---- box sums in registers
+// Lane 4 * n + q has channels q and q + 4, and two neighbouring positions (`member`) of the strip, pair pair_of(n). In this
+// order the eight lanes that read 16 bytes at a time touch all banks.
+__device__ __forceinline__ int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
+using RowSums = float[4][KERNEL_W];  // [2 * (channel / 4) + member][column of the kernel]
+using Sums = float[TAPS][4];
 
-template <bool TRAIN, bool STRICT>
-void launch_stream(const float* x, const float* weight, const float* bias, float* out_terms, float* grad_terms, float* out,
-                   float* grads, int batch, int height, int width, cudaStream_t stream) {
-    if constexpr (STREAMED) {
-        const Launch launch(TRAIN, batch, height, width);
-        const Image image(x, batch, height, width);
-        const bool aligned = width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-        const auto kernel = stream_windows<TRAIN, STRICT>;
-        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.bytes) != cudaSuccess) return;
-        kernel<<<launch.blocks * OUT_GROUPS, launch.warps * WARP, launch.bytes, stream>>>(image, weight, bias, out_terms,
-                                                                                       grad_terms, aligned);
-        add_part_sums<<<batch, WARP, 0, stream>>>(image, out_terms, out, launch.rows, launch.blocks, OUT_GROUPS * launch.warps);
-        if (TRAIN) {
-            const int64_t size = (int64_t)OUT_CHANNELS * (ALL_TERMS + 1);
-            add_parts<<<batch * ((size + THREADS - 1) / THREADS), THREADS, 0, stream>>>(image, grad_terms, grads, launch.rows,
-                                                                                       launch.blocks, size);
+struct Pieces {
+    uint32_t at[2][VECTORS];  // of channels q and q + 4: where in the ring's first slot is what the lane reads
+    __device__ __forceinline__ Pieces(uint32_t ring, int q, int pair) {
+        UNROLL for (int i = 0; i < VECTORS; ++i) {
+            const int piece = pair * POOL_W / 2 + i, tail = piece - 8 * LINES;
+            UNROLL for (int upper = 0; upper < 2; ++upper) {
+                const uint32_t in_line = (piece / 8 * CHANNELS + q) * LINE + ((piece % 8 ^ q) << 4) + upper * 4 * LINE;
+                const uint32_t in_tail = LINES * CHANNELS * LINE + tail * CHANNELS * 16 + q * 16 + upper * 4 * 16;
+                at[upper][i] = ring + (7 * POOL_W / 2 + i < 8 * LINES || tail < 0 ? in_line : in_tail);
+            }
+        }
+    }
+};
+
+// Sums of POOL_W values of a row: for the kernel's middle column, and for the others what differs from it.
+__device__ __forceinline__ void sum_row(const Pieces& pieces, int slot, RowSums& sums) {
+    UNROLL for (int upper = 0; upper < 2; ++upper) {
+        float x[4 * VECTORS];
+        UNROLL for (int i = 0; i < VECTORS; ++i) {
+            const uint4 v = ld_shared_v4(pieces.at[upper][i] + slot * SLOT);
+            x[4 * i] = __uint_as_float(v.x), x[4 * i + 1] = __uint_as_float(v.y);
+            x[4 * i + 2] = __uint_as_float(v.z), x[4 * i + 3] = __uint_as_float(v.w);
+        }
+        UNROLL for (int member = 0; member < 2; ++member) {
+            const float* const v = x + member * POOL_W;
+            float(&to)[KERNEL_W] = sums[2 * upper + member];
+            to[MIDDLE_W] = v[MIDDLE_W];
+            UNROLL for (int i = 1; i < POOL_W; ++i) to[MIDDLE_W] += v[MIDDLE_W + i];
+            UNROLL for (int e = MIDDLE_W - 1; e >= 0; --e) {
+                const float change = v[e] - v[e + POOL_W];
+                to[e] = e == MIDDLE_W - 1 ? change : to[e + 1] + change;
+            }
+            UNROLL for (int e = MIDDLE_W + 1; e < KERNEL_W; ++e) {
+                const float change = v[e - 1 + POOL_W] - v[e - 1];
+                to[e] = e == MIDDLE_W + 1 ? change : to[e - 1] + change;
+            }
         }
     }
 }
 
-void launch_stream_windows(const float* x, const float* weight, const float* bias, float* out_terms, float* grad_terms,
-                           float* out, float* grads, bool strict, int batch, int height, int width, cudaStream_t stream) {
-    const auto launch = grads ? (strict ? launch_stream<true, true> : launch_stream<true, false>)
-                              : (strict ? launch_stream<false, true> : launch_stream<false, false>);
-    launch(x, weight, bias, out_terms, grad_terms, out, grads, batch, height, width, stream);
+// The same down the columns: sums of POOL_H rows for the kernel's middle row, and for the others what differs from it. `above`
+// are the rows that the pooled row shares with the one before; afterwards those that it shares with the next one.
+using SharedRows = RowSums[larger(OVERLAP, 1)];
+__device__ __forceinline__ void box_sums(Ring& ring, bool more, const Pieces& pieces, SharedRows& above, Sums& sums) {
+    RowSums row;
+    SharedRows below;
+    bool first = true;
+    const auto add_to_middle = [&](const RowSums& from) {
+        UNROLL for (int i = 0; i < 4 * KERNEL_W; ++i) {
+            float& sum = sums[MIDDLE_H * KERNEL_W + i % KERNEL_W][i / KERNEL_W];
+            sum = first ? from[i / KERNEL_W][i % KERNEL_W] : sum + from[i / KERNEL_W][i % KERNEL_W];
+        }
+        first = false;
+    };
+    UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r) add_to_middle(above[r]);
+    ring.wait();
+    UNROLL for (int r = 0; r < FRESH; ++r) {
+        sum_row(pieces, r, row);
+        add_to_middle(row);
+    }
+    UNROLL for (int r = 0; r < OVERLAP; ++r) {
+        sum_row(pieces, FRESH + r, below[r]);
+        if (r < MIDDLE_H) add_to_middle(below[r]);
+    }
+    ring.copy_rows<0, POOL_H>(more);
+    UNROLL for (int i = 0; i < 4; ++i)
+        UNROLL for (int e = 0; e < KERNEL_W; ++e) {
+            UNROLL for (int r = MIDDLE_H - 1; r >= 0; --r) {
+                const float change = above[r][i][e] - below[r][i][e];
+                sums[r * KERNEL_W + e][i] = r == MIDDLE_H - 1 ? change : sums[(r + 1) * KERNEL_W + e][i] + change;
+            }
+            UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r) {
+                const float change = below[r][i][e] - above[r][i][e];
+                sums[(r + 1) * KERNEL_W + e][i] = r == MIDDLE_H ? change : sums[r * KERNEL_W + e][i] + change;
+            }
+            UNROLL for (int r = 0; r < OVERLAP; ++r) above[r][i][e] = below[r][i][e];
+        }
 }
+
+// Where a lane's sums of the strip go. The largest of the group gets just below 2^SUM_EXPONENT.
+template <bool STRICT>
+__device__ __forceinline__ void store_sums(const Sums& sums, float scale, uint32_t to) {
+    UNROLL for (int i = 0; i < 4; ++i, to += i == 2 ? PAIRS * SLAB - OCTET : OCTET) {
+        float rest = 0;
+        UNROLL for (int k = 0; k < PAIRS; ++k) {
+            const int pair = (k + MIDDLE / 2) % PAIRS, tap = 2 * pair;  // the middle tap comes first: its rest is a column, too
+            const float a = tap < TAPS ? sums[smaller(tap, TAPS - 1)][i] * scale : rest;
+            const float b = tap + 1 < TAPS ? sums[smaller(tap + 1, TAPS - 1)][i] * scale : tap + 1 == TAPS ? rest : 0;
+            const uint32_t high = fp16_pair(a, b);
+            const float2 low = rest_of_pair(a, b, high);
+            if (k == 0) rest = MIDDLE % 2 ? low.y : low.x;
+            st_shared_u32(to + pair * SLAB, high);
+            const uint32_t rests = fp16_pair(tap == MIDDLE ? 0 : low.x, tap + 1 == MIDDLE ? 0 : low.y);
+            if (STRICT) st_shared_u32(to + (SLABS + pair) * SLAB, rests);
+        }
+    }
+}
+
+// Fragments of operand a: [high, low][inner 16][16 outputs][lane] of 16 bytes. Returns the power of two in them.
+__device__ float store_weights(const float* weight, __half* to, float* warp_values) {
+    // The middle column's weight is that of a whole row, then the middle row's that of a whole column: see Mathematics.
+    const auto change = [](float (&taps)[TAPS]) {
+        UNROLL for (int t = 0; t < TAPS; ++t)
+            if (t % KERNEL_W != MIDDLE_W) taps[t / KERNEL_W * KERNEL_W + MIDDLE_W] += taps[t];
+        UNROLL for (int t = 0; t < TAPS; ++t)
+            if (t / KERNEL_W != MIDDLE_H) taps[MIDDLE_H * KERNEL_W + t % KERNEL_W] += taps[t];
+    };
+    const auto store = [&](int o, int c, int tap, __half high, __half low) {
+        const int k = column_of(c, tap), lane = o % 8 * 4 + k % 8 / 2, word = o / 8 % 2 + k / 8 % 2 * 2;
+        const int at = k / 16 * (FRAGMENT / 2) + ((o / 16 * 32 + lane) * 4 + word) * 2 + k % 2;
+        to[at] = high, to[WEIGHT_BYTES / 4 + at] = low;
+    };
+    return split_weights(weight, MINUS_LOG2_E / (POOL_H * POOL_W), warp_values, change,
+                         [&](int o, int c, int tap, __half high, __half low) {
+        store(o, c, tap, high, low);
+        if (tap == MIDDLE) store(o, c, TAPS, high, low);  // what rounding leaves of its sum
+        if (tap == MIDDLE && TAPS % 2 == 0) store(o, c, TAPS + 1, __half(), __half());
+    });
+}
+
+// ---- the forward pass; with TRAINING also each segment's gradients of weights and bias
+template <bool STRICT, bool TRAINING, bool FEW>
+struct Kernel {
+    static constexpr int MOST_WARPS = FEW || STRICT && TRAINING ? 8 : 12;  // by their registers
+    static constexpr bool KEEPS_WEIGHTS = FEW && !(STRICT && TRAINING);  // in registers
+    static constexpr int WEIGHTS = KEEPS_WEIGHTS ? 0 : WEIGHT_BYTES;
+    static constexpr int SUMS = (STRICT ? 2 : 1) * SLABS * SLAB;  // of a group
+    __host__ __device__ static constexpr int rings(int warps) { return WEIGHTS + larger(warps / GROUP, 2) * SUMS; }
+    static_assert(OUTPUTS * COLUMNS * 4 <= 2 * SUMS && WEIGHT_BYTES <= 2 * SUMS, "they lie where the sums of two groups do");
+};
+
+// gradients (16 outputs x COLUMNS) += deltas (16 x 16 positions) * sums (16 x COLUMNS).
+template <bool STRICT>
+__device__ __forceinline__ void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low,
+                                                uint32_t sums) {
+    UNROLL for (int slab = 0; slab < SLABS; slab += 2) {
+        const uint4 b = ldmatrix_x4_trans(sums + slab * SLAB);
+        if (STRICT) {
+            const uint4 b_low = ldmatrix_x4_trans(sums + (SLABS + slab) * SLAB);
+            mma_m16n8k16(gradients[slab], high, b_low.x, b_low.z);
+            mma_m16n8k16(gradients[slab + 1], high, b_low.y, b_low.w);
+            mma_m16n8k16(gradients[slab], low, b.x, b.z);
+            mma_m16n8k16(gradients[slab + 1], low, b.y, b.w);
+        }
+        mma_m16n8k16(gradients[slab], high, b.x, b.z);
+        mma_m16n8k16(gradients[slab + 1], high, b.y, b.w);
+    }
+    }
+
+// Deltas as input_gradient takes them: pairs of outputs, 8 apart, at both members of a pair of positions, then of the next.
+__device__ __forceinline__ uint4 paired_outputs(const uint4& w) {
+    return make_uint4(__byte_perm(w.x, w.y, 0x5410), __byte_perm(w.z, w.w, 0x5410), __byte_perm(w.x, w.y, 0x7632),
+                      __byte_perm(w.z, w.w, 0x7632));
+}
+
+// Back from differences to taps: `sums` (OUTPUTS x COLUMNS) has the gradients, added up over all groups.
+__device__ __forceinline__ void write_gradients(const float* sums, const float* bias_sums, float* to) {
+    for (int i = threadIdx.x; i < OUT_CHANNELS * IN_CHANNELS; i += blockDim.x) {
+        const float* const from = sums + i / IN_CHANNELS * COLUMNS;
+        float taps[TAPS];
+        UNROLL for (int t = 0; t < TAPS; ++t) taps[t] = from[column_of(i % IN_CHANNELS, t)];
+        taps[MIDDLE] += from[column_of(i % IN_CHANNELS, TAPS)];
+        UNROLL for (int t = 0; t < TAPS; ++t)
+            if (t / KERNEL_W != MIDDLE_H) taps[t] += taps[MIDDLE_H * KERNEL_W + t % KERNEL_W];
+        UNROLL for (int t = 0; t < TAPS; ++t)
+            if (t % KERNEL_W != MIDDLE_W) taps[t] += taps[t / KERNEL_W * KERNEL_W + MIDDLE_W];
+        UNROLL for (int t = 0; t < TAPS; ++t) to[i * TAPS + t] = taps[t];
+    }
+    for (int o = threadIdx.x; o < OUT_CHANNELS; o += blockDim.x) to[WEIGHTS + o] = bias_sums[o];
+}
+
+template <bool STRICT, bool TRAINING, bool FEW>
+__global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32, 1)
+    conv_pool_sum(const Shape s, const Tensors t) {
+    using K = Kernel<STRICT, TRAINING, FEW>;
+    constexpr bool KEPT = K::KEEPS_WEIGHTS;
+    extern __shared__ __align__(128) char memory[];
+    __shared__ float warp_values[K::MOST_WARPS], biases[OUTPUTS], bias_sums[OUTPUTS], weight_unit;
+    __shared__ float4 group_largest[K::MOST_WARPS / GROUP];
+    __shared__ Work work;  // the segment at hand
+    __shared__ uint32_t saved[2][K::MOST_WARPS];  // where a warp's part of the deltas goes, in this round and the one before
+    // Of its group's 64 positions a warp sums the boxes of 16, and computes 16 outputs, from 16 * rank on, at all.
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, n = lane / 4, q = lane % 4;
+    const int group = warp / GROUP, rank = warp % GROUP;
+    const uint32_t weights = shared_address(memory) + (rank * 32 + lane) * 16;
+    const uint32_t sums_at = shared_address(memory) + K::WEIGHTS + group * K::SUMS;
+    const uint32_t my_sums = sums_at + rank * 2 * OCTET + n * 16 + q * 4;
+    const uint32_t matrices = sums_at + lane / 16 * OCTET + lane / 8 % 2 * SLAB + lane % 8 * 16;  // two slabs of two octets
+
+    const float weight_scale = store_weights(t.weight, reinterpret_cast<__half*>(memory), warp_values);
+    uint4 kept[KEPT ? 2 * PAIRS : 1];
+    if constexpr (KEPT) {
+        UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4(weights + i * FRAGMENT);
+        __syncthreads();
+    }
+    for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
+        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
+    if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
+
+    Ring ring(s, shared_address(memory) + K::rings(s.warps) + warp * RING);
+    const Pieces pieces(ring.data, q, pair_of(n));
+    if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
+    __syncthreads();
+    while (work.segment.count > 0) {
+        float total = 0, scale = __uint_as_float((MOST_EXPONENT + 127) << 23);
+        float gradients[SLABS][4] = {}, bias_gradients[2] = {};
+#pragma unroll 1
+        for (int round = 0; round < work.rounds; ++round) {
+            const Unit unit = unit_of(s, work, round * s.warps + warp);
+            ring.begin(t.x, work.segment.image, unit);
+            // Bits 4 * part + 2 * member + i: whether column 2 * q + i of the product with a part's (a warp's) positions is one
+            // of the image; 16 bits further, whether in the last step, too, when some units have ended.
+            const int steps = work.steps;
+            uint32_t inside = 0;
+            UNROLL for (int part = 0; part < GROUP; ++part) {
+                const Unit other = unit_of(s, work, round * s.warps + GROUP * group + part);
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    const int position = other.strip * STRIP + 2 * pair_of(2 * q + i % 2) + i / 2;
+                    if (position < s.columns && other.rows > 0) inside |= 1u << (4 * part + i);
+                    if (position < s.columns && other.rows == steps) inside |= 1u << (16 + 4 * part + i);
+                }
+            }
+            if (lane == 0) saved[round % 2][warp] = ((work.segment.image * s.rows + unit.first) * s.strips + unit.strip) * 128u;
+            const int columns = s.columns - unit.strip * STRIP;
+            SharedRows above;
+            ring.wait();
+            if (unit.rows > 0)
+                UNROLL for (int i = 0; i < OVERLAP; ++i) sum_row(pieces, FRESH + i, above[i]);
+            ring.copy_rows<FRESH, OVERLAP>(unit.rows > 0);
+#pragma unroll 1
+            for (int step = 0; step < steps; ++step) {
+                Sums sums = {};
+                if (step < unit.rows) box_sums(ring, step + 1 < unit.rows, pieces, above, sums);
+                if (columns < STRIP)  // what lies beyond the image's last window may be anything
+                    UNROLL for (int i = 0; i < 4 * TAPS; ++i)
+                        if (2 * pair_of(n) + i % 2 >= columns) sums[i / 4][i % 4] = 0;
+
+                // One power of two for all sums of the group.
+                float four[4] = {};
+                UNROLL for (int i = 0; i < 4 * TAPS; ++i) four[i % 4] = fmaxf(four[i % 4], fabsf(sums[i / 4][i % 4]));
+                float largest = fmaxf(fmaxf(four[0], four[1]), fmaxf(four[2], four[3]));
+                if (largest == INFINITY) {
+                    largest = 0;
+                    UNROLL for (int i = 0; i < 4 * TAPS; ++i)
+                        if (fabsf(sums[i / 4][i % 4]) < INFINITY) largest = fmaxf(largest, fabsf(sums[i / 4][i % 4]));
+                }
+                largest = warp_max(largest);
+                if (lane == 0) reinterpret_cast<float*>(group_largest)[warp] = largest;
+                bar_sync(1 + group, GROUP * 32);  // all have read the last step's sums, and know the largest of this one's
+                const float4 each = group_largest[group];
+                const float group_most = fmaxf(fmaxf(each.x, each.y), fmaxf(each.z, each.w));
+                const float fitting = power_for(group_most, SUM_EXPONENT, MOST_EXPONENT);
+                if (TRAINING && fitting < scale)  // what has been summed shrinks, too
+                    UNROLL for (int i = 0; i < 4 * SLABS; ++i) gradients[i / 4][i % 4] *= fitting * inverse(scale);
+                scale = TRAINING ? fminf(scale, fitting) : fitting;
+                store_sums<STRICT>(sums, scale, my_sums);
+                bar_sync(1 + group, GROUP * 32);
+
+                const float bias[2] = {biases[16 * rank + n], biases[16 * rank + n + 8]};
+                const float unit = fminf(fmaxf(inverse(scale) * weight_unit, 0x1p-126f), 0x1p127f);  // never 0 or infinite
+                const uint32_t counts = step == steps - 1 ? inside >> 16 : inside;
+#pragma unroll (TRAINING ? 1 : GROUP)
+                for (int first = 0; first < GROUP; first += PARTS) {
+                    float d[2 * PARTS][4] = {};  // [octet of positions]: 16 outputs x 8
+                    UNROLL for (int k = 0; k < PAIRS; ++k) {
+                        const uint4 high = KEPT ? kept[KEPT ? k : 0] : ld_shared_v4(weights + k * FRAGMENT);
+                        const uint4 low = KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4(weights + (PAIRS + k) * FRAGMENT);
+                        // Products that add to the same sums stand far apart; small ones come first.
+                        uint4 b[PARTS];
+                        UNROLL for (int part = 0; part < PARTS; ++part)
+                            b[part] = ldmatrix_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
+                        if (STRICT)
+                            UNROLL for (int part = 0; part < PARTS; ++part) {
+                                const uint4 rest = ldmatrix_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
+                                mma_m16n8k16(d[2 * part], high, rest.x, rest.y);
+                                mma_m16n8k16(d[2 * part + 1], high, rest.z, rest.w);
+                            }
+                        UNROLL for (int part = 0; part < PARTS; ++part) {
+                            mma_m16n8k16(d[2 * part], low, b[part].x, b[part].y);
+                            mma_m16n8k16(d[2 * part + 1], low, b[part].z, b[part].w);
+                        }
+                        UNROLL for (int part = 0; part < PARTS; ++part) {
+                            mma_m16n8k16(d[2 * part], high, b[part].x, b[part].y);
+                            mma_m16n8k16(d[2 * part + 1], high, b[part].z, b[part].w);
+                        }
+                    }
+                    UNROLL for (int i = 0; i < 8 * PARTS; ++i) {
+                        float& exponent = d[i / 4][i % 4];
+                        exponent = fmaf(exponent, unit, bias[i / 2 % 2]);
+                    }
+                    UNROLL for (int part = 0; part < PARTS; ++part) {
+                        const uint32_t count = counts >> 4 * (first + part) & 15;
+                        if (count != 15)
+                            UNROLL for (int i = 0; i < 8; ++i)
+                                if (!(count >> (i / 4 * 2 + i % 2) & 1)) d[2 * part + i / 4][i % 4] = INFINITY;
+                        uint32_t high[4], low[4];  // deltas, as operand a
+                        UNROLL for (int i = 0; i < 4; ++i) {
+                            float sigmoids[2], delta[2];
+                            UNROLL for (int j = 0; j < 2; ++j) {
+                                sigmoids[j] = rcp_approx(1 + ex2_approx(d[2 * part + i / 2][i % 2 * 2 + j]));
+                                delta[j] = sigmoids[j] * fmaf(-sigmoids[j], DELTA_SCALE, DELTA_SCALE);
+                            }
+                            total += sigmoids[0] + sigmoids[1];
+                            if (TRAINING) bias_gradients[i % 2] += delta[0] + delta[1];
+                            high[i] = fp16_pair(delta[0], delta[1]);
+                            const float2 rest = rest_of_pair(delta[0], delta[1], high[i]);
+                            low[i] = fp16_pair(rest.x, rest.y);
+                        }
+                        if constexpr (TRAINING) {
+                            const uint4 a = make_uint4(high[0], high[1], high[2], high[3]);
+                            const uint4 a_low = make_uint4(low[0], low[1], low[2], low[3]);
+                            multiply_deltas<STRICT>(gradients, a, a_low, matrices + (first + part) * 2 * OCTET);
+                            if (t.deltas && __any_sync(~0u, count)) {
+                                const uint32_t at = saved[round % 2][GROUP * group + first + part] + step * s.strips * 128u;
+                                uint4* const to = t.deltas + (at + rank * 32 + lane);
+                                *to = paired_outputs(a);
+                                const int64_t all = static_cast<int64_t>(s.images) * s.rows * s.strips * 128;
+                                if (STRICT && t.low_deltas) to[all] = paired_outputs(a_low);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        total = warp_sum(total);
+        __syncthreads();  // all have read the last step's sums, and the last segment's
+        if (lane == 0) warp_values[warp] = total;
+        if constexpr (TRAINING) {
+            float* const scratch = reinterpret_cast<float*>(memory + K::WEIGHTS);
+#pragma unroll 1
+            for (int turn = 0; turn < s.warps / GROUP; ++turn) {
+                if (turn == group) {
+                    const float unit = 1 / DELTA_SCALE / (POOL_H * POOL_W) * inverse(scale);
+                    UNROLL for (int i = 0; i < 4 * SLABS; ++i) {
+                        float& sum = scratch[(16 * rank + n + i / 2 % 2 * 8) * COLUMNS + i / 4 * 8 + 2 * q + i % 2];
+                        sum = gradients[i / 4][i % 4] * unit + (turn ? sum : 0);
+                    }
+                    UNROLL for (int i = 0; i < 2; ++i) {
+                        float& sum = bias_sums[16 * rank + n + 8 * i], value = bias_gradients[i];
+                        value += __shfl_xor_sync(~0u, value, 1);
+                        value += __shfl_xor_sync(~0u, value, 2);
+                        if (q == 0) sum = value * (1 / DELTA_SCALE) + (turn ? sum : 0);
+                    }
+                }
+                __syncthreads();
+            }
+            write_gradients(scratch, bias_sums, t.gradients + static_cast<int64_t>(work.segment.slot) * PARAMETERS);
+        }
+        __syncthreads();  // all have read the scratch, and all warps' sums are known
+        if (threadIdx.x == 0) {
+            float sum = 0;
+            for (int i = 0; i < s.warps; ++i) sum += warp_values[i];
+            t.sums[work.segment.slot] = sum;
+            work = work_at(s, static_cast<int64_t>(work.segment.image) * s.rows + work.segment.start + work.segment.count);
+        }
+        __syncthreads();  // the next segment is known
+    }
+}
+
+// ---- the gradient of x
+// A block has GRADIENT_STRIPS strips of an image, its tile, in two streams of pooled rows. Wider images have several tiles; all
+// but the first begin with the last strip of the one before, for what it leaves to its right neighbour.
+constexpr int GRADIENT_STRIPS = 6, STREAM = 32 * GRADIENT_STRIPS;
+constexpr int OUT_WIDTH = STRIP * POOL_W, OUT_PITCH = OUT_WIDTH + 4;
+constexpr int EDGE = KERNEL_W - 1, EDGES = larger(EDGE, 1), EXCHANGED = KERNEL_H * 2 * EDGES;
+constexpr int INPUT_WEIGHT_BYTES = 4 * TAPS * 32 * 16;
+constexpr int INPUT_GRADIENT_BYTES = INPUT_WEIGHT_BYTES + 2 * GRADIENT_STRIPS * CHANNELS * OUT_PITCH * 4;
+__host__ __device__ constexpr int gradient_streams(bool strict) { return strict ? 1 : 2; }  // by their registers
+
+// Fragments of operand b: [16 outputs][tap][lane] of 16 bytes, high and low parts. The inner index is the output, in the order
+// in which deltas were saved: of each 16 outputs 0, 8, 1, 9, ... Returns the power of two in them.
+__device__ float store_transposed_weights(const float* weight, __half* to, float* warp_values) {
+    const auto store = [&](int o, int c, int tap, __half high, __half low) {
+        const int k = o % 8 * 2 + o / 8 % 2, at = ((o / 16 * TAPS + tap) * 32 + c * 4 + k % 8 / 2) * 8 + k / 8 * 2 + k % 2;
+        to[at] = high, to[at + 4] = low;
+    };
+    return split_weights(weight, 1, warp_values, [](float (&)[TAPS]) {}, store);
+}
+
+template <bool STRICT>
+__global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
+    input_gradient(const uint2* __restrict__ deltas, const float* __restrict__ weight, const float* __restrict__ grad_out,
+                   float* __restrict__ grad_x, const Shape s) {
+    constexpr int STREAMS = gradient_streams(STRICT);
+    extern __shared__ __align__(128) char memory[];
+    __shared__ float exchange[2][STREAMS][1 + GRADIENT_STRIPS][4][EXCHANGED];  // the first of a stream stays zero
+    __shared__ float warp_values[STREAMS * GRADIENT_STRIPS];
+    for (int i = threadIdx.x; i < 2 * STREAMS * 4 * EXCHANGED; i += blockDim.x)
+        exchange[i / (STREAMS * 4 * EXCHANGED)][i / (4 * EXCHANGED) % STREAMS][0][i / EXCHANGED % 4][i % EXCHANGED] = 0;
+    const float weight_scale = store_transposed_weights(weight, reinterpret_cast<__half*>(memory), warp_values);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, n = lane / 4, q = lane % 4;
+    const int stream = warp / GRADIENT_STRIPS, place = warp % GRADIENT_STRIPS, pair = pair_of(n);
+    const uint32_t weights = shared_address(memory) + lane * 16;
+    const uint32_t out = shared_address(memory) + INPUT_WEIGHT_BYTES + warp * CHANNELS * OUT_PITCH * 4;
+    const int left_lane = pair_of((pair - 1) & 7) * 4 + q, tiles = s.images / s.batch;
+    const int64_t end = first_row(s, blockIdx.x + 1), rest = static_cast<int64_t>(s.batch) * s.rows * s.strips * 256;
+    int parity = 0;
+    for (int64_t line = first_row(s, blockIdx.x); line < end;) {
+        const Segment segment = segment_at(s, line, end);
+        line += segment.count;
+        const int sample = segment.image / tiles, tile = segment.image % tiles, half = ceil_div(segment.count, STREAMS);
+        const int strip = tile * (GRADIENT_STRIPS - 1) + place;
+        const int first = segment.start + stream * half, last = smaller(first + half, segment.start + segment.count);
+        const bool writes_below = last == s.rows && first < last, writes = tile == 0 || place > 0;
+        const float scale = grad_out[sample] / (DELTA_SCALE * POOL_H * POOL_W) / weight_scale;
+        // The row before the first one gives its part of the first; the image's last stream writes what lies below its windows.
+        const int below = segment.start + segment.count == s.rows ? ceil_div(s.height, POOL_H) - s.rows : 0;
+        const uint2* from = deltas + (static_cast<int64_t>(sample) * s.rows * s.strips + strip) * 256 + q * 8 + n;
+        const auto load = [&](int row, int64_t part, uint4 (&a)[4]) {
+            const bool exists = first < last && row >= 0 && row < last && strip < s.strips;
+            const uint2* const at = from + part + static_cast<int64_t>(row) * s.strips * 256;
+            UNROLL for (int v = 0; v < 4; ++v) {
+                const uint2 none = make_uint2(0, 0), k0 = exists ? __ldcs(at + 64 * v) : none,
+                            k8 = exists ? __ldcs(at + 64 * v + 32) : none;
+                a[v] = make_uint4(k0.x, k0.y, k8.x, k8.y);
+            }
+        };
+        uint4 next[4], next_low[4];  // the operands of the next step
+        load(first - 1, 0, next);
+        if (STRICT) load(first - 1, rest, next_low);
+        float carry[larger(OVERLAP, 1)][KERNEL_W][4] = {};
+#pragma unroll 1
+        for (int row = first - 1; row < first + half + below; ++row) {
+            float d[TAPS][4] = {};
+            UNROLL for (int v = 0; v < 4; ++v)
+                UNROLL for (int y = 0; y < KERNEL_H; ++y) {
+                    float(*const sums)[4] = d + y * KERNEL_W;
+                    const uint32_t from_row = weights + (v * TAPS + y * KERNEL_W) * 32 * 16;
+                    uint4 b[KERNEL_W];  // high and low parts
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) b[e] = ld_shared_v4(from_row + e * 32 * 16);
+                    if (STRICT)
+                        UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next_low[v], b[e].x, b[e].y);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].z, b[e].w);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].x, b[e].y);
+                }
+            load(row + 1, 0, next);
+            if (STRICT) load(row + 1, rest, next_low);
+            // rows[y][e]: what row y of x gets through column e of the kernel; [2 * member + channel].
+            float rows[KERNEL_H][KERNEL_W][4];
+            UNROLL for (int e = 0; e < KERNEL_W; ++e)
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    UNROLL for (int tap = e; tap < TAPS; tap += KERNEL_W) d[tap][i] *= scale;
+                    float above = d[e][i], later = 0;
+                    UNROLL for (int y = 0; y < KERNEL_H; ++y) {
+                        if (y > 0) above += d[y * KERNEL_W + e][i];
+                        rows[y][e][i] = y < OVERLAP ? above + carry[y][e][i] : above;
+                    }
+                    UNROLL for (int y = OVERLAP - 1; y >= 0; --y) {
+                        const float tap = d[(y + 1) * KERNEL_W + e][i];
+                        carry[y][e][i] = later = y == OVERLAP - 1 ? tap : later + tap;
+                    }
+                }
+            // What the next position's columns get: [row][2 * member + channel][column].
+            float edge[KERNEL_H][4][EDGES];
+            UNROLL for (int y = 0; y < KERNEL_H; ++y)
+                UNROLL for (int i = 0; i < 4; ++i)
+                    UNROLL for (int z = EDGE - 1; z >= 0; --z)
+                        edge[y][i][z] = z == EDGE - 1 ? rows[y][z + 1][i] : rows[y][z + 1][i] + edge[y][i][z + 1];
+            float* const mine = exchange[parity][stream][1 + place][q];
+            if (pair == 7)
+                UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
+                    mine[i] = edge[i / (2 * EDGES)][2 + i / EDGES % 2][i % EDGES];
+            bar_sync(1 + stream, STREAM);
+            float from_left[KERNEL_H][2][EDGES];  // [row][channel][column], by the position on the left of the lane's first
+            UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
+                from_left[i / (2 * EDGES)][i / EDGES % 2][i % EDGES] =
+                    __shfl_sync(~0u, edge[i / (2 * EDGES)][2 + i / EDGES % 2][i % EDGES], left_lane);
+            if (pair == 0) {
+                const float* const left = exchange[parity][stream][place][q];
+                UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
+                    from_left[i / (2 * EDGES)][i / EDGES % 2][i % EDGES] = left[i];
+            }
+            parity ^= 1;
+            const bool written = writes && row >= first && (row < last || writes_below);
+            UNROLL for (int y = 0; y < KERNEL_H; ++y) {
+                UNROLL for (int channel = 0; channel < 2; ++channel) {
+                    float v[2 * POOL_W];
+                    UNROLL for (int member = 0; member < 2; ++member)
+                        UNROLL for (int z = 0; z < POOL_W; ++z) {
+                            const float own = rows[y][smaller(z, KERNEL_W - 1)][2 * member + channel];
+                            const float before = v[member * POOL_W + larger(z - 1, 0)];
+                            v[member * POOL_W + z] = z == 0 ? own : z < KERNEL_W ? before + own : before;
+                        }
+                    UNROLL for (int z = 0; z < EDGE; ++z) {
+                        v[z] += from_left[y][channel][z];
+                        v[POOL_W + z] += edge[y][channel][z];
+                    }
+                    // Odd lanes' vectors go the other way round, so that the phases of a store touch all banks.
+                    UNROLL for (int i = 0; i < POOL_W / 2; ++i) {
+                        const int turn = n % 2 ? POOL_W / 2 - 1 - i : i;
+                        float e[4];
+                        UNROLL for (int k = 0; k < 4; ++k) e[k] = n % 2 ? v[4 * (POOL_W / 2 - 1 - i) + k] : v[4 * i + k];
+                        st_shared_v4(out + ((2 * q + channel) * OUT_PITCH + 2 * pair * POOL_W + 4 * turn) * 4, e);
+                    }
+                }
+                __syncwarp();
+                // The warp's rows, 16 bytes a lane. The last one is that of all FRESH rows.
+                const int copies = !written ? 0 : smaller(y == KERNEL_H - 1 ? FRESH : 1, s.height - row * POOL_H - y);
+                UNROLL for (int i = lane; i < CHANNELS * OUT_WIDTH / 4; i += 32) {
+                    const int c = i / (OUT_WIDTH / 4), column = i % (OUT_WIDTH / 4) * 4, at = strip * OUT_WIDTH + column;
+                    const uint4 v = ld_shared_v4(out + (c * OUT_PITCH + column) * 4);
+                    if (at >= s.width || c >= IN_CHANNELS) continue;
+                    const int64_t line = (static_cast<int64_t>(sample) * IN_CHANNELS + c) * s.height + row * POOL_H + y;
+                    float* to = grad_x + line * s.width + at;
+                    if (s.aligned) {
+                        UNROLL for (int copy = 0; copy < larger(FRESH, 1); ++copy, to += s.width)
+                            if (copy < copies) __stcs(reinterpret_cast<uint4*>(to), v);
+                    } else {
+#pragma unroll 1
+                        for (int copy = 0; copy < copies; ++copy, to += s.width) {
+                            to[0] = __uint_as_float(v.x);
+                            if (at + 1 < s.width) to[1] = __uint_as_float(v.y);
+                            if (at + 2 < s.width) to[2] = __uint_as_float(v.z);
+                            if (at + 3 < s.width) to[3] = __uint_as_float(v.w);
+                        }
+                    }
+                }
+                __syncwarp();
+            }
+        }
+    }
+}
+#endif  // FITS_TENSOR_CORES
+
+#if !FITS_TENSOR_CORES
+// ---- all other shapes: right, but slow
+// A block has a sample, and takes one window at a time. `scratch` (batch, TERMS + OUT_CHANNELS): averages of x, then sigmoids'
+// derivatives. `deltas` (batch, OUT_CHANNELS, rows, columns), and t.gradients (batch, PARAMETERS), may be null.
+constexpr int PLAIN_THREADS = 256;
+__global__ void __launch_bounds__(PLAIN_THREADS)
+    plain_forward(const Tensors t, float* __restrict__ scratch, float* __restrict__ deltas, const Shape s) {
+    __shared__ double partial[PLAIN_THREADS];
+    const int thread = threadIdx.x;
+    const int64_t sample = blockIdx.x, windows = static_cast<int64_t>(s.rows) * s.columns;
+    float *const boxes = scratch + sample * (TERMS + OUT_CHANNELS), *const delta = boxes + TERMS;
+    double total = 0;
+    for (int64_t window = 0; window < windows; ++window) {
+        const int64_t top = window / s.columns * POOL_H, left = window % s.columns * POOL_W;
+        for (int i = thread; i < TERMS; i += PLAIN_THREADS) {
+            const int64_t row = (sample * IN_CHANNELS + i / TAPS) * s.height + top + i % TAPS / KERNEL_W;
+            const float* const from = t.x + row * s.width + left + i % KERNEL_W;
+            float sum = 0;
+            for (int y = 0; y < POOL_H; ++y)
+                for (int z = 0; z < POOL_W; ++z) sum += from[static_cast<int64_t>(y) * s.width + z];
+            boxes[i] = sum * (1.0f / (POOL_H * POOL_W));
+        }
+        __syncthreads();
+        for (int64_t o = thread; o < OUT_CHANNELS; o += PLAIN_THREADS) {
+            float sum = t.bias[o];
+            for (int i = 0; i < TERMS; ++i) sum = fmaf(t.weight[o * TERMS + i], boxes[i], sum);
+            const float sigmoid = 1 / (1 + expf(-sum));
+            total += sigmoid, delta[o] = sigmoid * (1 - sigmoid);
+            if (deltas) deltas[(sample * OUT_CHANNELS + o) * windows + window] = delta[o];
+        }
+        __syncthreads();
+        for (int64_t i = thread; t.gradients && i < PARAMETERS; i += PLAIN_THREADS) {
+            float& sum = t.gradients[sample * PARAMETERS + i];
+            sum = (window ? sum : 0) + (i < WEIGHTS ? delta[i / TERMS] * boxes[i % TERMS] : delta[i - WEIGHTS]);
+        }
+        __syncthreads();
+    }
+    partial[thread] = total;
+    __syncthreads();
+    if (thread > 0) return;
+    for (int i = 1; i < PLAIN_THREADS; ++i) total += partial[i];
+    t.sums[sample] = static_cast<float>(total);
+}
+
+// A thread has a value of x. Each tap gives it the gradients of all outputs at the window that holds it.
+__global__ void __launch_bounds__(PLAIN_THREADS)
+    plain_input_gradient(const float* __restrict__ deltas, const float* __restrict__ weight, const float* __restrict__ grad_out,
+                         float* __restrict__ grad_x, const Shape s) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, line = index / s.width;
+    const int64_t column = index % s.width, row = line % s.height, c = line / s.height % IN_CHANNELS;
+    const int64_t sample = line / s.height / IN_CHANNELS, windows = static_cast<int64_t>(s.rows) * s.columns;
+    if (sample >= s.batch) return;
+    float sum = 0;
+    for (int tap = 0; tap < TAPS; ++tap) {
+        const int64_t y = row - tap / KERNEL_W, z = column - tap % KERNEL_W;
+        if (y < 0 || z < 0 || y / POOL_H >= s.rows || z / POOL_W >= s.columns) continue;
+        const float* const delta = deltas + sample * OUT_CHANNELS * windows + y / POOL_H * s.columns + z / POOL_W;
+        for (int64_t o = 0; o < OUT_CHANNELS; ++o) sum = fmaf(weight[o * TERMS + c * TAPS + tap], delta[o * windows], sum);
+    }
+    grad_x[index] = sum * grad_out[sample] * (1.0f / (POOL_H * POOL_W));
+}
+
+#endif
+
+// ---- sums over segments, and over samples
+__device__ __forceinline__ int block_of(const Shape& s, int64_t row) {  // which has a row of the line
+    return static_cast<int>(((row + 1) * s.blocks - 1) / (static_cast<int64_t>(s.images) * s.rows));
+}
+
+// sums[image][k] = the sum of its segments' terms[slot][k]. With `factors` there is one sum, that of factors[i] * terms[i][k]
+// over the images. The last `tail_size` of a sum go to `tail`.
+constexpr int SUM_WIDTH = 32, SUM_PARTS = 8;
+__global__ void __launch_bounds__(SUM_WIDTH * SUM_PARTS)
+    sum_terms(const float* __restrict__ factors, const float* __restrict__ terms, float* __restrict__ sums,
+              float* __restrict__ tail, int size, int tail_size, const Shape s) {
+    __shared__ float part_sums[SUM_PARTS][SUM_WIDTH];
+    const int chunks = ceil_div(size, SUM_WIDTH), part = threadIdx.x / SUM_WIDTH, lane = threadIdx.x % SUM_WIDTH;
+    const int64_t image = blockIdx.x / chunks;
+    const int k = blockIdx.x % chunks * SUM_WIDTH + lane;
+    const int64_t first = factors ? 0 : image + block_of(s, image * s.rows);
+    const int64_t last = factors ? s.images - 1 : image + block_of(s, (image + 1) * s.rows - 1);
+    float sum = 0;
+    if (k < size)
+#pragma unroll 8
+        for (int64_t i = first + part; i <= last; i += SUM_PARTS) sum += (factors ? factors[i] : 1) * terms[i * size + k];
+    part_sums[part][lane] = sum;
+    __syncthreads();
+    if (part > 0 || k >= size) return;
+    for (int other = 1; other < SUM_PARTS; ++other) sum += part_sums[other][lane];
+    if (k < size - tail_size) sums[image * (size - tail_size) + k] = sum;
+    else tail[k - (size - tail_size)] = sum;
+}
+
+// ---- launchers
+struct Arguments {  // the same in the binding
+    const float *x, *weight, *bias;
+    int64_t batch, height, width;
+    bool strict;
+    cudaStream_t stream;
+};
+
+static Shape make_shape(const Arguments& a, const float* x, int tiles) {
+    int device = 0, multiprocessors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    Shape s = {};
+    s.batch = static_cast<int>(a.batch), s.height = static_cast<int>(a.height), s.width = static_cast<int>(a.width);
+    s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
+    s.images = s.batch * tiles, s.strips = ceil_div(s.columns, 16);
+    s.aligned = s.width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    // As many blocks as multiprocessors, or as images where that keeps 95% of the multiprocessors busy: whole images need no
+    // second pass over their segments' sums.
+    const int64_t waves = (s.images + multiprocessors - 1) / multiprocessors, whole = (s.images + waves - 1) / waves;
+    const int64_t rows = static_cast<int64_t>(s.images) * s.rows;
+    s.blocks = static_cast<int>(rows < multiprocessors ? rows : multiprocessors);
+    if (s.images % whole == 0 && whole * 20 >= 19 * static_cast<int64_t>(multiprocessors)) s.blocks = static_cast<int>(whole);
+    return s;
+}
+
+static void launch_sum_terms(const float* factors, const float* terms, float* sums, float* tail, int size, int tail_size,
+                             const Shape& s, cudaStream_t stream) {
+    const int64_t blocks = static_cast<int64_t>(factors ? 1 : s.images) * ceil_div(size, SUM_WIDTH);
+    sum_terms<<<static_cast<unsigned>(blocks), SUM_WIDTH * SUM_PARTS, 0, stream>>>(factors, terms, sums, tail, size, tail_size,
+                                                                                   s);
+}
+
+// The gradients of weight and bias: those of the samples, weighted by `factors`.
+void launch_weighted_sum(const float* factors, const float* terms, float* weight, float* bias, int64_t batch,
+                         cudaStream_t stream) {
+    Shape s = {};
+    s.images = static_cast<int>(batch);
+    launch_sum_terms(factors, terms, weight, bias, PARAMETERS, OUT_CHANNELS, s, stream);
+}
+
+#if FITS_TENSOR_CORES
+// As many warps as fit, in fours. FEW have all registers, and their weights there.
+template <bool STRICT, bool TRAINING, bool FEW>
+static cudaError_t launch(Shape s, const Tensors& tensors, int limit, cudaStream_t stream) {
+    using K = Kernel<STRICT, TRAINING, FEW>;
+    const auto bytes = [](int warps) { return K::rings(warps) + warps * RING; };
+    s.warps = K::MOST_WARPS;
+    while (s.warps > (FEW ? GROUP : 2 * GROUP) && bytes(s.warps) > limit) s.warps -= GROUP;
+    if (!FEW && bytes(s.warps) > limit) return launch<STRICT, TRAINING, true>(s, tensors, limit, stream);
+    const auto kernel = conv_pool_sum<STRICT, TRAINING, FEW>;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes(s.warps));
+    if (error == cudaSuccess) kernel<<<s.blocks, s.warps * 32, bytes(s.warps), stream>>>(s, tensors);
+    return error;
+}
+
+// Floats of scratch: the sums of all segments, where a sample has several.
+int64_t count_scratch(const Arguments& a, bool training) {
+    const Shape s = make_shape(a, a.x, 1);
+    return s.images % s.blocks ? static_cast<int64_t>(s.images + s.blocks) * (training ? 1 + PARAMETERS : 1) : 0;
+}
+
+// `gradients` (batch, PARAMETERS) and `deltas` may be null. Low parts of the deltas are written where there is room for them.
+cudaError_t launch_forward(const Arguments& a, float* scratch, float* out, float* gradients, void* deltas, bool low_deltas) {
+    const Shape s = make_shape(a, a.x, 1);
+    const bool split = s.images % s.blocks;
+    float* const scratch_gradients = scratch + s.images + s.blocks;
+    const Tensors tensors = {a.x, a.weight, a.bias, split ? scratch : out, split ? scratch_gradients : gradients,
+                             static_cast<uint4*>(deltas), low_deltas};
+    int device = 0, limit = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (SHARED_LIMIT_KB > 0) limit = smaller(limit, SHARED_LIMIT_KB * 1024);
+    const auto run = gradients ? a.strict ? launch<true, true, true> : launch<false, true, false>
+                     : a.strict ? launch<true, false, false> : launch<false, false, false>;
+    const cudaError_t error = run(s, tensors, limit - STATIC_BYTES, a.stream);
+    if (error != cudaSuccess || !split) return error;
+    launch_sum_terms(nullptr, scratch, out, nullptr, 1, 0, s, a.stream);
+    if (gradients) launch_sum_terms(nullptr, scratch_gradients, gradients, nullptr, PARAMETERS, 0, s, a.stream);
+    return error;
+}
+
+cudaError_t launch_input_gradient(const Arguments& a, const void* deltas, const float* grad_out, float* grad_x) {
+    const int strips = static_cast<int>((a.width + OUT_WIDTH - 1) / OUT_WIDTH), more = GRADIENT_STRIPS - 1;
+    const Shape s = make_shape(a, grad_x, strips <= GRADIENT_STRIPS ? 1 : (strips - 2) / more + 1);
+    const auto kernel = a.strict ? input_gradient<true> : input_gradient<false>;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, INPUT_GRADIENT_BYTES);
+    if (error == cudaSuccess)
+        kernel<<<s.blocks, gradient_streams(a.strict) * STREAM, INPUT_GRADIENT_BYTES, a.stream>>>(
+            static_cast<const uint2*>(deltas), a.weight, grad_out, grad_x, s);
+    return error;
+}
+#else
+int64_t count_scratch(const Arguments& a, bool) { return a.batch * (TERMS + OUT_CHANNELS); }
+
+cudaError_t launch_forward(const Arguments& a, float* scratch, float* out, float* gradients, void* deltas, bool) {
+    const Tensors tensors = {a.x, a.weight, a.bias, out, gradients, nullptr, false};
+    const Shape s = make_shape(a, a.x, 1);
+    plain_forward<<<s.batch, PLAIN_THREADS, 0, a.stream>>>(tensors, scratch, static_cast<float*>(deltas), s);
+    return cudaSuccess;
+}
+
+cudaError_t launch_input_gradient(const Arguments& a, const void* deltas, const float* grad_out, float* grad_x) {
+    const Shape s = make_shape(a, grad_x, 1);
+    const int64_t blocks = (a.batch * IN_CHANNELS * a.height * a.width + PLAIN_THREADS - 1) / PLAIN_THREADS;
+    const float* const all = static_cast<const float*>(deltas);
+    plain_input_gradient<<<static_cast<unsigned>(blocks), PLAIN_THREADS, 0, a.stream>>>(all, a.weight, grad_out, grad_x, s);
+    return cudaSuccess;
+}
+#endif
 """
 
 BINDING = r"""
@@ -1157,23 +1107,18 @@ static std::string text(at::IntArrayRef values) {
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
 
-int64_t parameter_splits(int batch, int height, int width);
-int64_t sigmoid_blocks(int batch, int height, int width);
-int64_t parameter_blocks(int batch, int height, int width);
-int64_t input_grad_blocks(int batch, int height, int width);
-int64_t weighted_sum_blocks(int64_t groups, int64_t size);
-void launch_sum_sigmoids(const float*, const float*, const float*, float*, float*, int, int, int, cudaStream_t);
-void launch_parameter_terms(const float*, const float*, float*, int, int, int, cudaStream_t);
-void launch_weighted_sum(const float*, const float*, float*, float*, int64_t, int64_t, int64_t, int64_t, cudaStream_t);
-void launch_input_grad(const float*, const float*, const float*, float*, int, int, int, cudaStream_t);
-bool streamed();
-int64_t stream_warps(bool train, int batch, int height, int width);
-int64_t stream_parts(bool train, int batch, int height, int width);
-void launch_stream_windows(const float*, const float*, const float*, float*, float*, float*, float*, bool, int, int, int,
-                           cudaStream_t);
+struct Arguments {
+    const float *x, *weight, *bias;
+    int64_t batch, height, width;
+    bool strict;
+    cudaStream_t stream;
+};
+int64_t count_scratch(const Arguments&, bool training);
+cudaError_t launch_forward(const Arguments&, float* scratch, float* out, float* gradients, void* deltas, bool low_deltas);
+cudaError_t launch_input_gradient(const Arguments&, const void* deltas, const float* grad_out, float* grad_x);
+void launch_weighted_sum(const float* factors, const float* terms, float* weight, float* bias, int64_t batch, cudaStream_t);
 
 constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W, PARAMETERS = WEIGHTS + OUT_CHANNELS;
-constexpr int64_t OUT_GROUPS = (OUT_CHANNELS + 63) / 64;  // as in the kernels
 
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
@@ -1183,11 +1128,6 @@ static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef sh
                         " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device()));
 }
 
-static void check_blocks(int64_t blocks) {
-    TORCH_CHECK(blocks < (1ll << 31),
-                message("conv_pool_sigmoid_sum: the batch needs ", blocks, " blocks, more than a grid has"));
-}
-
 static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
     TORCH_CHECK(tensor.device() == expected.device(),
                 message("conv_pool_sigmoid_sum: expected all on ", expected.device(), ", got ", name, " on ", tensor.device()));
@@ -1195,14 +1135,24 @@ static void check_device(const at::Tensor& expected, const char* name, const at:
 
 // The arguments of all passes over the input, checked, as the kernels take them. The guard holds while this lives.
 struct Call {
-    int64_t batch, height, width;
     at::Tensor x, weight, bias;
     c10::cuda::CUDAGuard guard;
+    Arguments arguments;
+    int64_t deltas_of_sample;  // in fp16 values, the derivatives of all sigmoids, as the kernels lay them out
 
     Call(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in, at::IntArrayRef pool)
         : guard(checked(x_in, weight_in, bias_in, pool)) {
         x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
-        batch = x.size(0), height = x.size(2), width = x.size(3);
+        const bool strict = !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);  // as PyTorch's convolutions read it
+        arguments = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), x.size(0),
+                     x.size(2), x.size(3), strict, c10::cuda::getCurrentCUDAStream()};
+        const int64_t rows = (x.size(2) - KERNEL_H + 1) / POOL_H, columns = (x.size(3) - KERNEL_W + 1) / POOL_W;
+        deltas_of_sample = FITS_TENSOR_CORES ? rows * ((columns + 15) / 16) * 1024 : 2 * OUT_CHANNELS * rows * columns;
+        int capability = 0;
+        C10_CUDA_CHECK(cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, x.get_device()));
+        TORCH_CHECK(capability >= 8,
+                    message("conv_pool_sigmoid_sum v4: expected a GPU of compute capability 8.0 or later, got ", capability,
+                            ".x, on which v3_box_sums runs"));
     }
 
     static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
@@ -1218,105 +1168,46 @@ struct Call {
                     message("conv_pool_sigmoid_sum: an image of ", x.size(2), " x ", x.size(3),
                             " is too small for a kernel of ", KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_H,
                             " x ", POOL_W));
+        TORCH_CHECK(x.size(0) * std::max(x.size(2), PARAMETERS / 32 + 1) < 1ll << 31 && x.numel() < 1ll << 39,
+                    message("conv_pool_sigmoid_sum: a tensor of shape ", x.sizes(), " needs more blocks than a grid has"));
         return x.device();
     }
 
     at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
 
-    at::Tensor empty_delta() const {
-        return empty({batch, OUT_CHANNELS, (height - KERNEL_H + 1) / POOL_H, (width - KERNEL_W + 1) / POOL_W});
+    // Vectors of eight values are counted in 32 bits.
+    at::Tensor empty_deltas(bool keep, int64_t parts) const {
+        const bool kept = keep && x.size(0) * deltas_of_sample < 1ll << 35;
+        return at::empty({kept ? parts * x.size(0) : 0, deltas_of_sample}, x.options().dtype(at::kHalf));
     }
 
-    // Writes each sample's output to `out` and the sigmoids' derivatives to `delta`, where these are not null.
-    void sum_sigmoids(const at::Tensor* out, const at::Tensor* delta) const {
-        const int64_t blocks = sigmoid_blocks(batch, height, width);
-        check_blocks(blocks);
-        at::Tensor partial_sums;
-        if (out) partial_sums = empty({blocks});
-        launch_sum_sigmoids(x.const_data_ptr<float>(), weight.const_data_ptr<float>(), bias.const_data_ptr<float>(),
-                            out ? partial_sums.mutable_data_ptr<float>() : nullptr,
-                            delta ? delta->mutable_data_ptr<float>() : nullptr, batch, height, width,
-                            c10::cuda::getCurrentCUDAStream());
-        C10_CUDA_KERNEL_LAUNCH_CHECK();
-        if (out) sum_groups(partial_sums, *out, batch, blocks / batch, 1);
-    }
-
-    // Whether the tensor-core path takes these shapes on this device.
-    bool is_streamed(bool train) const {
-        return streamed() && batch * height < (1ll << 31) && stream_warps(train, batch, height, width) > 0;
-    }
-
-    // Writes each sample's output to `out` and, where it is not null, its gradients of the parameters to `grads`. The precision
-    // is that which PyTorch's own convolution would use now.
-    void stream_windows(const at::Tensor& out, const at::Tensor* grads) const {
-        const bool strict = !grads || !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-        const int64_t parts = stream_parts(grads, batch, height, width), warps = stream_warps(grads, batch, height, width);
-        at::Tensor out_terms = empty({parts, OUT_GROUPS, warps}), grad_terms;
-        if (grads) grad_terms = empty({parts, PARAMETERS}), check_blocks(weighted_sum_blocks(batch, PARAMETERS));
-        launch_stream_windows(x.const_data_ptr<float>(), weight.const_data_ptr<float>(), bias.const_data_ptr<float>(),
-                              out_terms.mutable_data_ptr<float>(), grads ? grad_terms.mutable_data_ptr<float>() : nullptr,
-                              out.mutable_data_ptr<float>(), grads ? grads->mutable_data_ptr<float>() : nullptr, strict, batch,
-                              height, width, c10::cuda::getCurrentCUDAStream());
-        C10_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-
-    // sums (groups, size) of terms (groups, count, size).
-    static void sum_groups(const at::Tensor& terms, const at::Tensor& sums, int64_t groups, int64_t count, int64_t size) {
-        check_blocks(weighted_sum_blocks(groups, size));
-        launch_weighted_sum(nullptr, terms.const_data_ptr<float>(), sums.mutable_data_ptr<float>(), nullptr, groups, count,
-                            size, size, c10::cuda::getCurrentCUDAStream());
+    // Writes each sample's output, and where they are given its gradients of the parameters and what input_grad needs.
+    void run(const at::Tensor& out, const at::Tensor* grads, const at::Tensor* deltas) const {
+        if (x.size(0) == 0) return;
+        const at::Tensor scratch = empty({count_scratch(arguments, grads)});
+        C10_CUDA_CHECK(launch_forward(arguments, scratch.mutable_data_ptr<float>(), out.mutable_data_ptr<float>(),
+                                      grads ? grads->mutable_data_ptr<float>() : nullptr,
+                                      deltas && deltas->numel() ? deltas->mutable_data_ptr() : nullptr,
+                                      deltas && deltas->size(0) > x.size(0)));
         C10_CUDA_KERNEL_LAUNCH_CHECK();
     }
 };
 
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
     const Call call(x, weight, bias, pool);
-    at::Tensor out = call.empty({call.batch});
-    if (call.batch == 0) return out;
-    if (call.is_streamed(false)) call.stream_windows(out, nullptr);
-    else call.sum_sigmoids(&out, nullptr);
+    at::Tensor out = call.empty({x.size(0)});
+    call.run(out, nullptr, nullptr);
     return out;
 }
 
-std::tuple<at::Tensor, at::Tensor> forward_with_parameter_grads(const at::Tensor& x, const at::Tensor& weight,
-                                                                const at::Tensor& bias, at::IntArrayRef pool) {
+// Also each sample's gradients of the parameters, and, if `keep`, what the gradient of x needs.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_parameter_grads(const at::Tensor& x, const at::Tensor& weight,
+                                                                            const at::Tensor& bias, at::IntArrayRef pool,
+                                                                            bool keep) {
     const Call call(x, weight, bias, pool);
-    at::Tensor out = call.empty({call.batch}), grads = call.empty({call.batch, PARAMETERS});
-    if (call.batch == 0) return {out, grads};
-    if (call.is_streamed(true)) {
-        call.stream_windows(out, &grads);
-        return {out, grads};
-    }
-    const at::Tensor delta = call.empty_delta();
-    call.sum_sigmoids(&out, &delta);
-
-    check_blocks(parameter_blocks(call.batch, call.height, call.width));
-    const int64_t splits = parameter_splits(call.batch, call.height, call.width);
-    at::Tensor terms = splits > 1 ? call.empty({call.batch, splits, PARAMETERS}) : grads;
-    launch_parameter_terms(call.x.const_data_ptr<float>(), delta.const_data_ptr<float>(), terms.mutable_data_ptr<float>(),
-                           call.batch, call.height, call.width, c10::cuda::getCurrentCUDAStream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    if (splits > 1) Call::sum_groups(terms, grads, call.batch, splits, PARAMETERS);
-    return {out, grads};
-}
-
-at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      at::IntArrayRef pool) {
-    const Call call(x, weight, bias, pool);
-    check("grad_out", grad_out_in, {call.batch});
-    check_device(x, "grad_out", grad_out_in);
-    const at::Tensor grad_out = grad_out_in.contiguous();
-    at::Tensor grad_x = call.empty(x.sizes());
-    if (call.batch == 0) return grad_x;
-    const at::Tensor delta = call.empty_delta();
-    call.sum_sigmoids(nullptr, &delta);
-
-    check_blocks(input_grad_blocks(call.batch, call.height, call.width));
-    launch_input_grad(grad_out.const_data_ptr<float>(), delta.const_data_ptr<float>(), call.weight.const_data_ptr<float>(),
-                      grad_x.mutable_data_ptr<float>(), call.batch, call.height, call.width,
-                      c10::cuda::getCurrentCUDAStream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return grad_x;
+    at::Tensor out = call.empty({x.size(0)}), grads = call.empty({x.size(0), PARAMETERS}), deltas = call.empty_deltas(keep, 1);
+    call.run(out, &grads, &deltas);
+    return {out, grads, deltas};
 }
 
 // Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out. `x` is for autograd,
@@ -1332,19 +1223,45 @@ std::tuple<at::Tensor, at::Tensor> weighted_sum(const at::Tensor& grad_out_in, c
     const c10::cuda::CUDAGuard guard(grads_in.device());
     const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous();
     at::Tensor grad_weight = at::empty(weight.sizes(), grads.options()), grad_bias = at::empty(bias.sizes(), grads.options());
-    check_blocks(weighted_sum_blocks(1, PARAMETERS));
     launch_weighted_sum(grad_out.const_data_ptr<float>(), grads.const_data_ptr<float>(), grad_weight.mutable_data_ptr<float>(),
-                        grad_bias.mutable_data_ptr<float>(), 1, grads.size(0), PARAMETERS, WEIGHTS,
-                        c10::cuda::getCurrentCUDAStream());
+                        grad_bias.mutable_data_ptr<float>(), grads.size(0), c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return {grad_weight, grad_bias};
 }
 
+// `deltas` are what forward_with_parameter_grads kept. In strict mode the tensor cores need their low parts, too: then they are
+// computed again, as where nothing was kept.
+at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      const at::Tensor& deltas, at::IntArrayRef pool) {
+    const Call call(x, weight, bias, pool);
+    check("grad_out", grad_out_in, {x.size(0)});
+    check_device(x, "grad_out", grad_out_in);
+    TORCH_CHECK(deltas.scalar_type() == at::kHalf && deltas.device() == x.device() && deltas.dim() == 2 &&
+                    (deltas.size(0) == 0 || deltas.size(0) == x.size(0)) && deltas.size(1) == call.deltas_of_sample,
+                message("conv_pool_sigmoid_sum: expected deltas of this x's forward pass, float16 of shape (", x.size(0),
+                        " or 0, ", call.deltas_of_sample, ") on ", x.device(), "; got ", deltas.scalar_type(), " of shape ",
+                        deltas.sizes(), " on ", deltas.device()));
+    const at::Tensor grad_out = grad_out_in.contiguous();
+    at::Tensor grad_x = call.empty(x.sizes()), kept = deltas.contiguous();
+    if (x.size(0) == 0) return grad_x;
+    const bool with_low_parts = FITS_TENSOR_CORES && call.arguments.strict;
+    if (with_low_parts || kept.numel() == 0) {
+        kept = call.empty_deltas(true, with_low_parts ? 2 : 1);
+        TORCH_CHECK(kept.numel() > 0, "conv_pool_sigmoid_sum: the batch is too large for a gradient of x");
+        const at::Tensor grads = call.empty({x.size(0), PARAMETERS});
+        call.run(call.empty({x.size(0)}), &grads, &kept);
+    }
+    C10_CUDA_CHECK(launch_input_gradient(call.arguments, kept.const_data_ptr(), grad_out.const_data_ptr<float>(),
+                                         grad_x.mutable_data_ptr<float>()));
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return grad_x;
+}
+
 TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
     m.def("forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", {at::Tag::pt2_compliant_tag});
-    m.def("forward_with_parameter_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> (Tensor, Tensor)",
-          {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad_out, Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor",
+    m.def("forward_with_parameter_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool, bool keep) -> "
+          "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
+    m.def("input_grad(Tensor grad_out, Tensor x, Tensor weight, Tensor bias, Tensor deltas, int[2] pool) -> Tensor",
           {at::Tag::pt2_compliant_tag});
     m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias, Tensor? x) -> (Tensor, Tensor)",
           {at::Tag::pt2_compliant_tag});
@@ -1360,6 +1277,15 @@ TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
 """
 
 
+def fits_tensor_cores(in_channels, out_channels, kernel_h, kernel_w, pool_h, pool_w):
+    """Which shapes the tensor-core kernels take, in images of any size; the plain ones take the others."""
+    return (
+        (in_channels <= 8 and out_channels <= 64 and kernel_h * kernel_w <= 9)
+        and (kernel_h <= pool_h + 1 and kernel_w <= pool_w + 1)
+        and (pool_w % 2 == 0 and pool_w <= 8 and pool_h * pool_w <= 16)
+    )
+
+
 def register(namespace):
     """Shapes for torch.compile, and autograd."""
     operators = getattr(torch.ops, namespace)
@@ -1369,11 +1295,17 @@ def register(namespace):
         return x.new_empty(x.shape[0])
 
     @torch.library.register_fake(f"{namespace}::forward_with_parameter_grads")
-    def forward_with_parameter_grads(x, weight, bias, pool):
-        return x.new_empty(x.shape[0]), x.new_empty(x.shape[0], weight.numel() + bias.numel())
+    def forward_with_parameter_grads(x, weight, bias, pool, keep):
+        (batch, _, height, width), (outputs, channels, kernel_h, kernel_w), (pool_h, pool_w) = x.shape, weight.shape, pool
+        rows, columns = (height - kernel_h + 1) // pool_h, (width - kernel_w + 1) // pool_w
+        fits = fits_tensor_cores(channels, outputs, kernel_h, kernel_w, pool_h, pool_w)
+        deltas = rows * ((columns + 15) // 16) * 1024 if fits else 2 * outputs * rows * columns
+        kept = batch if keep and batch * deltas < 2**35 else 0
+        grads = x.new_empty(batch, weight.numel() + bias.numel())
+        return x.new_empty(batch), grads, x.new_empty(kept, deltas, dtype=torch.float16)
 
     @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad_out, x, weight, bias, pool):
+    def input_grad(grad_out, x, weight, bias, deltas, pool):
         return x.new_empty(x.shape)
 
     @torch.library.register_fake(f"{namespace}::weighted_sum")
@@ -1381,35 +1313,24 @@ def register(namespace):
         return weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
     def save(ctx, inputs, output):
-        x, weight, bias, ctx.pool = inputs
-        ctx.save_for_backward(x, weight, bias)
+        x, weight, bias, ctx.pool, _ = inputs
+        needs_x = ctx.needs_input_grad[0]
+        ctx.save_for_backward(x if needs_x else None, weight, bias, output[1], output[2] if needs_x else None)
+        ctx.mark_non_differentiable(output[1], output[2])
 
-    def backward(ctx, grad_out):
-        x, weight, bias = ctx.saved_tensors
-        if any(ctx.needs_input_grad[1:3]):
-            raise RuntimeError(f"{namespace}: forward has no gradients of parameters; call forward_with_parameter_grads")
-        return operators.input_grad(grad_out, x, weight, bias, ctx.pool), None, None, None
-
-    def save_parameter_grads(ctx, inputs, output):
-        x, weight, bias, ctx.pool = inputs
-        ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, weight, bias, output[1])
-        ctx.mark_non_differentiable(output[1])
-
-    def backward_with_parameter_grads(ctx, grad_out, _):
-        x, weight, bias, grads = ctx.saved_tensors
+    def backward(ctx, grad_out, *_):
+        x, weight, bias, grads, deltas = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_x = operators.input_grad(grad_out, x, weight, bias, ctx.pool) if needs_x else None
+        grad_x = operators.input_grad(grad_out, x, weight, bias, deltas, ctx.pool) if needs_x else None
         grad_weight, grad_bias = operators.weighted_sum(grad_out, grads, weight, bias, x)
-        return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None
+        return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None
 
     def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
+        raise NotImplementedError(f"{namespace}: second derivatives are not implemented; nor has forward a derivative")
 
-    torch.library.register_autograd(f"{namespace}::forward", backward, setup_context=save)
-    torch.library.register_autograd(
-        f"{namespace}::forward_with_parameter_grads", backward_with_parameter_grads, setup_context=save_parameter_grads
-    )
-    for name in ("input_grad", "weighted_sum"):
+    name = f"{namespace}::forward_with_parameter_grads"
+    torch.library.register_autograd(name, backward, setup_context=save)
+    for name in ("forward", "input_grad", "weighted_sum"):
         torch.library.register_autograd(f"{namespace}::{name}", refuse)
 
 
@@ -1462,6 +1383,7 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
 
 class ModelNew(nn.Module):
     sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
+    fits, shared_limit_kb = staticmethod(fits_tensor_cores), SHARED_LIMIT_KB
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
         super().__init__()
@@ -1470,17 +1392,18 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        kernel_h, kernel_w = self.conv.kernel_size
         pool = self.avg_pool.kernel_size
-        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
-        return build(*self.sources, **channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, POOL_H=pool_h, POOL_W=pool_w)
+        pool = (pool, pool) if isinstance(pool, int) else pool
+        sizes = self.conv.in_channels, self.conv.out_channels, *self.conv.kernel_size, *pool
+        constants = dict(zip(("IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "POOL_H", "POOL_W"), sizes, strict=True))
+        fits = int(self.fits(*sizes))
+        return build(*self.sources, **constants, FITS_TENSOR_CORES=fits, SHARED_LIMIT_KB=self.shared_limit_kb)
 
     def forward(self, x):
         operators = getattr(torch.ops, self.namespace())
         weight, bias, pool = self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
-        if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
-            return operators.forward_with_parameter_grads(x, weight, bias, pool)[0]
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
+            return operators.forward_with_parameter_grads(x, weight, bias, pool, x.requires_grad)[0]
         return operators.forward(x, weight, bias, pool)
 
 

@@ -83,8 +83,10 @@ with where:
     given = x, new.conv.weight.detach(), new.conv.bias.detach(), bias, 2.0, [2, 2, 2]
     for strict, precision, change in (True, "tf32", "now permits TF32"), (False, "ieee", "now forbids it"):
         set_to(precision)
-        refused(change, lambda: operators.forward_for_training(*given, True, strict))
-        assert len(operators.forward_for_training(*given, True, not strict)[1]) == (0 if not strict else len(x))
+        keep = [True] * (name == "v5_hopper")
+        refused(change, lambda: operators.forward_for_training(*given, *keep, strict))
+        made = operators.forward_for_training(*given, *keep, not strict)
+        assert len(made[1]) == (0 if keep and not strict else len(x))
 print("follows the setting")
 """
 
@@ -194,6 +196,20 @@ with where, torch.no_grad():
         refused("expected the patches", lambda: operators.weight_grad(grad, None, patches.double(), weight, 2.0, 30))
         refused("expected the weight", lambda: operators.weight_grad(grad, None, patches, weight.double(), 2.0, 30))
         refused("number of a channel's windows", lambda: operators.weight_grad(grad, None, patches, weight, 2.0, 0))
+    elif name == "v4_tensor_core":
+        given = x, weight, conv_bias, bias, 2.0
+        refuses_pools(lambda pool: operators.forward(*given, pool))
+        for precision in "tf32", "ieee":
+            torch.backends.cudnn.conv.fp32_precision = precision
+            strict = precision == "ieee"
+            _, argmax = operators.forward_for_training(*given, pool, strict)
+            refuses_pools(lambda pool: operators.forward_for_training(*given, pool, strict))
+            for gradient in operators.weight_grad, operators.input_grad:
+                refuses_pools(lambda pool: gradient(grad, x, weight, argmax, 2.0, pool, strict))
+                for wrong in wrong_grads:
+                    refused("float32 gradients", lambda: gradient(wrong, x, weight, argmax, 2.0, pool, strict))
+                for wrong in *without(argmax), argmax.flatten(), argmax.to(torch.int32), argmax.bool(), argmax.float():
+                    refused("expected the argmax", lambda: gradient(grad, x, weight, wrong, 2.0, pool, strict))
     else:
         kept = {}  # which kernels' -> the arguments of weight_grad and of input_grad between weight and divisor
         given = x, weight, conv_bias, bias, 2.0
@@ -202,7 +218,7 @@ with where, torch.no_grad():
             _, places = operators.forward(*given, pool, True)
             kept["general"] = (places,), (places,)
         else:
-            refuses_pools(lambda pool: operators.forward(*given, pool, *[False] * (name == "v5_hopper")))
+            refuses_pools(lambda pool: operators.forward(*given, pool, False))
             for precision in "tf32", "ieee":
                 torch.backends.cudnn.conv.fp32_precision = precision
                 _, grads, places = operators.forward_for_training(*given, pool, True, precision == "ieee")
@@ -262,6 +278,29 @@ with where:
 print("scales cancel")
 """
 
+LIMITS = """
+x = torch.randn(2, 8, 16, 8, 16)
+original, sizes = problem.Model(8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), {}
+
+def run(model):
+    given = x.clone().requires_grad_()
+    out = model(given)
+    return [out, *torch.autograd.grad(out.square().sum(), [given, *model.parameters()])]
+
+with where:
+    for limit in None, 163, 99:
+        kind = catalog.load_variant(path).ModelNew
+        kind.shared_limit_kb = limit
+        new = kind(8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1)
+        new.load_state_dict(original.state_dict())
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        for got, right in zip(run(new), run(original), strict=True):
+            agree(got, right, 1e-5)
+        torch.backends.cudnn.conv.fp32_precision = "tf32"
+        agree(run(new)[0], run(original)[0], 1e-3)
+print("fits")
+"""
+
 
 def run(text, variant):
     command = [sys.executable, "-W", "ignore", "-c", START + text, variant]
@@ -292,3 +331,7 @@ def test_wrong_arguments_of_an_operator(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_magnitudes_that_cancel(variant):
     assert "scales cancel" in run(MAGNITUDES, variant)
+
+
+def test_less_shared_memory():  # as on an A100, and as on an RTX 3090, 4090 or 5090: a strict sample becomes two and four parts
+    assert "fits" in run(LIMITS, "v4_tensor_core")

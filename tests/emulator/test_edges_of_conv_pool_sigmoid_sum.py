@@ -14,6 +14,7 @@ MODEL = catalog.find_model("conv_pool_sigmoid_sum")
 VARIANTS = [variant.name for variant in catalog.variants(MODEL) if variant.backend == "cuda"]
 
 START = """
+import copy
 import sys
 import torch
 from playground import catalog, emulator
@@ -91,6 +92,14 @@ with emulator.install(mode="fast", source_file=str(path), time_limit=120):
             refused("expected deltas of this x's forward pass", lambda: operators.all_grads(*given, wrong, [4, 4]))
         kept, again = (operators.all_grads(*given, some, [4, 4])[0] for some in (deltas, deltas[:, :0]))
         torch.testing.assert_close(kept, again, rtol=0, atol=2e-3 * kept.abs().max().item())
+    if sys.argv[1] == "v4_tensor_core":
+        out, grads, deltas = operators.forward_with_parameter_grads(x, weight, bias, [4, 4], True)
+        given = grad_out, x, weight, bias
+        assert deltas.shape == (2, 4 * 2 * 1024)
+        for wrong in deltas[:1], deltas[:, :64], deltas[None], deltas.float():
+            refused("expected deltas of this x's forward pass", lambda: operators.input_grad(*given, wrong, [4, 4]))
+        kept, again = (operators.input_grad(*given, some, [4, 4]) for some in (deltas, deltas[:0]))
+        assert torch.equal(kept, again)
 print("each was refused")
 """
 
@@ -131,8 +140,34 @@ print("none came out")
 """
 
 
-def run(text, variant):
-    command = [sys.executable, "-c", START + text, variant]
+# v4 chooses its launches for the shared memory of a block: that of an A100, and of a GeForce RTX. The image is wider than the
+# tile of the input's gradient, and its rows are not aligned.
+SHARED_LIMITS = """
+SIZES = 3, 5, 3, 4
+original = catalog.load_problem(model.path).Model(*SIZES)
+
+def gradients(module, x, outer):
+    given = x.clone().requires_grad_()
+    return torch.autograd.grad(module(given), [given, *module.parameters()], outer)
+
+with emulator.install(mode="check", source_file=str(path), time_limit=120):
+    x, outer = torch.randn(2, 3, 23, 421), torch.tensor([0.5, -2])
+    exact = gradients(copy.deepcopy(original).double(), x.double(), outer.double())
+    for limit in map(int, sys.argv[2:]):
+        variant = catalog.load_variant(path)
+        variant.ModelNew.shared_limit_kb = limit
+        new = variant.ModelNew(*SIZES)
+        new.load_state_dict(original.state_dict())
+        for strict in False, True:
+            torch.backends.cudnn.allow_tf32 = not strict
+            for got, right in zip(gradients(new, x, outer), exact, strict=True):
+                assert (got - right).abs().max() <= (1e-5 if strict else 2e-3) * right.abs().max(), (limit, strict)
+print("right at all limits")
+"""
+
+
+def run(text, variant, *arguments):
+    command = [sys.executable, "-c", START + text, variant, *arguments]
     done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -151,3 +186,7 @@ def test_wrong_arguments_of_an_operator(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_derivatives_that_it_has_not(variant):
     assert "none came out" in run(NO_SUCH_DERIVATIVES, variant)
+
+
+def test_limits_of_shared_memory():
+    assert "right at all limits" in run(SHARED_LIMITS, "v4_tensor_core", "163", "99")
