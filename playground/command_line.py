@@ -42,7 +42,6 @@ def of_compare():
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="change a constant of the model"
     )
-    parser.add_argument("--grad", action="store_true", help="time training steps as well")
     parser.add_argument(
         "--sanitize", action="store_true", help="run the CUDA kernels under NVIDIA's compute-sanitizer, on a GPU"
     )
@@ -83,9 +82,8 @@ def _add_extras(parser):
 
 
 def _add_common(parser):
-    parser.add_argument(
-        "--quick", action="store_true", help="shorter timings, without torch.compile; run_all.py then skips training, too"
-    )
+    parser.add_argument("--training", "--grad", action="store_true", help="time training steps as well")
+    parser.add_argument("--quick", action="store_true", help="shorter timings, without torch.compile")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="where to run; auto: the GPU where there is one")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there, each as soon as it is known")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, explanations and sources there")

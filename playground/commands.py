@@ -1,5 +1,7 @@
 """The two commands, from arguments to exit status: 0 all that ran passed, 1 something failed, 2 it could not be run."""
 
+import collections
+import functools
 import os
 import signal
 import sys
@@ -40,14 +42,14 @@ def run_all(arguments=None):
 
     options = Options(
         quick=given.quick,
-        training=not given.quick,
+        training=given.training,
         time_limit=given.time_limit,
         debug=given.debug,
         strict=given.precision == "strict",
         max_autotune=given.max_autotune,
         ptxas=given.html is not None,
     )
-    return _run(given, tasks, options, terminal.summary)
+    return _run(given, tasks, options, terminal.Summary)
 
 
 def compare(arguments=None):
@@ -70,7 +72,7 @@ def compare(arguments=None):
 
     options = Options(
         quick=given.quick,
-        training=given.grad,
+        training=given.training,
         sanitize=given.sanitize,
         time_limit=given.time_limit,
         debug=given.debug,
@@ -78,7 +80,7 @@ def compare(arguments=None):
         max_autotune=given.max_autotune,
         ptxas=given.html is not None,
     )
-    return _run(given, tasks, options, terminal.details if given.explain is None else terminal.explained)
+    return _run(given, tasks, options, functools.partial(terminal.Details, checks=given.explain is not None))
 
 
 def _extra(parser, given):
@@ -154,10 +156,13 @@ def _place(variant, device):
     return device if device in ("cuda", "emulator") else None
 
 
-def _run(given, make_tasks, options, show):
+def _run(given, make_tasks, options, view):
+    """`view(console, expected)` prints results as they come: see terminal.Summary."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     try:
-        tasks, axes, report = _measured(given, make_tasks, options)
+        tasks, axes, compared = _prepared(given, make_tasks)
+        shown = _Sweep(axes) if axes else view(make_console(), collections.Counter(task.model.name for task in tasks))
+        report = measure(tasks, options, given.json, given.resume, compared, lambda done: _passed(done, axes), shown.update)
     except (catalog.CatalogError, CannotMeasure, CannotPlot, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
@@ -172,19 +177,37 @@ def _run(given, make_tasks, options, show):
         return INTERRUPTED
     if report is None:  # rank 0 has it
         return PASSED
-    _present(given, tasks, report, axes, show)
+    shown.end(report)
+    _write_files(given, tasks, report, axes)
     return PASSED if _passed(report, axes) else FAILED
 
 
-def _measured(given, make_tasks, options):
-    """(tasks, axes of the sweep, document); under torchrun rank 0 alone has the last. What would be in vain is not begun."""
+class _Sweep:
+    """Shows a sweep, which has no tables before its end."""
+
+    def __init__(self, axes):
+        self._axes = axes
+
+    def update(self, document):
+        pass
+
+    def end(self, document):
+        sweep_table.show(document, self._axes, make_console())
+        against.show(document, make_console())
+
+
+def _prepared(given, make_tasks):
+    """(tasks, axes of the sweep, what adds how a document compares with an earlier one).
+
+    What would be in vain is not begun: raises Impossible, CatalogError and CannotPlot.
+    """
     rank = distributed.current_rank()
     if rank:
         _become_one_of_many(rank)
     requirements.prepare_environment()
     _require_device(given.device)
     axes = sweep.parse(given.sweep)
-    earlier = _earlier(given.against)
+    compared = _comparing_with(_earlier(given.against), given.against)
     if given.plot:
         _require_plot(given, axes)
     if given.html:
@@ -196,17 +219,11 @@ def _measured(given, make_tasks, options):
         _tell_how_to_step(tasks, given.device)
     if rank is None or rank.local_rank == 0:
         _clear_locks()
-    compared = _comparing_with(earlier, given.against)
-    return tasks, axes, measure(tasks, options, given.json, given.resume, compared, lambda finished: _passed(finished, axes))
+    return tasks, axes, compared
 
 
-def _present(given, tasks, report, axes, show):
-    """The tables on standard output, and the files that were asked for."""
-    if axes:
-        sweep_table.show(report, axes, make_console())
-        against.show(report, make_console())
-    else:
-        show(report, make_console())
+def _write_files(given, tasks, report, axes):
+    """What was asked for besides."""
     if given.plot:
         sweep_plot.write(report, axes, given.plot)
     if given.html:

@@ -13,6 +13,7 @@ from playground import catalog, distributed
 from playground.report import document
 from playground.report.progress import Progress
 from playground.runner import Runner
+from playground.worker import spent
 
 FINAL = ("pass", "fail", "skipped")  # an error may have been the machine's
 WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
@@ -22,16 +23,17 @@ class CannotMeasure(Exception):
     """An earlier run that cannot be continued, or a place where nothing can be written; the text says why."""
 
 
-def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, passes=lambda finished: True):
+def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, passes=lambda finished: True, show=None):
     """The document of a run, or None on a rank that leaves showing it to rank 0.
 
     Every result is written to `file` as soon as it is there. Results that the document in the file `resume` has of these tasks
     are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
-    document is what is written last, and returned. `passes` says of a finished document whether the run passed, which the ranks
-    on other hosts are told. Raises CannotMeasure, distributed.RunLost and, on such a rank, distributed.RunFailed.
+    document is what is written last, and returned. `show` is called with the document so far whenever there is a new result,
+    and gives what can be drawn of what is not complete. `passes` says of a finished document whether the run passed, which
+    the ranks on other hosts are told. Raises CannotMeasure, distributed.RunLost and, on such a rank, distributed.RunFailed.
     """
     began = time.monotonic()
-    record = _Record(tasks, options, file)
+    record = _Record(tasks, options, file, show or (lambda document: None))
     rank = distributed.current_rank()
     if resume and (rank is None or rank.rank == 0):  # the file may be on one host, and grows while others start
         record.take_over(resume)
@@ -58,15 +60,22 @@ def _run_here(tasks, options, record):
     with Progress() as progress:
         runner = Runner(options, progress)
         record.environment |= {"seed": runner.seed}
-        record.keep(runner.run(tasks, record.keep))
-        record.environment |= {"probe_seed": runner.probe_seed}  # not before: a judged process could read the file
+
+        def keep(results):
+            with progress.aside():
+                progress.draw(record.keep(results))
+
+        keep(runner.run(tasks, keep))
+        # Not before: a judged process could read the file.
+        record.environment |= {"probe_seed": runner.probe_seed, "timeline": progress.timeline, "requests": dict(spent)}
 
 
 class _Record:
     """The results so far, in the order of the tasks."""
 
-    def __init__(self, tasks, options, file):
+    def __init__(self, tasks, options, file, show):
         self._tasks = tasks
+        self._show = show
         self._file = file and Path(file)
         self._described = None
         self._rows = {}
@@ -106,12 +115,13 @@ class _Record:
         return [task for task in self._tasks if _identity_of_task(task) not in self._rows]
 
     def keep(self, results):
+        """Write and show what is new. Returns what `show` gives."""
         new = {_identity_of_row(row): row for row in results}
-        if new.keys() <= self._rows.keys():
-            return
-        self._rows |= new
-        if self._file and (not self._file.exists() or self._file.is_file()):  # a pipe gets the whole, once
-            self._write(self.document())
+        if not new.keys() <= self._rows.keys():
+            self._rows |= new
+            if self._file and (not self._file.exists() or self._file.is_file()):  # a pipe gets the whole, once
+                self._write(self.document())
+        return self._show(self.document())
 
     def finished(self, add):
         """The document, which is in the file by now."""

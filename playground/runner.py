@@ -18,10 +18,11 @@ from playground import catalog
 from playground.judging import Truth, give, give_doubt, give_examination, give_failure, judge
 from playground.machine import ptxas
 from playground.machine.builds import builds_at_once
+from playground.race import CORES_FOR_A_GPU, Patience, Rejected
 from playground.sanitizer import examine
 from playground.sanitizer.subject import small_case
-from playground.timing import Rejected, Stopwatch
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all
+from playground.timing import Measured, Stopwatch
+from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class Options:
     def seconds(self):
         return 1.0 if self.quick else 3.0
 
+    @property
+    def patience(self):
+        """Seconds that a run waits for a machine that is busy, all its timings together. The tests, which are busy, do not."""
+        return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0))
+
     def sanitizes(self, task):
         """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
         return self.sanitize and task.place == "cuda"
@@ -84,31 +90,40 @@ class Runner:
         self._progress = progress
         self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
         self.probe_seed = secrets.randbits(31)  # of what is judged, which no variant can foresee: the referee alone is told it
-        self.ceilings = {}  # of this machine, by place, measured when first needed
+        self.measured = Measured(Patience(options.patience))
+        self._spare = Spare()
+        self._shared = []  # benches of emulated variants
+        self._waiting = 0  # tasks that are still to be judged in a process of their own
         self._bench = None
 
     def run(self, tasks, keep=lambda results: None):
         """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
 
-        `keep` is called with all that have a verdict whenever there is a new one.
+        One model comes after the other. `keep` is called with all that have a verdict whenever there is a new one.
         """
         results = [blank_result(task) for task in tasks]
-        pairs = list(zip(tasks, results, strict=True))
         finishing = threading.Lock()
 
         def finish(task, result):
             with finishing:
                 self._progress.done(*task.names(), result["verdict"])
+                result["phases"] = self._progress.phases(*task.names())
                 keep([result for result in results if result["verdict"]])
 
         self._progress.expect(len(tasks))
+        models = {}
+        for task, result in zip(tasks, results, strict=True):
+            models.setdefault(task.model.path, []).append((task, result))
+        ahead = any(task.place == "cuda" for task in tasks)
+        self._waiting = sum(task.place != "emulator" for task in tasks)
+        builders = max(1, builds_at_once() - (CORES_FOR_A_GPU if ahead else 0))
         try:
-            self._build_all(pairs, finish)
-            for task, result in pairs:
-                if task.place != "emulator":
-                    if result["verdict"] is None or self._options.sanitizes(task):
-                        self.check_and_time(task, result)
-                    finish(task, result)
+            with _Builders(builders) as pool:
+                for number, pairs in enumerate(models.values()):
+                    if number == 0 or not ahead:
+                        for each in models.values() if ahead else [pairs]:
+                            self._begin_builds(pool, each, finish)
+                    self._finish_model(pool, pairs, finish)
         except BaseException:
             kill_all()
             raise
@@ -116,30 +131,49 @@ class Runner:
             self.close()
         return results
 
+    def _begin_builds(self, pool, pairs, finish):
+        """Have the pool build a model's variants; those that are emulated are checked as well."""
+        groups = {}
+        for task, _ in pairs:
+            if task.place == "emulator":
+                groups.setdefault(task.group, []).append(task)
+        shared = {
+            group: _SharedBench(functools.partial(self._bench_for, emulated[0]), len(emulated))
+            for group, emulated in groups.items()
+        }
+        self._shared += shared.values()
+        for task, result in _in_building_order(pairs):
+            if task.place == "emulator":
+                pool.begin(result, functools.partial(self._build_and_check, shared[task.group], task, result, finish))
+            else:
+                pool.begin(result, functools.partial(self.build, task, result))
+
+    def _finish_model(self, pool, pairs, finish):
+        """Judge and time a model's variants. While one is timed on a GPU others are built; on the CPU nothing else may run."""
+        for task, result in sorted(pairs, key=lambda pair: pair[0].place == "cpu"):
+            if task.place == "cpu":
+                pool.wait_for_all()
+            elif task.place == "cuda":
+                self._prepare_bench(task)
+            pool.wait_for(result)
+            if task.place != "emulator":
+                if result["verdict"] is None or self._options.sanitizes(task):
+                    self.check_and_time(task, result)
+                finish(task, result)
+
     def close(self):
-        """End what the variants of the last model shared."""
+        """End what the variants of the last model shared, and what waits for the next."""
+        self._close_bench()
+        for shared in self._shared:
+            shared.close()
+        self._shared = []
+        self._spare.close()
+        self._spare = Spare()
+
+    def _close_bench(self):
         if self._bench:
             self._bench.close()
             self._bench = None
-
-    def _build_all(self, pairs, finish):
-        """Compilers do not disturb one another, and nothing is being timed yet; emulated variants are checked as well.
-
-        The longest files of a model come first, or the last of all to be built would leave the other processors idle.
-        """
-        calls, groups = [], {}
-        for task, result in pairs:
-            if task.place == "emulator":
-                groups.setdefault(task.group, []).append((task, result))
-            else:
-                calls.append(functools.partial(self.build, task, result))
-        with contextlib.ExitStack() as benches:
-            for group in groups.values():
-                make = functools.partial(self._bench_for, group[0][0])
-                shared = benches.enter_context(contextlib.closing(_SharedBench(make, len(group))))
-                for task, result in sorted(group, key=lambda pair: -pair[0].variant.path.stat().st_size):
-                    calls.append(functools.partial(self._build_and_check, shared, task, result, finish))
-            _side_by_side(calls, builds_at_once())
 
     def _build_and_check(self, shared, task, result, finish):
         with shared as bench:
@@ -177,10 +211,23 @@ class Runner:
 
     def check_and_time(self, task, result):
         """Judge a variant that is built, and time it if it is right. Tasks of one group in a row share a bench."""
-        if self._bench is None or self._bench.group != task.group:
-            self.close()
-            self._bench = self._bench_for(task)
+        self._prepare_bench(task)
         self._bench.check_and_time(task, result)
+
+    def _prepare_bench(self, task):
+        if self._bench is None or self._bench.group != task.group:
+            self._close_bench()
+            self._bench = self._bench_for(task)
+
+    def worker_for(self, task):
+        """The process in which a variant is judged and timed. While it is, the next one starts."""
+        if task.place == "emulator":
+            return WorkerProcess(UNTIMED)
+        worker = self._spare.take()
+        self._waiting -= 1
+        if self._waiting > 0:
+            self._spare.start()
+        return worker
 
     def _bench_for(self, task):
         return Bench(task, self.original(task), self._options, self._progress, self)
@@ -215,12 +262,16 @@ class Bench:
         self._truth = Truth(original, folder, run.probe_seed, options.time_limit)
         self._open.callback(self._truth.close)
         self._original = original | {"weights": self._truth.weights}
-        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.ceilings)
+        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.measured)
         self._open.callback(self._stopwatch.close)
         try:
             progress.started("truth", *task.names("float64"))
             self._description = self._truth.prepare()
             progress.finished("truth", *task.names("float64"), "ready")
+            # A GPU and its host can do that beside the check of the first variant.
+            warming = ThreadPoolExecutor(max_workers=1)
+            self._open.callback(warming.shutdown)
+            self._warmed = warming.submit(self._stopwatch.warm_up if task.place == "cuda" else lambda: None)
         except WorkerFailure as failure:
             self._unusable = failure
             progress.finished("truth", *task.names("float64"), "error")
@@ -239,13 +290,14 @@ class Bench:
                 self._sanitize(task, result)
             if result["verdict"]:
                 return
-            with WorkerProcess(UNTIMED if task.place == "emulator" else None) as worker:
+            with self._run.worker_for(task) as worker:
                 self._check(worker, task, result, build)
                 if result["verdict"] is None:
                     give_doubt(result)
                 if result["verdict"] is None:
                     result["verdict"] = "pass"
                     if task.place != "emulator":
+                        self._warmed.result()
                         self._time(worker, task, result)
         except WorkerFailure as failure:
             give_failure(result, failure)
@@ -319,18 +371,38 @@ class _SharedBench:
             self._bench.close()
 
 
-def _side_by_side(calls, most):
-    """Make the calls, so many at once. What one raises ends all."""
-    with ThreadPoolExecutor(max_workers=most) as pool:
-        running = [pool.submit(call) for call in calls]
-        try:
-            for call in running:
-                call.result()
-        except BaseException:
-            for call in running:
-                call.cancel()
+class _Builders:
+    """Makes calls side by side, at most so many at once: compilers do not disturb one another. What one raises ends all."""
+
+    def __init__(self, most):
+        self._pool = ThreadPoolExecutor(max_workers=most)
+        self._calls = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
             kill_all()
-            raise
+        self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, key, call):
+        """`wait_for(key)` waits for it. The key is told from others by being the same object."""
+        self._calls[id(key)] = self._pool.submit(call)
+
+    def wait_for(self, key):
+        self._calls[id(key)].result()
+
+    def wait_for_all(self):
+        for call in self._calls.values():
+            call.result()
+
+
+def _in_building_order(pairs):
+    """The longest file first, or the last of all to be built would leave the other processors idle; then the shortest, which
+    is soon to be seen; then the rest."""
+    ordered = sorted(pairs, key=lambda pair: -pair[0].variant.path.stat().st_size)
+    return ordered[:1] + ordered[:0:-1][:1] + ordered[1:-1] if len(ordered) > 2 else ordered
 
 
 def load_candidate(worker, original, task, options, weights):
@@ -374,6 +446,7 @@ def blank_result(task):
         "baselines_ms": {},
         "baselines_unavailable": {},
         "outcome": None,
+        "control": None,
         "rounds": None,
         "calls": None,
         "rechecked": None,
@@ -384,6 +457,7 @@ def blank_result(task):
         "training": None,
         "findings": [],
         "sanitizer": None,
+        "phases": {},
     }
 
 

@@ -97,12 +97,17 @@ class Crossover:
     at: float | None
 
 
+def measured(line):
+    """The results of which a speed-up is known."""
+    return [result for result in line if (result.get("outcome") or {}).get("ratio")]
+
+
 def crossovers(line, axes, axis):
     """Where a variant starts or stops to win along a line of results; those without a time are skipped.
 
     Between two points the ratio over the best baseline is taken as a power of the swept value, where that is a positive number.
     """
-    timed = [result for result in line if result.get("outcome")]
+    timed = measured(line)
     found = []
     for one, other in itertools.pairwise(timed):
         wins = [result["outcome"]["verdict"] == "win" for result in (one, other)]

@@ -5,29 +5,30 @@ own clock, and some of its timed results against the truth. docs/how_times_are_t
 """
 
 import contextlib
+import functools
 import math
-import secrets
+import os
 import time
+from dataclasses import dataclass, field
 
+from playground.judging import judge
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
 from playground.machine.load import OtherLoad
+from playground.race import SETTLING_CALLS, BaselineFailed, Patience, Quiet, Race, Rejected, Side, new_seed
 from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers
-from playground.stopwatch.timer import CpuClock, CudaClock
-from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS, step_of
+from playground.stopwatch.workload import GRAPHED, step_of
 from playground.worker import WorkerFailure, WorkerProcess
 
-VARIANT = "variant"
-MIN_ROUNDS, MAX_ROUNDS = 9, 200
-ROUNDS_BETWEEN_LOOKS = 3
-BATCH_MS = 60  # about what one side is asked to do at a time, all around the calls included
-MAX_CALLS = 10  # of a batch, on average 1.5 times as many
-RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first MIN_ROUNDS rounds
+VARIANT, CONTROL = "variant", "control"
+RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
 LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
-SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuClock), ("cuda", CudaClock))}
+NOT_MEASURED = "not measured"
+OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
+TRIES = 2  # of a timing that something disturbed
 
 # Beyond these a variant's own times are not believed; see `own_clock` and `count_other_streams`.
 HIDDEN_SHARE = 0.5
@@ -43,64 +44,13 @@ LATE_NOTE = (
 )
 
 
-class Rejected(Exception):
-    """What was timed is not what was checked, or the times are not true; the text is the reason."""
+@dataclass
+class Measured:
+    """What all timings of a run share: how long to wait for the machine, its ceilings by place, and what its flush takes."""
 
-
-class _BaselineFailed(Exception):
-    """A baseline ran at first and then did not; the process of all of them is gone."""
-
-
-class Side:
-    """One that is timed, in a process that `ask(request, **arguments)` reaches; a round is a list of samples."""
-
-    def __init__(self, name, mode, settling_calls, ask):
-        self.name = name
-        self.rounds = []
-        self.idle_rounds = []
-        self.mode = mode
-        self._settling_calls = settling_calls
-        self._ask = ask
-
-    def start(self):
-        """Warm up. Returns the reply, which `resume` takes where the side is already warm."""
-        started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
-        self.resume(started)
-        return started
-
-    def resume(self, started):
-        per_call = max(started["milliseconds"], 1e-3) if math.isfinite(started["milliseconds"]) else BATCH_MS
-        self._calls = max(1, min(MAX_CALLS, round(BATCH_MS / per_call)))
-        self.peak_mib = started["peak_mib"]
-
-    def play(self, last_seed):
-        """One round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
-        calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
-        seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
-        answer = self.ask("time", seeds=seeds)
-        for key, rounds in (("samples_ms", self.rounds), ("idle_ms", self.idle_rounds)):
-            samples = answer[key]
-            if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
-                raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
-            rounds.append(samples[self._settling_calls :])
-
-    def ask(self, request, **arguments):
-        return self._ask(request, side=self.name, mode=self.mode, **arguments)
-
-    @property
-    def samples(self):
-        return [sample for samples in self.rounds for sample in samples]
-
-    @property
-    def median(self):
-        return statistics.summarise(self.samples)["median"]
-
-    def back_to_back(self, count, held=2):
-        """Milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
-        self.ask("hold", seeds=[new_seed() for _ in range(held)])
-        began = time.perf_counter()
-        self.ask("repeat", count=count)
-        return (time.perf_counter() - began) * 1e3 / count
+    patience: Patience
+    ceilings: dict = field(default_factory=dict)
+    quiet: Quiet = field(default_factory=Quiet)
 
 
 class Stopwatch:
@@ -115,12 +65,19 @@ class Stopwatch:
         self._truth = truth
         self._options = options
         self._progress = progress
-        self._measured = measured  # ceilings by place, shared by all models
+        self._measured = measured
         self._worker = None
+        self._control_worker = None
+        self._control_fails = None  # why
         self._started = {}
         self._unavailable = {}
         self._secret_seeds = {}
         self._work = {}
+
+    def warm_up(self):
+        """Start what the first timing compares with, which it does otherwise."""
+        self._start_baselines("forward", ())
+        self._start_control("forward", ())
 
     def time(self, worker, result):
         """The timing keys of the result of a variant that `worker` has loaded and judged. Raises Rejected, WorkerFailure."""
@@ -130,7 +87,7 @@ class Stopwatch:
             timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
         if self._task.place == "cuda":
             self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
-        return timed | {"ceilings": self._measured.get(self._task.place)}
+        return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
@@ -154,81 +111,81 @@ class Stopwatch:
     def _time_graphed(self, worker, result, step, eager):
         """The timings of a step under a CUDA graph; `eager` are those without."""
         slow = too_slow_to_graph(eager["baselines_ms"])
-        timings = self._time_mode(worker, result, GRAPHED + step, slow)
+        timings = self._time_mode(worker, result, GRAPHED + step, slow, eager["control"])
         return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings)}
 
-    def _time_mode(self, worker, result, mode, not_graphed=()):
-        """The timings of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph."""
+    def _time_mode(self, worker, result, mode, not_graphed=(), control=None):
+        """The timings of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph.
+
+        `control` is what to go by where this mode has no control of its own.
+        """
+        patience, tries = self._measured.patience, TRIES
         while True:
-            variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker))
-            variant.start()
-            others = self._start_baselines(mode, not_graphed)
-            clocks_before = self._sample_clocks()
+            began = time.monotonic()
             try:
-                self._race(variant, others, result, mode)
-                break
-            except _BaselineFailed:
-                continue  # without it
-        clocks_after = self._sample_clocks()
-        notes = clocks.notes(clocks_before, clocks_after)
+                race = self._race(worker, result, mode, not_graphed)
+            except BaselineFailed as failed:  # without it
+                self._note_failure(failed, mode)
+                continue
+            tries -= 1
+            disturbance = race.disturbance()
+            if not disturbance or not tries or not patience.seconds:
+                return self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+            patience.spend(time.monotonic() - began)
+            del self._secret_seeds[mode]  # the variant has met them
+
+    def _race(self, worker, result, mode, not_graphed):
+        """A Race that was run. Raises what Race.run raises."""
+        variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker), is_trusted=False)
+        variant.start()
+        others = self._start_baselines(mode, not_graphed)
+        control = self._start_control(mode, not_graphed)
+        pids = [os.getpid(), worker.pid, *(each.pid for each in (self._worker, self._control_worker) if each)]
+        rivals = functools.partial(_rivals, variant, others, result)
+        race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
+        recheck = functools.partial(self._recheck, variant, result, mode)
+        secrets = self._secrets(mode)
+        race.clocks = [self._sample_clocks()]
+        race.run(self._options.seconds, self._measured.patience, secrets, RECHECKS[step_of(mode)], recheck)
+        race.clocks.append(self._sample_clocks())
+        return race
+
+    def _conclude(self, worker, result, mode, race, control, disturbance):
+        """The timings that follow from a race."""
+        variant, others = race.variant, race.others
+        if not control:
+            why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
+            disturbance = f"there is no control: {why}"
+        notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
         if eager and count_other_streams(variant, eager):
             notes.append(LATE_NOTE)
         back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid))
         notes += note
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
+        ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
             "time_ms": statistics.summarise(variant.samples),
             "peak_mib": variant.peak_mib,
-            "speedup": {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others},
+            "speedup": {name: statistics.widened(ratio, control) for name, ratio in ratios.items()},
             "baselines_ms": {side.name: statistics.summarise(side.samples) for side in others},
             "baselines_unavailable": dict(self._unavailable.get(mode, {})),
-            "outcome": outcome(variant, others, result),
+            "outcome": outcome(variant, others, result, control, disturbance),
+            "control": control,
             "rounds": len(variant.rounds),
             "calls": len(variant.samples),
-            "rechecked": RECHECKS[step_of(mode)] + (len(variant.rounds) > MIN_ROUNDS),
+            "rechecked": race.rechecked,
             "back_to_back_ms": back_to_back,
-            "clocks": clocks.record(clocks_before, clocks_after),
+            "clocks": clocks.record(*race.clocks),
             "notes": notes,
             **floor,
         }
 
-    def _race(self, variant, others, result, mode):
-        """Rounds until the ratios that matter are precise or the time is up.
-
-        Results of the first MIN_ROUNDS rounds are rechecked. Where there are more, so is one of the last, for a variant could
-        wait until those are over: when it would be time to stop, a few rounds follow that look like the others.
-        """
-        recheck_in = set(_drawn(MIN_ROUNDS, RECHECKS[step_of(mode)]))
-        secret = list(self._secrets(mode))
-        last_rounds = False
-        running, deadline = [variant, *others], None
-        while True:
-            rechecked = len(variant.rounds) in recheck_in
-            for side in _shuffled(running):
-                seed = secret.pop() if side is variant and rechecked else new_seed()
-                try:
-                    side.play(seed)
-                except WorkerFailure as failure:
-                    if side is variant:
-                        raise
-                    self._unavailable[mode][side.name] = str(failure)
-                    raise _BaselineFailed from failure
-                if side is variant and rechecked:
-                    self._recheck(variant, seed, result, mode)
-            done = len(variant.rounds)
-            if done == 1:
-                deadline = time.monotonic() + self._options.seconds
-            if done >= MIN_ROUNDS and (done - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
-                rivals = _rivals(variant, others, result)
-                ratios = [statistics.paired_ratio(side.rounds, variant.rounds) for side in rivals]
-                enough = all(map(statistics.is_precise, ratios)) or time.monotonic() > deadline or done >= MAX_ROUNDS
-                if last_rounds or (enough and done == MIN_ROUNDS):
-                    return
-                if enough:
-                    last_rounds = True
-                    recheck_in.add(done + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
-                running = [variant, *rivals]
+    def _note_failure(self, failed, mode):
+        if failed.side.name == CONTROL:
+            self._give_up_control(failed.reason)
+        else:
+            self._unavailable[mode][failed.side.name] = failed.reason
 
     def _secrets(self, mode):
         """Seeds whose truth the referee knows: the same for all variants, each of which meets them at a time of its own.
@@ -241,8 +198,8 @@ class Stopwatch:
                 self._truth.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
         return self._secret_seeds[mode]
 
-    def _recheck(self, variant, seed, result, mode):
-        """Hold the last timed call's result against the truth."""
+    def _recheck(self, variant, result, mode, seed):
+        """Compare the last timed call's result with the truth."""
         outputs = self._truth.folder / "timed"
         outputs.unlink(missing_ok=True)
         variant.ask("result", outputs=str(outputs))
@@ -277,12 +234,12 @@ class Stopwatch:
 
     def _start_baselines(self, mode, not_graphed):
         """A Side for each baseline that runs; why the others do not is kept."""
-        given, step = self._options, step_of(mode)
+        given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
-        names = names_for(self._task.place, step, given.quick, given.max_autotune, given.strict)
+        names = names_for(place, step, given.quick, given.max_autotune, given.strict)
         while True:  # one that fails takes the process of all with it
             sides = [
-                Side(name, step if name in not_graphed else mode, SETTLING_CALLS[self._task.place], self._ask_baselines)
+                Side(name, step if name in not_graphed else mode, SETTLING_CALLS[place], self._ask_baselines)
                 for name in names
                 if name not in unavailable
             ]
@@ -290,20 +247,57 @@ class Stopwatch:
                 return sides
 
     def _start_baseline(self, side, unavailable):
-        """Whether it runs. A graph is captured anew each time, since a worker keeps those of one mode only."""
-        if (side.name, side.mode) in self._started:
-            side.resume(self._started[side.name, side.mode])
+        """Whether it runs."""
+        if self._is_warm(side):
             return True
         label = baseline_name(side.name)
         self._progress.started("baseline", *self._task.names(label))
         try:
-            started = side.start()
-            if not side.mode.startswith(GRAPHED):
-                self._started[side.name, side.mode] = started
+            self._warm_up(side)
         except WorkerFailure as failure:
             unavailable[side.name] = str(failure)
         self._progress.finished("baseline", *self._task.names(label), unavailable.get(side.name, "ready"))
         return side.name not in unavailable
+
+    def _is_warm(self, side):
+        """Whether its process has run it before, and still can."""
+        started = self._started.get((side.name, side.mode))
+        if started:
+            side.resume(started)
+        return bool(started)
+
+    def _warm_up(self, side):
+        """A graph is captured each time, since a worker keeps those of one mode only."""
+        started = side.start()
+        if not side.mode.startswith(GRAPHED):
+            self._started[side.name, side.mode] = started
+
+    def _start_control(self, mode, not_graphed):
+        """The Side of the original in a process that is started, loaded and judged as a variant's is; None where it fails.
+
+        It runs as eager does: without a graph where that does.
+        """
+        if self._control_fails:
+            return None
+        try:
+            if self._control_worker is None:
+                self._control_worker = WorkerProcess()
+                self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
+                like_a_variant = {"ran_on": self._task.place, "variant_precision": None, "verdict": None}
+                judge(self._control_worker, self._truth, like_a_variant, self._options.time_limit)
+            mode = step_of(mode) if "eager" in not_graphed else mode
+            side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))
+            if not self._is_warm(side):
+                self._warm_up(side)
+            return side
+        except WorkerFailure as failure:
+            self._give_up_control(str(failure))
+
+    def _give_up_control(self, reason):
+        """No control any more: where one process could not run the original, the next one will not."""
+        self._control_fails = reason
+        self._control_worker.close()
+        self._control_worker = None
 
     def _asker(self, worker):
         def ask(request, **arguments):
@@ -328,8 +322,8 @@ class Stopwatch:
         """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
         place = self._task.place
         try:
-            if place not in self._measured:
-                self._measured[place] = self._ask_baselines("ceilings")
+            if place not in self._measured.ceilings:
+                self._measured.ceilings[place] = self._ask_baselines("ceilings")
             if mode not in self._work:
                 self._work[mode] = self._ask_baselines("work", name=self._task.model.catalogued_as, counted=mode)
         except WorkerFailure as failure:
@@ -338,19 +332,23 @@ class Stopwatch:
         work = self._work[mode]
         if work is None:
             return {"floor_ms": None, "floor_bound": None, "work": None}
-        found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured[place]), result["precision"])
+        found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
         return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
 
     def _sample_clocks(self):
         return clocks.sample() if self._task.place == "cuda" else None
 
     def close(self):
-        if self._worker:
-            self._worker.close()
+        for worker in filter(None, (self._worker, self._control_worker)):
+            worker.close()
 
 
-def new_seed():
-    return secrets.randbits(31)
+class _Disturbed(Exception):
+    """A timing that is worth another try; it took so many seconds."""
+
+    def __init__(self, seconds):
+        super().__init__(seconds)
+        self.seconds = seconds
 
 
 def launches_count(timings):
@@ -435,22 +433,32 @@ def _lateness(side):
     return statistics.summarise(differences)["median"]
 
 
-def outcome(variant, others, result):
-    """{"verdict", "against", "ratio", "low", "high", "precise", "any_precision"}; None without baselines.
+def outcome(variant, others, result, control, disturbance=None):
+    """{"verdict", "against", "ratio", "low", "high", "precise", "any_precision", "reason"}; None without baselines.
 
-    The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant;
-    "any_precision" names the fastest of all, where that is another one.
+    The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant, by the
+    interval that the control allows; "any_precision" names the fastest of all, where that is another one. Where there was a
+    disturbance, or the interval has room for a win and for a loss, the verdict is NOT_MEASURED, with the reason, and there is
+    no ratio.
     """
     rivals = _rivals(variant, others, result)
     if not rivals:
         return None
-    ratio = statistics.paired_ratio(rivals[0].rounds, variant.rounds)
+    measured = statistics.paired_ratio(rivals[0].rounds, variant.rounds)
+    ratio = statistics.widened(measured, control)
+    verdict = statistics.verdict(ratio)
+    if verdict == "tie" and not disturbance and max(ratio["high"], 1 / ratio["low"]) > OPEN:
+        disturbance = f"too noisy: anything from {ratio['low']:.3g}x to {ratio['high']:.3g}x"
+    if disturbance:
+        unknown = dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
+        return {"verdict": NOT_MEASURED, "precise": False, "reason": disturbance} | unknown
     return {
-        "verdict": statistics.verdict(ratio),
+        "verdict": verdict,
         "against": rivals[0].name,
         **ratio,
-        "precise": statistics.is_precise(ratio),
+        "precise": statistics.is_precise(measured),
         "any_precision": rivals[1].name if len(rivals) > 1 else None,
+        "reason": None,
     }
 
 
@@ -472,13 +480,3 @@ def _training_modes(gradients):
 
 def _probe_name(mode, seed):
     return f"timed {mode} {seed}"
-
-
-def _drawn(count, how_many):
-    return secrets.SystemRandom().sample(range(count), how_many)
-
-
-def _shuffled(values):
-    values = list(values)
-    secrets.SystemRandom().shuffle(values)
-    return values

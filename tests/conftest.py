@@ -10,6 +10,8 @@ import pytest
 # The tests run side by side: a thread that waits actively would take a processor from another test. OpenMP reads this when
 # torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# They make one another busy, too, so that waiting for quiet would be in vain.
+os.environ.setdefault("PLAYGROUND_PATIENCE", "0")
 
 from playground import catalog
 

@@ -54,7 +54,7 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
     assert "build tiny/right" in err
     (result,) = document.read(file)["results"]
     assert result["verdict"] == "pass" and result["ran_on"] == "cpu"
-    assert set(result["speedup"]) == {"eager", "channels_last", "compile"}
+    assert set(result["baselines_ms"]) == {"eager", "channels_last", "compile"}
     assert result["check"]["max_error"] <= result["check"]["allowed"]
     assert result["floor_ms"] > 0 and result["floor_bound"] in ("memory", "compute")
     assert json.loads(file.read_text())["schema"] == 1
@@ -72,7 +72,7 @@ def test_training_is_timed_with_grad(tiny_problem, right, tmp_path):
     assert status == 0, err
     (result,) = document.read(file)["results"]
     assert set(result["training"]) == {"weights", "weights_and_input"}
-    assert set(result["training"]["weights"]["speedup"]) == {"eager", "compile"}
+    assert set(result["training"]["weights"]["baselines_ms"]) == {"eager", "compile"}
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 import copy
 import json
-import os
+import math
 import re
-import subprocess
-import sys
 
 import pytest
 
-from playground import catalog, commands
+from playground import catalog, commands, race, timing
 from playground.report import document
 
 RECORD = catalog.ROOT / "results" / "nvidia-h200.json"
@@ -92,18 +90,18 @@ def test_against_a_document_that_is_none(compare, tmp_path):
     assert re.fullmatch(r"--against \S+old\.json: results\[0\] .*: 'verdict' is missing\n", err)
 
 
-def test_against_an_earlier_run(tiny_problem, write_forward, tmp_path):
-    """A real run, against itself with its old times made half as long."""
+def test_against_an_earlier_run(tiny_problem, write_forward, tmp_path, monkeypatch, capsys):
+    """A real run, against itself with its old times made half as long. The machine counts as quiet, whatever else runs."""
+    monkeypatch.setattr(race, "most_cores_for_others", lambda place: math.inf)
+    monkeypatch.setattr(race, "SPREAD", math.inf)
+    monkeypatch.setattr(race, "CONTROL_OFF", math.inf)
+    monkeypatch.setattr(timing, "OPEN", math.inf)
+    monkeypatch.setenv("COLUMNS", "100")
     variant = write_forward("honest", "return torch.tanh(self.linear(x))")
-    command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", str(variant.path), "--quick"]
 
     def run(*arguments):
-        environment = {**os.environ, "COLUMNS": "100"}
-        done = subprocess.run(
-            [*command, *arguments], cwd=catalog.ROOT, env=environment, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert commands.compare(["--model", str(tiny_problem), "--variant", str(variant.path), "--quick", *arguments]) == 0
+        return capsys.readouterr().out
 
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     assert "Against" not in run("--json", str(old))

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from playground import catalog, timing
+from playground import catalog, race, timing
 from playground.machine.clocks import Clocks
+from playground.race import Patience, Quiet, Race, Rejected, Side
 from playground.report.progress import Progress
 from playground.runner import Options, Runner, Task
-from playground.timing import Rejected, Side, count_other_streams, outcome, own_clock
+from playground.timing import Measured, count_other_streams, outcome, own_clock
 from playground.worker import WorkerFailure
 
 PROBLEM = """
@@ -98,6 +99,16 @@ class Load:
         self.watched = contextlib.nullcontext
 
 
+class Quietly:
+    """Others of whom none does anything."""
+
+    def __init__(self, *pids):
+        pass
+
+    def busiest(self):
+        return []
+
+
 def run(problem, variants, baselines=("eager",), others=0.0):
     """{name: result} of variants that are timed against `baselines`, and hardly judged: this is not about the judge.
 
@@ -109,9 +120,11 @@ def run(problem, variants, baselines=("eager",), others=0.0):
 
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
         patch.setattr("playground.runner.judge", no_probes)
-        patch.setattr(Runner, "_build_all", lambda *_: None)
+        patch.setattr(Runner, "build", lambda *_: None)
+        patch.setattr(timing, "judge", lambda *_: None)
         patch.setattr(timing, "names_for", lambda *_: baselines)
         patch.setattr(timing, "OtherLoad", lambda pid: Load(others))
+        patch.setattr(race, "OtherLoad", lambda *pids: Load(0.0))
         results = Runner(Options(quick=True), progress).run([Task(problem, variant, "cpu") for variant in variants])
     return {result["variant"]: result for result in results}
 
@@ -136,8 +149,8 @@ def test_a_model_against_itself_is_a_tie(results):
     assert same["verdict"] == "pass"
     assert same["outcome"]["verdict"] == "tie" and same["outcome"]["against"] == "eager"
     assert same["speedup"]["eager"]["low"] <= 1.01 and same["speedup"]["eager"]["high"] >= 0.99
-    assert same["calls"] >= same["rounds"] >= timing.MIN_ROUNDS
-    assert same["rechecked"] == 2 + (same["rounds"] > timing.MIN_ROUNDS) and same["clocks"] is None
+    assert same["calls"] >= same["rounds"] >= race.MIN_ROUNDS
+    assert same["rechecked"] == 2 + (same["rounds"] > race.MIN_ROUNDS) and same["clocks"] is None
     assert same["back_to_back_ms"] >= 50
 
 
@@ -188,7 +201,8 @@ def test_a_variant_that_breaks_when_it_is_timed(results):
 class Process:
     """Answers as a worker would, from lists of times."""
 
-    def __init__(self, samples, idle=None, seconds=0.0):
+    def __init__(self, samples, idle=None, seconds=0.0, flushes=None):
+        self.flushes = flushes or [0.1]
         self.samples = samples
         self.idle = idle or samples
         self.seconds = seconds
@@ -199,7 +213,8 @@ class Process:
             return {"milliseconds": 30.0, "peak_mib": None}
         if request == "time":
             count = len(arguments["seeds"])
-            return {"samples_ms": (self.samples * count)[:count], "idle_ms": (self.idle * count)[:count]}
+            samples, idle = ((each * count)[:count] for each in (self.samples, self.idle))
+            return {"samples_ms": samples, "idle_ms": idle, "flush_ms": (self.flushes * count)[:count]}
         if request == "repeat":
             self.repeated.append(arguments["count"])
             import time
@@ -279,7 +294,7 @@ def test_own_clock_stops_at_the_first_try_within_the_limit():
 def compared(monkeypatch, place, claimed, seen, others):
     """What comes of a variant that claims so many ms, where the driver sees others, beside a load of so many cores."""
     monkeypatch.setattr(timing, "own_clock", lambda side, *_: seen)
-    stopwatch = timing.Stopwatch(SimpleNamespace(place=place), {}, None, None, None, {})
+    stopwatch = timing.Stopwatch(SimpleNamespace(place=place), {}, None, None, None, Measured(Patience(10.0)))
     variant = played("variant", [claimed])
     return (*stopwatch._compare_with_own_clock(variant, None, Load(others)), variant.median)
 
@@ -313,13 +328,14 @@ def test_what_is_within_the_limit_needs_no_note(monkeypatch, others):
 
 def test_outcome_is_against_the_fastest_that_is_as_precise():
     others = [played(name, [ms]) for name, ms in (("eager", 4.0), ("compile", 2.0), ("eager_fp32", 3.0))]
-    strict = outcome(played("variant", [1.0]), others, {"precision": "fp32", "variant_precision": None})
+    same = {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    strict = outcome(played("variant", [1.0]), others, {"precision": "fp32", "variant_precision": None}, same)
     assert (strict["against"], strict["ratio"], strict["any_precision"]) == ("eager_fp32", 3.0, "compile")
-    tf32 = outcome(played("variant", [1.0]), others, {"precision": "tf32", "variant_precision": None})
+    tf32 = outcome(played("variant", [1.0]), others, {"precision": "tf32", "variant_precision": None}, same)
     assert (tf32["against"], tf32["verdict"], tf32["any_precision"]) == ("compile", "win", None)
-    lower = outcome(played("variant", [4.0]), others, {"precision": "fp32", "variant_precision": "fp16"})
+    lower = outcome(played("variant", [4.0]), others, {"precision": "fp32", "variant_precision": "fp16"}, same)
     assert (lower["against"], lower["verdict"]) == ("compile", "loss")
-    assert outcome(played("variant", [1.0]), [], {"precision": "fp32", "variant_precision": None}) is None
+    assert outcome(played("variant", [1.0]), [], {"precision": "fp32", "variant_precision": None}, same) is None
 
 
 @pytest.mark.parametrize("precise_after, rounds, rechecked", [(9, 9, 2), (12, 15, 3), (21, 24, 3)])
@@ -329,7 +345,7 @@ def test_results_of_the_last_rounds_are_rechecked_too(tmp_path, monkeypatch, pre
     stopwatch = gpu.stopwatch(tmp_path, monkeypatch)
     monkeypatch.setattr(timing, "names_for", lambda *_: ["eager"])
     monkeypatch.setattr(timing.statistics, "is_precise", lambda _: len(played_rounds) >= precise_after)
-    played_rounds, at, play, recheck = [], [], timing.Side.play, timing.Stopwatch._recheck
+    played_rounds, at, play, recheck = [], [], race.Side.play, timing.Stopwatch._recheck
 
     def counting(side, seed):
         if side.name == "variant":
@@ -340,11 +356,11 @@ def test_results_of_the_last_rounds_are_rechecked_too(tmp_path, monkeypatch, pre
         at.append(len(variant.rounds))
         recheck(self, variant, *arguments)
 
-    monkeypatch.setattr(timing.Side, "play", counting)
+    monkeypatch.setattr(race.Side, "play", counting)
     monkeypatch.setattr(timing.Stopwatch, "_recheck", watching)
     timed = stopwatch._time_mode(gpu, gpu.result(), "forward")
     assert (timed["rounds"], timed["rechecked"], len(gpu.compared)) == (rounds, rechecked, rechecked)
-    assert max(at[:2]) <= timing.MIN_ROUNDS and all(rounds - timing.ROUNDS_BETWEEN_LOOKS < each <= rounds for each in at[2:])
+    assert max(at[:2]) <= race.MIN_ROUNDS and all(rounds - race.ROUNDS_BETWEEN_LOOKS < each <= rounds for each in at[2:])
     assert len(gpu.truths) == 3, "a pause in the middle would announce a recheck"
 
 
@@ -395,6 +411,76 @@ def test_disturbances(slow_problem, written, monkeypatch):
     assert result["clocks"]["after"]["sm_mhz"] == 1200
 
 
+def raced(played_by, loads=(), patience=10.0, control=("control", [4.0]), seconds=0.0, flushes=None):
+    """A Race of a variant of 1 ms and eager PyTorch of 4, in whose rounds other processes use `loads` processors, then none."""
+    left = list(loads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(race, "OtherLoad", lambda *pids: Load(left.pop(0) if left else 0.0))
+        patch.setattr(race, "Others", played_by)
+        patch.setattr(race, "PAUSE", 0.0)
+        variant = Side("variant", "forward", 0, Process([1.0]), is_trusted=False)
+        eager = Side("eager", "forward", 0, Process([4.0], flushes=flushes))
+        original = control and Side(control[0], "forward", 0, Process(control[1]))
+        for side in filter(None, (variant, eager, original)):
+            side.start()
+        made = Race("cuda" if flushes else "cpu", variant, [eager], original, [], Quiet(), lambda: [eager])
+        made.run(seconds, Patience(patience), [1, 2, 3], 0, lambda seed: None)
+    return made
+
+
+class Compiler(Quietly):
+    def busiest(self):
+        return ["cc1plus -quiet, pid 42, used 1.97 cores"]
+
+
+def test_rounds_that_others_disturb_do_not_count():
+    made = raced(Compiler, loads=[0.0, 1.5, 0.1, 2.0])
+    undisturbed = race.MIN_ROUNDS + race.ROUNDS_BETWEEN_LOOKS  # the last ones, since more were played than are rechecked
+    assert (made._played, len(made.variant.rounds)) == (undisturbed + 2, undisturbed)
+    assert made.disturbance() is None
+    assert made.control() == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_where_the_machine_stays_busy_it_is_said_who_kept_it_so():
+    made = raced(Compiler, loads=[1.5] * 99, patience=0.0)
+    assert made._played == race.MIN_ROUNDS
+    assert made.disturbance() == "the machine is busy (cc1plus -quiet, pid 42, used 1.97 cores)"
+    assert len(made.variant.rounds) == race.MIN_ROUNDS, "what was seen is reported all the same"
+
+
+def test_a_control_that_is_not_itself_is_a_disturbance():
+    assert raced(Quietly, control=("control", [4.1])).disturbance() is None
+    made = raced(Quietly, control=("control", [5.0]))
+    assert made.disturbance() == "the machine is busy (the original against itself came out at 0.8x)"
+
+
+def test_the_originals_own_times_show_a_disturbance():
+    made = raced(Quietly, control=("control", [4.0, 9.0]))
+    assert made.disturbance() == "the machine is busy (the original took 4 to 9 ms)"
+
+
+def test_flushes_that_take_longer_show_another_user_of_the_gpu():
+    busy = raced(Quietly, flushes=[0.3], patience=0.0)  # those of the control take 0.1
+    assert busy.disturbance() == "the machine is busy (other processes used what is timed)"
+    assert raced(Quietly, flushes=[0.1, 0.105]).disturbance() is None
+
+
+def test_a_claim_is_only_as_narrow_as_the_control():
+    ratio = {"ratio": 1.04, "low": 1.03, "high": 1.05}
+    assert race.statistics.widened(ratio, {"ratio": 1.0, "low": 1.0, "high": 1.0}) == ratio
+    wide = race.statistics.widened(ratio, {"ratio": 1.02, "low": 0.98, "high": 1.04})
+    assert wide["ratio"] == 1.04 and wide["low"] == pytest.approx(1.03 / 1.04) and wide["high"] == pytest.approx(1.05 / 0.98)
+    assert race.statistics.verdict(wide) == "tie"
+    others = [played("eager", [1.04])]
+    known = {"precision": "fp32", "variant_precision": None}
+    assert outcome(played("variant", [1.0]), others, known, {"ratio": 1.0, "low": 1.0, "high": 1.0})["verdict"] == "win"
+    assert outcome(played("variant", [1.0]), others, known, {"ratio": 1.0, "low": 1.0, "high": 1.04})["verdict"] == "tie"
+    noisy = {"ratio": 1.0, "low": 0.7, "high": 1.4}
+    assert outcome(played("variant", [1.0]), others, known, noisy)["reason"] == "too noisy: anything from 0.743x to 1.49x"
+    withheld = outcome(played("variant", [1.0]), others, known, None, "the machine is busy (...)")
+    assert (withheld["verdict"], withheld["ratio"], withheld["reason"]) == ("not measured", None, "the machine is busy (...)")
+
+
 MS = {  # of fake sides, in any mode unless it is named
     "variant": 0.3,
     ("variant", "graphed forward"): 0.1,
@@ -426,18 +512,30 @@ class FakeGpu:
                 raise WorkerFailure(self.failing[side, mode])
             return {"milliseconds": 60.0, "peak_mib": 1.0}
         times = [self.ms.get((side, mode), self.ms.get(side))] * len(seeds)
-        return {"samples_ms": times, "idle_ms": times} if request == "time" else {}
+        return {"samples_ms": times, "idle_ms": times, "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
 
     def stopwatch(self, tmp_path, monkeypatch):
         monkeypatch.setattr(
             timing.Stopwatch, "_ask_baselines", lambda _, request, **arguments: self.ask(request, 0, **arguments)
         )
+        monkeypatch.setattr(timing.Stopwatch, "_start_control", self.control)
         monkeypatch.setattr(timing.Stopwatch, "_floor", lambda *_: {"floor_ms": None, "floor_bound": None})
         monkeypatch.setattr(timing.clocks, "sample", lambda: None)
         monkeypatch.setattr(timing, "OtherLoad", lambda pid: Load(0.0))
+        monkeypatch.setattr(race, "OtherLoad", lambda *pids: Load(0.0))
+        monkeypatch.setattr(race, "Others", Quietly)
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
         task = SimpleNamespace(place="cuda", model=SimpleNamespace(name="model"), names=lambda what: ("model", what))
-        return timing.Stopwatch(task, {}, self.truth(tmp_path), Options(quick=True, training=True), silent, {})
+        return timing.Stopwatch(
+            task, {}, self.truth(tmp_path), Options(quick=True, training=True), silent, Measured(Patience(10.0))
+        )
+
+    def control(self, mode, not_graphed):
+        """As fast as eager, which it is."""
+        mode = mode.removeprefix("graphed ") if "eager" in not_graphed else mode
+        side = Side("control", mode, 1, lambda request, side, **more: self.ask(request, 0, side="eager", **more))
+        side.start()
+        return side
 
     def truth(self, folder):
         def compare(what, probe, *_):

@@ -1,53 +1,111 @@
-"""How much of the processors other processes take while something is timed, as the operating system counts it."""
+"""What other processes take of this machine while something is timed, as the operating system counts it."""
 
 import contextlib
+import os
 import time
+from pathlib import Path
 
 import psutil
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # of psutil.cpu_times; "steal" is for other virtual machines
+LEAST_SHARE = 0.1  # of a processor: who uses less is not named
 
 
 class OtherLoad:
-    """What all processes but one and its descendants use of the processors during the blocks under `watched()`.
+    """What all processes but those of `pids`, and the descendants that these have now, use of the processors.
 
-    A system whose counters stand still (some sandboxes) counts as one on which nothing else runs.
+    Counted are the blocks under `watched()` and the processors that this process may run on. A system whose counters stand
+    still (some sandboxes) counts as one on which nothing else runs.
     """
 
-    def __init__(self, pid):
-        self._pid = pid
+    def __init__(self, *pids):
+        self._own = _families(pids)
+        self._processors = _usable_processors()
         self._wall = self._taken = 0.0
 
     @contextlib.contextmanager
     def watched(self):
-        own, busy, began = _family_seconds(self._pid), _busy_seconds(), time.perf_counter()
+        own, busy, began = self._own_seconds(), self._busy_seconds(), time.perf_counter()
         yield
         self._wall += time.perf_counter() - began
-        self._taken += _busy_seconds() - busy - (_family_seconds(self._pid) - own)
+        self._taken += self._busy_seconds() - busy - (self._own_seconds() - own)
 
     @property
     def cores(self):
-        """How many processors the others kept busy on average, counters of 10 ms permitting."""
+        """How many processors the others kept busy on average; the counters advance in steps of 10 ms."""
         return max(0.0, self._taken / self._wall) if self._wall else 0.0
 
     @property
     def share(self):
         """`cores` as a share of all there are."""
-        return min(1.0, self.cores / psutil.cpu_count())
+        return min(1.0, self.cores / len(self._processors))
+
+    def _own_seconds(self):
+        return sum(_seconds(process) for process in self._own)
+
+    def _busy_seconds(self):
+        times = psutil.cpu_times(percpu=True)
+        return sum(getattr(times[i], kind, 0.0) for i in self._processors for kind in BUSY)
 
 
-def _busy_seconds():
-    times = psutil.cpu_times()
-    return sum(getattr(times, kind, 0.0) for kind in BUSY)
+class Others:
+    """Who they are: every process but those of `pids` and their descendants, from the moment this is made."""
+
+    def __init__(self, *pids):
+        self._own = {process.pid for process in _families(pids)}
+        self._began = time.perf_counter()
+        self._steal = _stolen()
+        self._seconds = {process.pid: _seconds(process, children=False) for process in psutil.process_iter()}
+
+    def busiest(self, most=2):
+        """['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then."""
+        wall = time.perf_counter() - self._began
+        used = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                cores = (_seconds(process, children=False) - self._seconds.get(process.pid, 0.0)) / wall
+                if process.pid not in self._own and cores >= LEAST_SHARE:
+                    used.append((cores, f"{_called(process)}, pid {process.pid}, used {cores:.2f} cores"))
+        steal = (_stolen() - self._steal) / wall
+        if steal >= LEAST_SHARE:
+            used.append((steal, f"other virtual machines on the same host took {steal:.2f} cores"))
+        return [text for _, text in sorted(used, reverse=True)[:most]]
 
 
-def _family_seconds(pid):
-    """Processor time of a process, of its descendants, and of those that have ended; 0 if it is gone."""
-    seconds = 0.0
-    with contextlib.suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                seconds += times.user + times.system + times.children_user + times.children_system
-    return seconds
+def usable_processors():
+    """How many processors this process may run on."""
+    return len(_usable_processors())
+
+
+def _usable_processors():
+    """Their places in psutil's list, which some containers make shorter than the numbers of the processors are high."""
+    known = range(len(psutil.cpu_times(percpu=True)))
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else known
+    return [i for i in known if i in allowed] or list(known)
+
+
+def _families(pids):
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            found += [root, *root.children(recursive=True)]
+    return found
+
+
+def _seconds(process, children=True):
+    """Processor time of a process, and of its children that have ended; 0 if it is gone."""
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return times.user + times.system + (times.children_user + times.children_system if children else 0.0)
+    return 0.0
+
+
+def _stolen():
+    return getattr(psutil.cpu_times(), "steal", 0.0)
+
+
+def _called(process):
+    """'python3 train.py': the program and its first argument, without folders."""
+    words = process.cmdline()[:2] or [process.name()]
+    return " ".join(Path(word).name or word for word in words)[:60]

@@ -22,7 +22,17 @@ RESULT_KEYS = (
     *("model", "variant", "backend", "ran_on", "precision", "variant_precision", "shape", "verdict", "reason", "details"),
     *("findings", "source_sha256"),
     *("check", "build_seconds", "built", "ptxas", "time_ms", "peak_mib", "floor_ms", "floor_bound", "work", "ceilings"),
-    *("speedup", "outcome", "baselines_ms", "baselines_unavailable", "rounds", "calls", "rechecked", "back_to_back_ms"),
+    *(
+        "speedup",
+        "outcome",
+        "control",
+        "baselines_ms",
+        "baselines_unavailable",
+        "rounds",
+        "calls",
+        "rechecked",
+        "back_to_back_ms",
+    ),
     *("clocks", "notes", "graphed", "training"),
 )
 CEILING_KEYS = ("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops", "tf32_flops")
@@ -32,8 +42,8 @@ SHAPE_KEYS = ("inputs", "settings", "defaults")
 CHECK_KEYS = ("max_error", "allowed", "eager_error", "permitted_error", "gradients", "mutants_rejected", "mutants_survived")
 TIME_KEYS = ("median", "p20", "p80")
 RATIO_KEYS = ("ratio", "low", "high")
-OUTCOME_KEYS = ("verdict", "against", *RATIO_KEYS, "precise", "any_precision")
-OUTCOMES = ("win", "tie", "loss")
+OUTCOME_KEYS = ("verdict", "against", *RATIO_KEYS, "precise", "any_precision", "reason")
+OUTCOMES = ("win", "tie", "loss", "not measured")
 
 
 class DocumentError(ValueError):
@@ -224,11 +234,17 @@ def _timings(holder, where):
     for name, ratio in _mapping(_field(holder, "speedup", where), f"{where}.speedup"):
         at = f"{where}.speedup.{name}"
         _ratio(ratio, at)
+    if holder.get("control") is not None:
+        _ratio(holder["control"], f"{where}.control")
     if holder.get("outcome") is not None:
         at = f"{where}.outcome"
-        _ratio(holder["outcome"], at)
+        _require(isinstance(holder["outcome"], dict), at, "an object", holder["outcome"])
         _one_of(_field(holder["outcome"], "verdict", at), OUTCOMES, f"{at}.verdict")
-        _text(_field(holder["outcome"], "against", at), f"{at}.against")
+        if holder["outcome"]["verdict"] == "not measured":
+            _text(_field(holder["outcome"], "reason", at), f"{at}.reason")
+        else:
+            _ratio(holder["outcome"], at)
+            _text(_field(holder["outcome"], "against", at), f"{at}.against")
         _text(holder["outcome"].get("any_precision"), f"{at}.any_precision", null=True)
     for kind, work in _mapping(holder.get("work"), f"{where}.work"):
         _require(isinstance(work, dict), f"{where}.work.{kind}", "an object", work)
@@ -328,7 +344,8 @@ def _in_order(document):
 def _result_in_order(result):
     """A result, or the timings of one training mode: the keys that both have are ordered in the same way."""
     result = _sorted_keys(result, RESULT_KEYS)
-    for key, inner in (("shape", SHAPE_KEYS), ("check", CHECK_KEYS), ("time_ms", TIME_KEYS), ("outcome", OUTCOME_KEYS)):
+    of_keys = (("shape", SHAPE_KEYS), ("check", CHECK_KEYS), ("time_ms", TIME_KEYS), ("outcome", OUTCOME_KEYS))
+    for key, inner in (*of_keys, ("control", RATIO_KEYS)):
         if result.get(key):
             result[key] = _sorted_keys(result[key], inner)
     for key, inner in (("speedup", RATIO_KEYS), ("baselines_ms", TIME_KEYS)):

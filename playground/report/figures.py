@@ -5,7 +5,7 @@ import math
 import statistics
 from pathlib import Path
 
-from playground.stopwatch.statistics import TIE
+from playground.stopwatch.statistics import TIE, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,19 +98,24 @@ def baseline_medians(timings):
 
 
 def headline(timings):
-    """(baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where no baseline was measured.
+    """(baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where nothing is claimed.
 
     The fastest baseline that is at least as precise; in documents without an "outcome" the one that is hardest to beat.
     """
     outcome, speedup = timings.get("outcome"), timings.get("speedup")
     if outcome:
-        return outcome["against"], outcome
+        return (outcome["against"], outcome) if not why_not_measured(timings) else (None, None)
     best = best_baseline(speedup)
     return best, best and speedup[best]
 
 
+def why_not_measured(timings):
+    """Why there is no speed-up, such as 'the machine is busy (...)'; None where there is one."""
+    return (timings.get("outcome") or {}).get("reason")
+
+
 def outcome_verdict(timings):
-    """'win', 'tie' or 'loss'; 'win in fp16' for a variant that says it computes in that; '-' where it is not known."""
+    """'win', 'tie', 'loss' or 'not measured'; 'win in fp16' where the variant computes in that; '-' where it is not known."""
     verdict = (timings.get("outcome") or {}).get("verdict", NOTHING)
     own = timings.get("variant_precision")
     return f"{verdict} in {own}" if own and verdict != NOTHING else verdict
@@ -132,6 +137,15 @@ def _open_tie(timings):
     return f"a tie, since {ratio} is anything from {low} to {high}"
 
 
+def control_note(timings):
+    """'the original against itself came out at 1.04x (1.02x-1.06x), ...'; None where that is no more than noise."""
+    control = timings.get("control")
+    if not control or verdict(control) == "tie":
+        return None
+    came_out = f"{with_unit(control['ratio'], 'x')} ({span(control['low'], control['high'], 'x')})"
+    return f"the original against itself came out at {came_out}; intervals are wider by as much"
+
+
 def timing_notes(result, brief=False):
     """What is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
 
@@ -146,6 +160,10 @@ def timing_notes(result, brief=False):
         yield from (f"{title}{note}" for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
         if not brief and (slow := timings.get("not_graphed")):
             yield f"{title}so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
+        if brief and (why := why_not_measured(timings)):
+            yield f"{title}speed-up not measured: {one_line(why)}"
+        if control := control_note(timings):
+            yield f"{title}{control}"
         if brief and (open_tie := _open_tie(timings)):
             yield f"{title}{open_tie}"
         if any_precision := against_any_precision(timings):
@@ -223,7 +241,7 @@ def geometric_means(results):
 
 def share_of_floor(result):
     """How much of the least possible time the measured time is: 1.0 is at the hardware's limit; None when not measured."""
-    if not result.get("floor_ms") or not result.get("time_ms"):
+    if not result.get("floor_ms") or not result.get("time_ms") or why_not_measured(result):
         return None
     return result["floor_ms"] / result["time_ms"]["median"]
 

@@ -1,5 +1,6 @@
 """What is being built, checked and timed right now, on stderr; stdout is left alone."""
 
+import contextlib
 import threading
 import time
 
@@ -29,7 +30,7 @@ class Progress:
         self._live = self._console.file.isatty() and self._console.is_interactive and not prefix
         self._prefix = prefix
         # Standard output is not redirected: rich would send what is printed there to this console.
-        self._display = Display(
+        self._display = _Display(
             SpinnerColumn(table_column=Column(no_wrap=True)),
             TimeElapsedColumn(table_column=Column(no_wrap=True)),
             # The text is a stranger's: no markup; one line a task, so that the display can be redrawn in place. It alone gives
@@ -44,6 +45,8 @@ class Progress:
         self._lock = threading.Lock()
         self._expected = self._counted = 0
         self._total = None  # the live line that counts
+        self._began = time.monotonic()
+        self.timeline = []  # [{"stage", "model", "what", "began", "seconds"}] of all that ended, `began` since this was made
 
     def __enter__(self):
         if self._live:
@@ -60,45 +63,75 @@ class Progress:
         if self._live:
             self._total = self._display.add_task(self._count(), total=None)
 
+    def draw(self, above):
+        """Draw a renderable (None: nothing) over the live lines; where nothing is live, nothing is drawn."""
+        self._display.above = above
+
+    @contextlib.contextmanager
+    def aside(self):
+        """Leaves the terminal to whoever prints there meanwhile."""
+        if self._live:
+            self._display.stop()
+        try:
+            yield
+        finally:
+            if self._live:
+                self._display.start()
+
+    def phases(self, model=None, variant=None):
+        """{stage: seconds} of all that ended, or of one variant; those that ran side by side add up."""
+        found = {}
+        for entry in self.timeline:
+            if model is None or (entry["model"], entry["what"]) == (model, variant):
+                found[entry["stage"]] = found.get(entry["stage"], 0.0) + entry["seconds"]
+        return found
+
     def done(self, model, variant, outcome):
         """Nothing more happens to the variant. What it had begun and did not finish, because it failed there, ends here."""
-        ending = f" {one_line(f'{model}/{variant}')}"
         with self._lock:
             self._counted += 1
-            unfinished = [what for what, begun in self._running.items() if what.endswith(ending) for _ in begun]
-        for what in unfinished:
-            self._ended(what, outcome)
+            unfinished = [key for key, begun in self._running.items() if key[1:] == (model, variant) for _ in begun]
+        for key in unfinished:
+            self._ended(key, outcome)
         if self._total is not None:
             self._display.update(self._total, description=self._count())
         elif self._expected > 1:
             self._line(Text(self._count(), style="dim"))
 
     def _count(self):
-        return f"{self._counted} of {self._expected} variants done"
+        text = f"{self._counted} of {self._expected} variants done"
+        if not 0 < self._counted < self._expected:
+            return text
+        left = (time.monotonic() - self._began) / self._counted * (self._expected - self._counted)
+        return f"{text}, about {_in_words(left)} left"
 
     def started(self, stage, model, variant=None):
         """`stage`, such as 'build', 'check' or 'time', begins for a variant (or for something that has none)."""
         what = _label(stage, model, variant)
         task = self._display.add_task(what, total=None) if self._live else None
         with self._lock:
-            self._running.setdefault(what, []).append((time.monotonic(), task))
+            self._running.setdefault((stage, model, variant), []).append((time.monotonic(), task))
         if not self._live:
             self._line(Text(f"{what} ..."))
 
     def finished(self, stage, model, variant=None, outcome=""):
         """The stage ended; `outcome` is a verdict or another short text."""
-        self._ended(_label(stage, model, variant), outcome)
+        self._ended((stage, model, variant), outcome)
 
-    def _ended(self, what, outcome):
+    def _ended(self, key, outcome):
+        now = time.monotonic()
         with self._lock:
-            begun = self._running.get(what)
+            begun = self._running.get(key)
             begin, task = begun.pop(0) if begun else (None, None)
+            if begin is not None:
+                entry = dict(zip(("stage", "model", "what"), key, strict=True))
+                self.timeline.append(entry | {"began": begin - self._began, "seconds": now - begin})
         if task is not None:
             self._display.remove_task(task)
         outcome = one_line(outcome)
-        line = Text(f"{what}: ").append(outcome or "done", style=STYLES.get(outcome.partition(":")[0], ""))
+        line = Text(f"{_label(*key)}: ").append(outcome or "done", style=STYLES.get(outcome.partition(":")[0], ""))
         if begin is not None:
-            line.append(f", {with_unit(time.monotonic() - begin, ' s')}", style="dim")
+            line.append(f", {with_unit(now - begin, ' s')}", style="dim")
         self._line(line)
 
     def _line(self, text):
@@ -106,10 +139,26 @@ class Progress:
         self._console.print(line, soft_wrap=not self._live, highlight=False)
 
 
+class _Display(Display):
+    """Draws `above` over the lines of what runs."""
+
+    above = None
+
+    def get_renderables(self):
+        if self.above is not None:
+            yield self.above
+        yield from super().get_renderables()
+
+
 class _Console(Console):
     def on_broken_pipe(self):
         """Nobody reads stderr any more: be silent. (rich would redirect stdout to nowhere and exit.)"""
         self.quiet = True
+
+
+def _in_words(seconds):
+    """'40 s' or '3 min'."""
+    return f"{max(10, round(seconds, -1)):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _label(stage, model, variant):

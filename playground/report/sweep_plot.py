@@ -81,7 +81,7 @@ def _draw_ratios(panel, lines, axis):
     from matplotlib.ticker import LogLocator
 
     for variant, line in lines.items():
-        timed = [result for result in line if result.get("outcome")]
+        timed = sweep.measured(line)
         places = _places(timed, axis)
         ratio, low, high = ([result["outcome"][key] for result in timed] for key in ("ratio", "low", "high"))
         (drawn,) = panel.plot(places, ratio, marker="o", label=variant)

@@ -78,7 +78,7 @@ def crossover_lines(results, axes):
     """A sentence on each place where a variant starts or stops to win, along each axis, or on there being none."""
     for axis in axes:
         for others, line in sweep.lines_along(results, axes, axis):
-            timed = [result for result in line if result.get("outcome")]
+            timed = sweep.measured(line)
             where = f" at {', '.join(f'{name}={each}' for name, each in others.items())}" if others else ""
             found = sweep.crossovers(line, axes, axis)
             for each in found:

@@ -1,5 +1,6 @@
 """What the two commands print when they are done: run_all's table, and compare.py's view of each variant."""
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +32,7 @@ from playground.report.figures import (
     timed_modes,
     timing_notes,
     under_graphs,
+    why_not_measured,
     with_unit,
 )
 from playground.report.layout import GAP, INDENT, Layout, print_folded, print_indented, print_prose, print_rows, verdict
@@ -55,6 +57,11 @@ SUMMARY_PLANS = (
         ("median ms", "speed-up", "over"),
     ),
 )
+CHECKED = ("variant", "ran on", "verdict", "gradients", "error", "eager's", "build s")
+CHECKED_PLANS = (
+    tuple((name,) for name in CHECKED),
+    (("variant", "ran on"), ("verdict", "gradients"), ("error", "eager's"), ("build s",)),
+)
 SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
 
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
@@ -65,54 +72,121 @@ TIMES_PLANS = (
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
-def summary(document, console):
-    """run_all's table: one row a variant, grouped by model."""
-    print_folded(console, machine(document["environment"]), style="dim")
-    models = _by_model(document["results"])
-    rows = {model: [_summary_row(result) for result in results] for model, results in models.items()}
-    layout = Layout(SUMMARY_PLANS, [row for group in rows.values() for row in group], console.width, SUMMARY_WORDS)
-    for model, results in models.items():
+class Summary:
+    """run_all's tables: a row a variant, a table a model, each printed as soon as all its `expected` results are known.
+
+    `expected` is {model: how many results}. `update` is called with the document so far whenever there is a new result, `end`
+    once with the whole.
+    """
+
+    def __init__(self, console, expected):
+        self._console = console
+        self._expected = expected
+        self._printed = set()
+        self._machine_is_printed = False
+
+    def update(self, document):
+        """Print what is complete now. Returns what can be drawn of the rest, for as long as it is not."""
+        models = _by_model(document["results"])
+        done = {model for model, results in models.items() if len(results) >= self._expected.get(results[0]["model"], 0)}
+        for model in [model for model in models if model in done - self._printed]:
+            self._print_machine(document)
+            self._console.print()
+            self._console.print(_model_table(self._console, model, models[model]))
+            _print_remarks(self._console, models[model])
+            self._printed.add(model)
+        rest = [_model_table(self._console, model, results) for model, results in models.items() if model not in done]
+        return Group(*rest) if rest else None
+
+    def end(self, document):
+        """Print what has not been printed, and what concerns all models."""
+        self._expected = {}
+        self.update(document)
+        self._print_machine(document)
+        console, results = self._console, document["results"]
+        against.show(document, console)
         console.print()
-        print_folded(console, _with_sizes(model, results), style="bold")
+        if any(result["ran_on"] == "emulator" for result in results):
+            print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
+        for (place, device), (mean, models) in geometric_means(results).items():
+            what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {device or place}"
+            print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
+        print_folded(console, _tally(results))
+
+    def _print_machine(self, document):
+        if not self._machine_is_printed:
+            print_folded(self._console, machine(document["environment"]), style="dim")
+            self._machine_is_printed = True
+
+
+def _model_table(console, model, results):
+    """What was only checked needs fewer columns than what was timed."""
+    parts = [Text(one_line(_with_sizes(model, results)), style="bold")]
+    checked = [result for result in results if result["ran_on"] == "emulator"]
+    timed = [result for result in results if result["ran_on"] != "emulator"]
+    for plans, group in ((CHECKED_PLANS, checked), (SUMMARY_PLANS, timed)):
+        rows = [_summary_row(result) for result in group]
+        layout = Layout(plans, rows, console.width, SUMMARY_WORDS)
         table = layout.table()
-        for row in rows[model]:
+        for row in rows:
             table.add_row(*layout.cells(row))
-        console.print(table)
-        _print_remarks(console, results)
-    against.show(document, console)
-    console.print()
-    if any(result["ran_on"] == "emulator" for result in document["results"]):
-        print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
-    for (place, device), (mean, models) in geometric_means(document["results"]).items():
-        what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {device or place}"
-        print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
-    print_folded(console, _tally(document["results"]))
+        parts += [table] if rows else []
+    return Group(*parts)
+
+
+class Details:
+    """compare.py's view: everything known about each variant, as soon as it is. With `checks` also what every check found.
+
+    `update` and `end` are called as Summary's are.
+    """
+
+    def __init__(self, console, expected=None, checks=False):
+        self._console = console
+        self._checks = checks
+        self._printed = set()
+        self._model = None
+        self._machine_is_printed = False
+
+    def update(self, document):
+        for model, results in _by_model(document["results"]).items():
+            for result in results:
+                key = model, result["variant"], result["ran_on"], str((result.get("shape") or {}).get("settings"))
+                if key not in self._printed:
+                    self._printed.add(key)
+                    self._print(document, model, result)
+
+    def _print(self, document, model, result):
+        self._print_machine(document)
+        if model != self._model:
+            self._console.print()
+            print_folded(self._console, model, style="bold")
+            self._model = model
+        self._console.print()
+        _print_details(self._console, result)
+        if self._checks:
+            _print_checks(self._console, result["check"])
+
+    def end(self, document):
+        self.update(document)
+        self._print_machine(document)
+        against.show(document, self._console)
+
+    def _print_machine(self, document):
+        if not self._machine_is_printed:
+            print_folded(self._console, machine(document["environment"]), style="dim")
+            self._machine_is_printed = True
+
+
+def summary(document, console):
+    Summary(console, {}).end(document)
 
 
 def details(document, console):
-    """compare.py's view: everything known about each variant."""
-    _each_in_depth(document, console, _print_details)
+    Details(console).end(document)
 
 
 def explained(document, console):
-    """compare.py --explain's view: that, and what every check found."""
-
-    def show(console, result):
-        _print_details(console, result)
-        _print_checks(console, result["check"])
-
-    _each_in_depth(document, console, show)
-
-
-def _each_in_depth(document, console, show):
-    print_folded(console, machine(document["environment"]), style="dim")
-    for model, results in _by_model(document["results"]).items():
-        console.print()
-        print_folded(console, model, style="bold")
-        for result in results:
-            console.print()
-            show(console, result)
-    against.show(document, console)
+    Details(console, checks=True).end(document)
 
 
 def _by_model(results):
@@ -308,6 +382,8 @@ def _modes(result):
 
 def _outcome(timings):
     """'win over torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
+    if why := why_not_measured(timings):
+        return f"speed-up not measured: {one_line(why)}"
     outcome, share = timings["outcome"], share_of_floor(timings)
     parts = [f"{outcome['verdict']} over" if outcome["verdict"] == "win" else f"{outcome['verdict']} against"]
     parts[0] += f" {baseline_name(outcome['against'])}"

@@ -49,6 +49,20 @@ def is_precise(ratio):
     return ratio["high"] <= (1 + PRECISE) * ratio["ratio"] and ratio["low"] >= (1 - PRECISE) * ratio["ratio"]
 
 
+def widened(ratio, control):
+    """The ratio with the interval that a control allows: the original's own ratio to itself, {"ratio", "low", "high"} or None.
+
+    A control whose interval reaches up to 1.03 says that a ratio may be 3% too high.
+    """
+    if control is None:
+        return ratio
+    return {
+        "ratio": ratio["ratio"],
+        "low": ratio["low"] / max(1.0, control["high"]),
+        "high": ratio["high"] / min(1.0, control["low"]),
+    }
+
+
 def verdict(ratio):
     """ "win", "loss", or "tie" where the interval reaches into 1 +- TIE."""
     if ratio["low"] > 1 + TIE:

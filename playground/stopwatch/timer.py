@@ -38,8 +38,14 @@ class CpuClock:
         """Write, then read more than the caches hold, so that a call finds neither its inputs nor dirty lines there."""
         if self._buffer is None:
             self._buffer = torch.empty(CPU_FLUSH_BYTES // 4)
+        began = self._now()
         self._buffer.zero_()
         self._buffer.sum()
+        self._flush_ms = (self._now() - began) / 1e6
+
+    def flush_ms(self):
+        """What the last flush took."""
+        return self._flush_ms
 
     def time(self, step):
         """(milliseconds, the same, a copy of the result) of step().
@@ -85,8 +91,16 @@ class CudaClock:
             self._buffer = torch.empty(max(CUDA_FLUSH_BYTES, 4 * cache) // 4, device="cuda")
         if (status := self._reset_persisting()) not in (0, CUDA_ERROR_NOT_SUPPORTED):
             raise RuntimeError(f"cuCtxResetPersistingL2Cache failed with CUDA error {status}")
+        stream = self._current_stream()
+        self._flush_events = [self._event(enable_timing=True) for _ in range(2)]
+        self._record(self._flush_events[0], stream)
         self._buffer.zero_()
         self._buffer.sum()
+        self._record(self._flush_events[1], stream)
+
+    def flush_ms(self):
+        """What the last flush took, on a device that is idle by now."""
+        return self._elapsed(*self._flush_events)
 
     def time(self, step):
         """(milliseconds on the stream, milliseconds until the whole device was idle, result) of step().
@@ -137,9 +151,9 @@ class Timed:
     def time(self, seeds):
         """Times one call for each seed, each on content of its own, and keeps the last one's result.
 
-        {"samples_ms", "idle_ms"}: see the clocks. The first `settling_calls` of them are for settling.
+        {"samples_ms", "idle_ms", "flush_ms"}: see the clocks. The first `settling_calls` of them are for settling.
         """
-        samples = []
+        samples, flushes = [], []
         for seed in seeds:
             self._result = None
             self._content = content = self._workload.fresh(seed)
@@ -147,7 +161,9 @@ class Timed:
             *times, self._result = self._clock.time(lambda content=content: self._workload(content))
             tensors.require_plain(self._result)
             samples.append(times)
-        return {"samples_ms": [on_stream for on_stream, _ in samples], "idle_ms": [until_idle for _, until_idle in samples]}
+            flushes.append(self._clock.flush_ms())
+        on_stream, until_idle = map(list, zip(*samples, strict=True))
+        return {"samples_ms": on_stream, "idle_ms": until_idle, "flush_ms": flushes}
 
     def result(self):
         """(result of the last timed call, names of the gradients, None where it is no list of such)."""

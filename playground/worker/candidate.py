@@ -25,6 +25,7 @@ class Candidate(Clocked):
     def load(self, problem, variant, settings, place, weights, seed, debug=False, strict=False):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
+        Without a `variant` the original itself is taken for one.
         `place` is "cuda", "cpu" or "emulator", which builds without optimisation for `debug`. Nothing of ours is built before
         the first call. Raises CatalogError, WrongInterface and whatever the file raises.
         """
@@ -35,15 +36,15 @@ class Candidate(Clocked):
         self.problem = _kept(catalog.load_problem(problem, settings))
         if strict:
             precision.forbid_tf32()
-        self.text = work.Text(variant)
+        self.text = work.Text(variant or problem)
         flags = behaviour.flags()
-        module = catalog.load_variant(variant)
-        self.model = tensors.make_model(self.problem, module.ModelNew, seed)
+        kind = catalog.load_variant(variant).ModelNew if variant else catalog.load_problem(problem, settings).Model
+        self.model = tensors.make_model(self.problem, kind, seed)
         if weights is not None:
             copy_weights(self.model, tensors.load(weights))
         self.model.to(self.device)
         self.changed_by_loading = behaviour.changed(flags, behaviour.flags())
-        return {"precision": _declared_precision(module.ModelNew)}
+        return {"precision": _declared_precision(kind)}
 
     def build(self, seed):
         """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}."""

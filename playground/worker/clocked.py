@@ -36,7 +36,7 @@ class Clocked:
             return self.timed[side, mode].start(seeds)
 
     def time(self, side, mode, seeds):
-        """Time one call for each seed, on content that follows from it: {"samples_ms", "idle_ms"} as in stopwatch.timer."""
+        """Time one call for each seed, on content that follows from it. Returns what stopwatch.timer's Timed.time does."""
         for other in self.timed.values():
             other.forget()
         with self._circumstances(side):

@@ -1,5 +1,6 @@
 """The driver's side of a worker: start it, ask it, give it a time limit, and leave no process behind."""
 
+import collections
 import contextlib
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import psutil
 
@@ -20,6 +22,7 @@ UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 _living = set()
 _living_lock = threading.Lock()
+spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
 
 
 class WorkerFailure(Exception):
@@ -77,6 +80,7 @@ class WorkerProcess:
         reply (a judged file can write to the pipe); in all but the first case the process is gone and every further request
         fails.
         """
+        began = time.perf_counter()
         try:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._channel.receive(limit)
@@ -87,6 +91,9 @@ class WorkerProcess:
             raise WorkerFailure(self._cause_of_death(), self.output()) from None
         except (ValueError, RecursionError):  # no JSON, or nested too deeply
             reply = None
+        finally:
+            with _living_lock:
+                spent[what] += time.perf_counter() - began
         match reply:
             case {"result": dict(result)}:
                 if complaint := malformed(what, result):
@@ -130,6 +137,25 @@ class WorkerProcess:
         self.kill()
         self._channel.close()
         self._output.close()
+
+
+class Spare:
+    """A worker that is started before it is needed: until PyTorch is imported there, seconds pass."""
+
+    def __init__(self):
+        self._worker = None
+
+    def start(self):
+        self._worker = self._worker or WorkerProcess()
+
+    def take(self):
+        """The worker, which is the caller's from now on; a new one where none was started."""
+        worker, self._worker = self._worker or WorkerProcess(), None
+        return worker
+
+    def close(self):
+        if self._worker:
+            self._worker.close()
 
 
 def _name_of_signal(number):

@@ -187,12 +187,12 @@ def test_the_layout_is_that_of_the_files():
 def test_a_sample_has_the_shape_of_todays_output(block):
     """The columns, the variants and what is said below the table; the figures are those of the run that was shown."""
     lines = block.text.splitlines()
-    rule = next(number for number, line in enumerate(lines) if re.fullmatch("-+", line))
+    rule, second_rule = (number for number, line in enumerate(lines) if re.fullmatch("-+", line))
     models = [model.name for model in catalog.models()]
     model_line = next(number for number, line in enumerate(lines) if line in models)
     model = catalog.find_model(lines[model_line])
-    heads = " ".join(lines[model_line + 1 : rule]).split()
-    assert sorted(heads) == sorted(" ".join(terminal.SUMMARY).split())
+    heads = " ".join(lines[model_line + 1 : rule]).split(), " ".join(lines[second_rule - 2 : second_rule]).split()
+    assert [sorted(each) for each in heads] == [sorted(" ".join(each).split()) for each in (terminal.CHECKED, terminal.SUMMARY)]
     shown = [line.split()[0] for line in lines[rule + 1 :] if VARIANT.fullmatch((line.split() or [""])[0])]
     variants = [variant for variant in catalog.variants(model) if variant.name in shown]
     assert shown == [variant.name for variant in variants], "a variant is gone: run it again"

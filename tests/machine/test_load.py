@@ -3,58 +3,71 @@
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from playground.machine import load
-from playground.machine.load import OtherLoad
+from playground.machine.load import OtherLoad, Others
 
 BURN = "import time\nwhile time.process_time() < 0.2: pass\n{then}"
 
 
 @pytest.fixture
 def counters(monkeypatch):
-    """counters(seconds, system=..., own=...): one block of that many seconds, in which all and one process used so much."""
+    """counters(watched, seconds, own=..., system=...): a block of that many seconds on the two processors that count of three.
+
+    All processes used so much of each kind in it, those that are watched `own` of it.
+    """
 
     def pass_by(watched, seconds, own, **kinds):
-        busy = iter([SimpleNamespace(user=5.0), SimpleNamespace(**{"user": 5.0, "idle": 99.0} | kinds)])
-        mine, now = iter([1.0, 1.0 + own]), iter([0.0, seconds])
-        monkeypatch.setattr(load, "psutil", SimpleNamespace(cpu_times=lambda: next(busy), cpu_count=lambda: 4))
+        idle = SimpleNamespace(user=5.0, idle=0.0)
+        busy = SimpleNamespace(**{"user": 5.0, "idle": 99.0} | kinds)
+        elsewhere = SimpleNamespace(user=1e6)
+        all_times, mine, now = iter([idle, busy]), iter([1.0, 1.0 + own]), iter([0.0, seconds])
+        monkeypatch.setattr(watched, "_processors", [0, 2])
+        monkeypatch.setattr(watched, "_own_seconds", lambda: next(mine))
+        fake = SimpleNamespace(cpu_times=lambda percpu: [next(all_times), elsewhere, idle])
+        monkeypatch.setattr(load, "psutil", fake)
         monkeypatch.setattr(load, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-        monkeypatch.setattr(load, "_family_seconds", lambda pid: next(mine))
         with watched.watched():
             pass
+        monkeypatch.undo()
 
     return pass_by
 
 
 def test_what_others_use(counters):
-    watched = OtherLoad(1)
+    watched = OtherLoad()
     assert (watched.cores, watched.share) == (0.0, 0.0)
     counters(watched, 2.0, own=1.5, user=6.5, system=0.5)
-    assert watched.cores == pytest.approx(0.25) and watched.share == pytest.approx(0.0625)
+    assert watched.cores == pytest.approx(0.25)
+    assert watched.share == pytest.approx(0.25 / load.usable_processors())
     counters(watched, 1.0, own=0.0, user=5.0, nice=1.0, steal=1.0)  # blocks add up
     assert watched.cores == pytest.approx(2.5 / 3)
 
 
 @pytest.mark.parametrize("user", [5.0, 5.9])
 def test_counters_that_stand_still_or_lag_show_no_load(counters, user):
-    watched = OtherLoad(1)
+    watched = OtherLoad()
     counters(watched, 1.0, own=1.0, user=user)
     assert (watched.cores, watched.share) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("then", ["", "time.sleep(60)"], ids=["ended", "running"])
 def test_the_time_of_descendants_is_the_process_own(then):
-    before = load._family_seconds(os.getpid())
+    before = load._seconds(psutil.Process())
     command = [sys.executable, "-c", BURN.format(then="print(flush=True);" + then)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             child.stdout.readline()
             if not then:
                 child.wait()
-            assert load._family_seconds(os.getpid()) - before >= 0.15  # the counters go in steps of 10 ms
+            family = OtherLoad(os.getpid())
+            assert family._own_seconds() - before >= 0.15  # the counters go in steps of 10 ms
         finally:
             child.kill()
 
@@ -62,4 +75,19 @@ def test_the_time_of_descendants_is_the_process_own(then):
 def test_a_process_that_is_gone():
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    assert load._family_seconds(child.pid) == 0.0
+    assert OtherLoad(child.pid)._own_seconds() == 0.0
+
+
+def test_who_was_busy():
+    others = Others(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            time.sleep(0.5)
+            found = others.busiest(most=9)
+            own = Others(child.pid)
+            time.sleep(0.3)
+            assert not any(f"pid {child.pid}," in line for line in own.busiest(most=9))
+        finally:
+            child.kill()
+    (line,) = [line for line in found if f"pid {child.pid}," in line]
+    assert line.startswith(f"{Path(sys.executable).name} -c, pid ") and line.endswith(" cores")

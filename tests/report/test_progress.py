@@ -194,7 +194,7 @@ def test_variants_are_counted_and_what_failed_is_closed():
     assert text.splitlines() == [
         "check pool/v1 ...",
         "check pool/v1: pass, T s",
-        "1 of 2 variants done",
+        "1 of 2 variants done, about 10 s left",
         "check pool/v2 ...",
         "check pool/v2: error, T s",
         "2 of 2 variants done",

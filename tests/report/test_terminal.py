@@ -92,13 +92,6 @@ def test_numbers_are_never_folded(view, gpu_document):
     assert narrow == wide
 
 
-@pytest.mark.parametrize("width", [60, 80, 160])
-def test_columns_stand_in_the_same_places_for_all_models(width, gpu_document):
-    heads = [line for line in draw("summary", gpu_document, width).splitlines() if line.startswith("variant")]
-    assert len(heads) == 3
-    assert len(set(heads)) == 1
-
-
 def test_summary_counts_and_names_what_is_missing(gpu_document):
     text = unfolded(draw("summary", gpu_document))
     assert text.endswith("3 passed, 1 failed, 1 ended in an error")

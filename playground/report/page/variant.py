@@ -10,6 +10,7 @@ from playground.report.figures import (
     baseline_name,
     gradients_unsupported,
     headline,
+    outcome_verdict,
     precisions,
     timed_modes,
     timing_notes,
@@ -70,8 +71,8 @@ def _facts(result):
         yield "ran on", ", ".join(filter(None, (result["ran_on"], precisions(result))))
     for title, timings in timed_modes(result).items():
         if timings.get("time_ms") and timings.get("rounds"):
-            outcome = timings.get("outcome")
-            said = f"{outcome['verdict']} against {baseline_name(outcome['against'])}; " if outcome else ""
+            best, _ = headline(timings)
+            said = f"{outcome_verdict(timings)} against {baseline_name(best)}; " if best else ""
             label = "timing" if title == FORWARD else f"timing, {title}"
             yield label, f"{said}{timings['rounds']} rounds, {timings['calls']} calls"
     if result["peak_mib"] is not None:

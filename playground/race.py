@@ -1,0 +1,270 @@
+"""A race: who is timed, round by round, and which of the rounds count. Disturbed ones do not.
+
+A round asks every side, in random order, for a small batch of calls. Where other processes had the processors meanwhile, or the
+GPU, the round is set aside and another one is played, for as long as there is patience.
+"""
+
+import math
+import secrets
+import time
+from dataclasses import dataclass
+
+from playground.machine.load import OtherLoad, Others, usable_processors
+from playground.stopwatch import statistics
+from playground.stopwatch.timer import CpuClock, CudaClock
+from playground.stopwatch.workload import WARM_UP_CALLS
+from playground.worker import WorkerFailure
+
+MIN_ROUNDS, MAX_ROUNDS = 9, 200
+ROUNDS_BETWEEN_LOOKS = 3
+BATCH_MS = 60  # about what one side is asked to do at a time, all around the calls included
+MAX_CALLS = 10  # of a batch, on average 1.5 times as many
+SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuClock), ("cuda", CudaClock))}
+
+# What others may take of the processors in a round that counts. A kernel on the CPU has a thread on each of them and waits for
+# the last; what a GPU is given to do needs one, and one for the driver.
+BUSY_CORES, BUSY_SHARE = 0.25, 0.02
+CORES_FOR_A_GPU = 2
+# The flush before each call of a trusted side is always the same work. On a GPU that nobody else uses it varies by 3%.
+SLOW_FLUSH, SLOW_FLUSHES = 1.25, 0.2
+SPREAD = 2.0  # p80 over p20 of the original's own calls: beyond it they were disturbed, whoever did it
+CONTROL_OFF = 0.05  # how far the original may be from itself
+PAUSE = 0.2  # seconds after a round that was disturbed
+
+
+class Rejected(Exception):
+    """What was timed is not what was checked, or the times are not true; the text is the reason."""
+
+
+class BaselineFailed(Exception):
+    """The side of a baseline, or of the control, ran at first and then did not; its process is gone."""
+
+    def __init__(self, side, reason):
+        super().__init__(side.name, reason)
+        self.side = side
+        self.reason = reason
+
+
+class Side:
+    """One that is timed, in a process that `ask(request, **arguments)` reaches; a round is a list of samples.
+
+    `is_trusted` says that no judged file was ever loaded there.
+    """
+
+    def __init__(self, name, mode, settling_calls, ask, is_trusted=True):
+        self.name = name
+        self.mode = mode
+        self.is_trusted = is_trusted
+        self.rounds = []
+        self.idle_rounds = []
+        self.disturbed = []  # rounds that do not count
+        self.flushes = []  # milliseconds, of the last round
+        self._settling_calls = settling_calls
+        self._ask = ask
+
+    def start(self):
+        """Warm up. Returns the reply, which `resume` takes where the side is already warm."""
+        started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
+        self.resume(started)
+        return started
+
+    def resume(self, started):
+        per_call = max(started["milliseconds"], 1e-3) if math.isfinite(started["milliseconds"]) else BATCH_MS
+        self._calls = max(1, min(MAX_CALLS, round(BATCH_MS / per_call)))
+        self.peak_mib = started["peak_mib"]
+
+    def play(self, last_seed):
+        """One round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
+        calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
+        seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
+        answer = self.ask("time", seeds=seeds)
+        for key, rounds in (("samples_ms", self.rounds), ("idle_ms", self.idle_rounds)):
+            samples = answer[key]
+            if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
+                raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
+            rounds.append(samples[self._settling_calls :])
+        self.flushes = answer["flush_ms"][self._settling_calls :] if self.is_trusted else []
+
+    def set_last_aside(self):
+        """The last round was disturbed."""
+        self.disturbed.append((self.rounds.pop(), self.idle_rounds.pop()))
+
+    def count_disturbed_where(self, wanted):
+        """Have the disturbed rounds count after all, where there are too few others to show anything."""
+        for samples, idle in self.disturbed if wanted else []:
+            self.rounds.append(samples)
+            self.idle_rounds.append(idle)
+        self.disturbed = []
+
+    def ask(self, request, **arguments):
+        return self._ask(request, side=self.name, mode=self.mode, **arguments)
+
+    @property
+    def samples(self):
+        return [sample for samples in self.rounds for sample in samples]
+
+    @property
+    def median(self):
+        return statistics.summarise(self.samples)["median"]
+
+    def back_to_back(self, count, held=2):
+        """Milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
+        self.ask("hold", seeds=[new_seed() for _ in range(held)])
+        began = time.perf_counter()
+        self.ask("repeat", count=count)
+        return (time.perf_counter() - began) * 1e3 / count
+
+
+@dataclass
+class Patience:
+    """Seconds that a run still waits for a machine that is busy, all of its timings together."""
+
+    seconds: float
+
+    def spend(self, seconds):
+        self.seconds = max(0.0, self.seconds - seconds)
+
+
+@dataclass
+class Quiet:
+    """What a GPU's flush takes while nobody else works there: the least that was seen. Shared by all races of a run."""
+
+    flush_ms: float = math.inf
+
+    def is_disturbed(self, flushes):
+        """Whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
+        if not flushes:
+            return False
+        self.flush_ms = min(self.flush_ms, statistics.summarise(flushes)["p20"])
+        slow = sum(flush > SLOW_FLUSH * self.flush_ms for flush in flushes)
+        return slow > SLOW_FLUSHES * len(flushes)
+
+
+class Race:
+    """Rounds of the variant, its baselines and the control, until the ratios that matter are precise or the time is up.
+
+    `others` are the Sides of the baselines. `control` is that of the original in a process like the variant's; None where it
+    does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter. `rechecked`
+    says how many results were.
+    """
+
+    def __init__(self, place, variant, others, control, pids, quiet, rivals):
+        self._place = place
+        self.variant = variant
+        self.others = others
+        self._everybody = [variant, *others, *filter(None, [control])]
+        self._reference = next((side for side in others if side.name == "eager"), None)
+        self._control = control if self._reference else None
+        self._pids = pids
+        self._quiet = quiet
+        self._rivals = rivals
+        self._played = self.rechecked = 0
+        self._others = Others(*pids)
+
+    def run(self, seconds, patience, secret, rechecks, recheck):
+        """Play for `seconds`, disturbed rounds not counted: those are paid from `patience`.
+
+        Results of `rechecks` rounds among the first MIN_ROUNDS are rechecked, by `recheck(seed)`, with seeds from `secret`.
+        Where there are more rounds, so is one of the last, for a variant could wait until those are over: when it would be time
+        to stop, a few rounds follow that look like the others. Raises WorkerFailure for the variant, BaselineFailed, Rejected.
+        """
+        recheck_in = set(secrets.SystemRandom().sample(range(MIN_ROUNDS), rechecks))
+        secret = list(secret)
+        running, spent, left = self._everybody, 0.0, None
+        while left != 0:
+            began = time.monotonic()
+            disturbed = self._play(running, secret.pop() if self._played in recheck_in else None, recheck)
+            if disturbed:
+                patience.spend(time.monotonic() - began)
+            elif self._played > 1:
+                spent += time.monotonic() - began
+            given_up = disturbed and not patience.seconds
+            if left is not None:
+                left -= 1
+            elif len(self.variant.rounds) < MIN_ROUNDS:
+                left = 0 if given_up and self._played >= MIN_ROUNDS else None
+            elif (len(self.variant.rounds) - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
+                running = self._those_that_matter()
+                if given_up or spent > seconds or self._played >= MAX_ROUNDS or self._is_precise():
+                    left = 0 if self._played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
+                    recheck_in.add(self._played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
+
+    def _play(self, running, secret, recheck):
+        """One round. Whether it was disturbed, and does not count. With a `secret` seed the variant's result is rechecked."""
+        load = OtherLoad(*self._pids)
+        for side in _shuffled(running):
+            is_rechecked = side is self.variant and secret is not None
+            try:
+                with load.watched():
+                    side.play(secret if is_rechecked else new_seed())
+            except WorkerFailure as failure:
+                if side is self.variant:
+                    raise
+                raise BaselineFailed(side, str(failure)) from failure
+            if is_rechecked:
+                recheck(secret)
+                self.rechecked += 1
+        self._played += 1
+        flushes = [flush for side in running for flush in side.flushes]
+        disturbed = load.cores > most_cores_for_others(self._place)
+        if self._place == "cuda":
+            disturbed |= self._quiet.is_disturbed(flushes)
+        if disturbed:
+            for side in running:
+                side.set_last_aside()
+            time.sleep(PAUSE)
+        return disturbed
+
+    def _those_that_matter(self):
+        control = [self._reference, self._control] if self._control else []
+        return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
+
+    def _is_precise(self):
+        return all(statistics.is_precise(statistics.paired_ratio(side.rounds, self.variant.rounds)) for side in self._rivals())
+
+    def control(self):
+        """{"ratio", "low", "high"}: how much longer the original takes as a baseline than in a process like the variant's.
+
+        None where either does not run.
+        """
+        return self._control and statistics.paired_ratio(self._reference.rounds, self._control.rounds)
+
+    def disturbance(self):
+        """What disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
+        too_few = len(self.variant.rounds) < MIN_ROUNDS
+        for side in self._everybody:
+            side.count_disturbed_where(too_few)
+        seen = _seen(too_few, self._reference, self._control, self.control())
+        if not seen:
+            return None
+        busiest = self._others.busiest()
+        return f"the machine is busy ({'; '.join(busiest or [seen])})"
+
+
+def _seen(too_few, reference, control, ratio):
+    """The sign of a disturbance; None where there is none."""
+    if too_few:
+        return "other processes used what is timed"
+    for side in filter(None, (reference, control)):
+        spread = statistics.summarise(side.samples)
+        if spread["p80"] > SPREAD * spread["p20"]:
+            return f"the original took {spread['p20']:.3g} to {spread['p80']:.3g} ms"
+    if ratio and abs(ratio["ratio"] - 1) > CONTROL_OFF and statistics.verdict(ratio) != "tie":
+        return f"the original against itself came out at {ratio['ratio']:.3g}x"
+    return None
+
+
+def most_cores_for_others(place):
+    """How many processors other processes may keep busy while a round is played that counts."""
+    there = usable_processors()
+    return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
+
+
+def new_seed():
+    return secrets.randbits(31)
+
+
+def _shuffled(values):
+    values = list(values)
+    secrets.SystemRandom().shuffle(values)
+    return values
