@@ -1,4 +1,4 @@
-"""What the tests share: their order, a tiny problem, and variants of it written on the spot."""
+"""What the tests share: the two tiers, a tiny problem, and variants of it written on the spot."""
 
 import os
 import signal
@@ -16,23 +16,6 @@ os.environ.setdefault("PLAYGROUND_PATIENCE", "0")
 from playground import catalog
 
 TESTS = Path(__file__).parent
-# The files that take longest, longest first. Test processes that take one file after another begin with them: a long one that
-# is begun last keeps one process busy when the others have nothing left.
-LONGEST = (
-    "emulator/test_recorded_counts.py",
-    "emulator/test_checked_conv_pool_sigmoid_sum.py",
-    "emulator/test_checked_alexnet_conv1.py",
-    "emulator/test_checked_conv3d_div_max_gap_bias_sum.py",
-    "kernels/test_notebook.py",
-    "emulator/test_variants_fast.py",
-    "emulator/test_strangers.py",
-    "distributed/test_torchrun.py",
-    "judge/test_wrong_kernels.py",
-    "kernels/test_new_variant.py",
-    "test_commands.py",
-    "distributed/test_data_parallel.py",
-)
-
 TINY_PROBLEM = """
 import torch
 import torch.nn as nn
@@ -70,14 +53,21 @@ class ModelNew(nn.Module):
 """
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run the full tier as well, which takes some 40 minutes on two cores")
+
+
 def pytest_configure(config):
-    if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False  # pytest-xdist's own order: the files with the most tests first
+    config.addinivalue_line("markers", "full: of the full tier, which --full adds")
 
 
-def pytest_collection_modifyitems(items):
-    ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path, len(LONGEST)))
+def pytest_collection_modifyitems(config, items):
+    """The full tier runs where --full asks for it, or where the command line names the test itself (FILE::TEST)."""
+    if config.option.full or any("::" in argument for argument in config.args):
+        return
+    full = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=full)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 @pytest.fixture(scope="session", autouse=True)

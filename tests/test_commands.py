@@ -66,6 +66,7 @@ def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong):
     assert "fail" in out and "of its spread" in out and "pass" in out
 
 
+@pytest.mark.full
 def test_training_is_timed_with_grad(tiny_problem, right, tmp_path):
     file = tmp_path / "out.json"
     status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--grad", "--json", str(file))
@@ -138,6 +139,7 @@ def test_a_machine_without_a_compiler(tiny_problem, right, tmp_path):
     assert len(err.strip().splitlines()) == 1 and "compiler" in err
 
 
+@pytest.mark.full
 def test_a_stale_lock_is_named_and_removed(tiny_problem, right, tmp_path):
     build = tmp_path / "some_extension"
     build.mkdir()
@@ -193,6 +195,7 @@ def test_workers_end_with_a_driver_that_is_killed(tiny_problem, write_forward):
     assert not alive
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs util-linux's script for a terminal")
 def test_colours_only_on_a_terminal(tiny_problem, right):
     command = f"{sys.executable} compare.py --model {tiny_problem} --variant {right}"

@@ -90,6 +90,7 @@ def test_against_a_document_that_is_none(compare, tmp_path):
     assert re.fullmatch(r"--against \S+old\.json: results\[0\] .*: 'verdict' is missing\n", err)
 
 
+@pytest.mark.full
 def test_against_an_earlier_run(tiny_problem, write_forward, tmp_path, monkeypatch, capsys):
     """A real run, against itself with its old times made half as long. The machine counts as quiet, whatever else runs."""
     monkeypatch.setattr(race, "most_cores_for_others", lambda place: math.inf)

@@ -130,6 +130,7 @@ def result_of(tiny_problem, write_forward, monkeypatch):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("body, said, refused", RUNTIME_ERRORS.values(), ids=RUNTIME_ERRORS)
 def test_a_runtime_error_is_a_refusal_where_the_variants_own_code_raises_it(result_of, body, said, refused):
     result = result_of(body)

@@ -144,6 +144,7 @@ def results(slow_problem, written):
     return run(slow_problem, written.values())
 
 
+@pytest.mark.full
 def test_a_model_against_itself_is_a_tie(results):
     same = results["same"]
     assert same["verdict"] == "pass"

@@ -12,6 +12,8 @@ import torch
 from playground import catalog, data_parallel
 from playground.data_parallel import WAYS, share_of_allowed
 
+pytestmark = pytest.mark.full
+
 # Its result for a sample depends on the other samples, so that parts of a batch give other gradients than the whole.
 MIXES_SAMPLES = "return torch.tanh(self.linear(x - x.mean(0)))"
 TRAINED = [(model, variant) for model in catalog.models() for variant in catalog.variants(model) if variant.backend == "cpu"]

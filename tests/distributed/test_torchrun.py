@@ -14,6 +14,8 @@ import pytest
 from playground.catalog import ROOT
 from playground.report import document
 
+pytestmark = pytest.mark.full
+
 # Kills the process of its rank that does the work, in the second call of a process: the first is that of the build.
 KILLS = """
 import os, signal

@@ -3,6 +3,8 @@
 import doc_pages
 import pytest
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("step", doc_pages.steps(*(p for p in doc_pages.PAGES if p.startswith("docs/"))), ids=str)
 def test_it_does_what_the_page_says(reader, step):

@@ -3,6 +3,8 @@
 import doc_pages
 import pytest
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("step", doc_pages.steps("README.md"), ids=str)
 def test_it_does_what_the_page_says(reader, step):

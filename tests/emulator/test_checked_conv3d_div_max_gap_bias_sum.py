@@ -10,15 +10,28 @@ VARIANTS = planted.cuda_variants(MODEL)
 
 
 @pytest.fixture(scope="module")
+def checked():
+    return planted.check(MODEL)
+
+
+@pytest.fixture(scope="module")
 def found(tmp_path_factory):
     return planted.examine(MODEL, tmp_path_factory.mktemp("planted"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_nothing_is_reported(found, variant):
-    planted.assert_nothing_reported(found, variant)
+def test_nothing_is_reported(checked, variant):
+    planted.assert_nothing_reported(checked[variant.name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_planted_mistakes_are_reported(found, variant):
     planted.assert_planted_mistakes_are_reported(found, MODEL, variant)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_nothing_is_reported_where_tf32_is_forbidden(found, variant):
+    if planted.has_strict_kernels(variant):
+        planted.assert_nothing_reported(found[variant.name, "strict"])

@@ -67,6 +67,7 @@ def test_the_emulator_is_told():
         emulator.uninstall()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("gdb"), reason="gdb is not installed")
 def test_the_recipe_in_gdb():
     """Stops in thread 5, steps through lines and over a barrier without leaving it, then stops in thread 6 of the block."""

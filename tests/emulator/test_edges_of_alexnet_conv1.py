@@ -10,6 +10,8 @@ import pytest
 
 from playground import catalog
 
+pytestmark = pytest.mark.full
+
 MODEL = catalog.find_model("alexnet_conv1")
 VARIANTS = [variant.name for variant in catalog.variants(MODEL)]
 FORWARD_ONLY = {"v1_direct"}

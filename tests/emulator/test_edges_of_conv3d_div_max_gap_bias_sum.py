@@ -10,6 +10,8 @@ import pytest
 
 from playground import catalog
 
+pytestmark = pytest.mark.full
+
 MODEL = catalog.find_model("conv3d_div_max_gap_bias_sum")
 VARIANTS = ["cpu_winograd", *(variant.name for variant in catalog.variants(MODEL) if variant.backend == "cuda")]
 TENSOR_CORES = ["v4_tensor_core", "v5_hopper"]

@@ -10,6 +10,8 @@ import pytest
 
 from playground import catalog
 
+pytestmark = pytest.mark.full
+
 MODEL = catalog.find_model("conv_pool_sigmoid_sum")
 VARIANTS = [variant.name for variant in catalog.variants(MODEL) if variant.backend == "cuda"]
 

@@ -10,6 +10,8 @@ import pytest
 
 from playground import catalog
 
+pytestmark = pytest.mark.full
+
 # (in_channels, out_channels, kernel_size, stride, padding), and the input: an output row in several runs and a group of outputs
 # that is not full; a stride longer than the kernel, and nothing square; more taps than the gradient's product has rows.
 LAYERS = {

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full
+
 
 def test_ucontext():
     environment = {**os.environ, "CXX": f"{os.environ.get('CXX') or 'g++'} -DEMULATOR_PORTABLE"}

@@ -12,6 +12,8 @@ import pytest
 
 from playground import catalog, counting
 
+pytestmark = pytest.mark.full
+
 VARIANTS = counting.variants()
 
 

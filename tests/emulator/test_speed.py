@@ -8,6 +8,8 @@ import pytest
 
 from playground.emulator import speed
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("mode", speed.MODES)
 def test_every_kernel_is_right_and_has_a_speed(mode):

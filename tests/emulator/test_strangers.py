@@ -33,12 +33,14 @@ def run(path):
     return subprocess.run([sys.executable, "-c", RUN, str(path)], capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", STRANGERS, ids=lambda path: path.stem)
 def test_right(path):
     result = run(path)
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", STRANGERS, ids=lambda path: path.stem)
 def test_broken(path, tmp_path):
     text = path.read_text()

@@ -10,6 +10,8 @@ import pytest
 
 from playground import catalog
 
+pytestmark = pytest.mark.full
+
 CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
 
 RUN = """

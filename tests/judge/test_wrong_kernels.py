@@ -231,6 +231,7 @@ def test_the_reason_is_one_line(checked):
         assert result["reason"] and "\n" not in result["reason"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("title", WHOLE_PATH)
 def test_a_wrong_one_is_rejected_and_not_timed(run, title):
     assert run[title]["verdict"] == "fail"

@@ -141,6 +141,7 @@ def test_as_a_script_without_a_gpu(model, variant):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))
 def test_as_a_script_on_the_cpu(model, variant):
     result = run_python(variant.path)

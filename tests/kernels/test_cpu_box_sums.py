@@ -73,11 +73,13 @@ def assert_right(exact, original, new, x):
         assert complaint is None, complaint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_gradients(shape):
     assert_right(*make(shape))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("march", TARGETS)
 def test_other_cpus(march):
     if TARGETS[march] not in CPU_FLAGS:
@@ -90,6 +92,7 @@ def test_other_cpus(march):
         torch.testing.assert_close(new(x), original(x), equal_nan=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("march", [None, "x86-64"])
 def test_the_sigmoids_error(march):
     """What the docstring states; the input is such that the product is exact."""

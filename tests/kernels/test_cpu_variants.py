@@ -111,6 +111,7 @@ def assert_right(original, new, x):
         assert complaint is None, complaint
 
 
+@pytest.mark.full
 @with_settings(SHAPES)
 def test_shapes(model, variant, settings):
     assert_right(*make(model, variant, **settings))
@@ -139,6 +140,7 @@ def test_one_channel_and_a_wider_bias(model, variant):
     assert_right(*make(model, variant, bias_shape=(5, 1, 1, 1), out_channels=1))
 
 
+@pytest.mark.full
 @only("alexnet_conv1")
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_the_layer_is_asked(model, variant, layer):

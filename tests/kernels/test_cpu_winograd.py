@@ -81,11 +81,13 @@ def assert_right(original, new, x):
             assert complaint is None, complaint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_gradients(settings):
     assert_right(*make(**settings))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("march", TARGETS)
 def test_other_cpus(march):
     if TARGETS[march] not in Path("/proc/cpuinfo").read_text():
@@ -225,6 +227,7 @@ def test_the_bits_do_not_depend_on_the_threads():
         assert all(torch.equal(a, b) for a, b in zip(found[0], several, strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", [{}, {"sum_dim": 0}], ids=["sums", "averages"])
 def test_compiled_training(settings):
     torch._dynamo.reset()

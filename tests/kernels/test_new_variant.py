@@ -12,6 +12,8 @@ import torch
 
 from playground import catalog, commands, new_variant, tensors
 
+pytestmark = pytest.mark.full
+
 PROBLEMS = catalog.ROOT / "tests" / "judge" / "problems"
 MODELS = [model.name for model in catalog.models()]
 KINDS = {"v9_start": "cuda", "cpu_start": "cpu"}

@@ -18,6 +18,8 @@ nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")
 
+pytestmark = pytest.mark.full
+
 CUDA_VARIANT = "conv_pool_sigmoid_sum/v1_fused_tail"
 
 # variant -> (a line of its kernel, the same with a result twice as large). Doubling is exact in floating point, so where the

@@ -14,9 +14,12 @@ from playground.report import page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs Chromium and its driver (Debian: apt install chromium chromium-driver)"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="needs Chromium and its driver (Debian: apt install chromium chromium-driver)"
+    ),
+]
 LONG_NAME = max((variant.name for model in catalog.models() for variant in catalog.variants(model)), key=len)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
