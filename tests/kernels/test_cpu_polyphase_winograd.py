@@ -54,6 +54,7 @@ def assert_right(conv, new, x):
         assert complaint is None, complaint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(case):
     shape, options = CASES[case]
@@ -61,6 +62,7 @@ def test_gradients(case):
     assert_right(conv, variant_of(conv), torch.randn(shape))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target, feature", [("haswell", "avx2"), ("x86-64", "sse2")])
 def test_other_cpus(target, feature):
     """A build for a CPU with shorter vectors, or none but those that every one has."""
