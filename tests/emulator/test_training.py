@@ -131,6 +131,7 @@ print("each has its own operators")
 """
 
 
+@pytest.mark.full
 def test_all_in_one_process():
     done = subprocess.run([sys.executable, "-c", TOGETHER], cwd=catalog.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
