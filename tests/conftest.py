@@ -54,7 +54,7 @@ class ModelNew(nn.Module):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="run the full tier as well, which takes some 40 minutes on two cores")
+    parser.addoption("--full", action="store_true", help="run the full tier as well; see tests/README.md")
 
 
 def pytest_configure(config):

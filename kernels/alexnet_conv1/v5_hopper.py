@@ -1,7 +1,8 @@
 """alexnet_conv1, v5: warpgroups multiply scaled halves where they lie; producers load, scale and convert beside them.
 
-Like v4, but products are wgmma's: in the forward pass on halves, twice the rate of TF32, both operands from shared memory; in
-the gradient of the weights on TF32, one operand from registers. Warpgroups of their own prepare what these read.
+In this text v4 is the first v4, with TF32 operands (see the ladder). Products are wgmma's here: in the forward pass on halves,
+twice the rate of TF32, both operands from shared memory; in the gradient of the weights on TF32, one operand from registers.
+Warpgroups of their own prepare what these read.
 
 Why it is faster
     v4's eight warps load, convert, multiply and write in turn, and mma.sync keeps the tensor cores busy for half of the time. A

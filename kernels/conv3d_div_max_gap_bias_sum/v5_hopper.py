@@ -1,7 +1,8 @@
 """conv3d_div_max_gap_bias_sum, v5: four warps turn the copy engine's stages into halves, eight multiply two taps at a time.
 
-Like v4, but the products take halves, which the tensor core multiplies at twice the rate of TF32, and nothing is converted
-twice: x comes by the copy engine (TMA), is made into scaled halves once, and is read as operands by ldmatrix.
+In this text v4 is the first v4, with TF32 operands (see the ladder). The products take halves here, which the tensor core
+multiplies at twice the rate of TF32, and nothing is converted twice: x comes by the copy engine (TMA), is made into scaled
+halves once, and is read as operands by ldmatrix.
 
 Why it is faster
     v4 multiplies at TF32's rate, and its warps load and round each value again in every tile that it belongs to. A half has

@@ -1,7 +1,8 @@
 """conv_pool_sigmoid_sum, v5: the copy engine streams the input once past Hopper's asynchronous tensor cores.
 
-Like v4, but nothing waits for memory: one warp has the copy engine (TMA) keep a ring of input rows full, and twelve others turn
-rows into box sums in registers, which are the left operand of wgmma as they are. Training costs no second look at the input.
+In this text v4 is the first v4, with TF32 operands (see the ladder). Nothing waits for memory here: one warp has the copy
+engine (TMA) keep a ring of input rows full, and twelve others turn rows into box sums in registers, which are the left operand
+of wgmma as they are. Training costs no second look at the input.
 
 Why it is faster
     v4 moves the input with the same threads that compute, and its tensor-core instruction (mma.sync) reads the weights from

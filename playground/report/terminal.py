@@ -72,7 +72,19 @@ TIMES_PLANS = (
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
-class Summary:
+class _View:
+    def __init__(self, console):
+        self._console = console
+        self._printed = set()
+        self._machine_is_printed = False
+
+    def _print_machine(self, document):
+        if not self._machine_is_printed:
+            print_folded(self._console, machine(document["environment"]), style="dim")
+            self._machine_is_printed = True
+
+
+class Summary(_View):
     """run_all's tables: a row a variant, a table a model, each printed as soon as all its `expected` results are known.
 
     `expected` is {model: how many results}. `update` is called with the document so far whenever there is a new result, `end`
@@ -80,10 +92,8 @@ class Summary:
     """
 
     def __init__(self, console, expected):
-        self._console = console
+        super().__init__(console)
         self._expected = expected
-        self._printed = set()
-        self._machine_is_printed = False
 
     def update(self, document):
         """Print what is complete now. Returns what can be drawn of the rest, for as long as it is not."""
@@ -113,11 +123,6 @@ class Summary:
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
         print_folded(console, _tally(results))
 
-    def _print_machine(self, document):
-        if not self._machine_is_printed:
-            print_folded(self._console, machine(document["environment"]), style="dim")
-            self._machine_is_printed = True
-
 
 def _model_table(console, model, results):
     """What was only checked needs fewer columns than what was timed."""
@@ -134,18 +139,16 @@ def _model_table(console, model, results):
     return Group(*parts)
 
 
-class Details:
+class Details(_View):
     """compare.py's view: everything known about each variant, as soon as it is. With `checks` also what every check found.
 
     `update` and `end` are called as Summary's are.
     """
 
     def __init__(self, console, expected=None, checks=False):
-        self._console = console
+        super().__init__(console)
         self._checks = checks
-        self._printed = set()
         self._model = None
-        self._machine_is_printed = False
 
     def update(self, document):
         for model, results in _by_model(document["results"]).items():
@@ -170,23 +173,6 @@ class Details:
         self.update(document)
         self._print_machine(document)
         against.show(document, self._console)
-
-    def _print_machine(self, document):
-        if not self._machine_is_printed:
-            print_folded(self._console, machine(document["environment"]), style="dim")
-            self._machine_is_printed = True
-
-
-def summary(document, console):
-    Summary(console, {}).end(document)
-
-
-def details(document, console):
-    Details(console).end(document)
-
-
-def explained(document, console):
-    Details(console, checks=True).end(document)
 
 
 def _by_model(results):

@@ -10,11 +10,11 @@ from playground.report import document, figures, terminal
 
 def draw(view, report, width=160):
     file = io.StringIO()
-    view(report, Console(file=file, width=width))
+    view(Console(file=file, width=width), {}).end(report)
     return " ".join(file.getvalue().split())
 
 
-@pytest.mark.parametrize("view", [terminal.summary, terminal.details])
+@pytest.mark.parametrize("view", [terminal.Summary, terminal.Details])
 def test_mutants_are_counted_and_survivors_named(view, gpu_document):
     _, second, *_ = gpu_document["results"]
     assert "mutants" not in draw(view, gpu_document)
@@ -28,12 +28,12 @@ def test_mutants_are_counted_and_survivors_named(view, gpu_document):
 def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
     _, second, *_ = gpu_document["results"]
     second["variant_precision"] = "fp16"
-    text = draw(terminal.summary, gpu_document)
+    text = draw(terminal.Summary, gpu_document)
     assert "cuda, fp16 against tf32" in text and "49.4x fp16" in text
     assert "win in fp16" in text
     document.validate(gpu_document)
-    assert "forward, in fp16: win over" in draw(terminal.details, gpu_document)
-    assert "fp16 against tf32" in draw(terminal.details, gpu_document)
+    assert "forward, in fp16: win over" in draw(terminal.Details, gpu_document)
+    assert "fp16 against tf32" in draw(terminal.Details, gpu_document)
     coloured = terminal._ratio({"ratio": 2.0, "low": 1.9, "high": 2.1}, "fp16")
     assert not coloured.style, "green would call it a win"
 

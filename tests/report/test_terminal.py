@@ -1,4 +1,5 @@
 import copy
+import functools
 import io
 import os
 import re
@@ -12,13 +13,17 @@ from playground import catalog
 from playground.report import terminal
 from playground.report.document import write
 
-VIEWS = {"summary": terminal.summary, "details": terminal.details, "explained": terminal.explained}
+VIEWS = {
+    "summary": terminal.Summary,
+    "details": terminal.Details,
+    "explained": functools.partial(terminal.Details, checks=True),
+}
 WIDTHS = [60, 80, 100, 160]
 
 
 def draw(view, document, width=80, **console):
     file = io.StringIO()
-    VIEWS[view](document, Console(file=file, width=width, **console))
+    VIEWS[view](Console(file=file, width=width, **console), {}).end(document)
     return file.getvalue()
 
 
@@ -300,7 +305,7 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
     write(gpu_document, tmp_path / "run.json")
     code = (
         "import sys; from playground.report import document, layout, terminal; console = layout.make_console();"
-        "terminal.summary(document.read(sys.argv[1]), console); print(console.width, file=sys.stderr)"
+        "terminal.Summary(console, {}).end(document.read(sys.argv[1])); print(console.width, file=sys.stderr)"
     )
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
     environment |= {"PYTHONIOENCODING": encoding} | ({} if columns is None else {"COLUMNS": columns})
