@@ -4,8 +4,8 @@
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py OLD_FILE.py
 
-Needs nvcc; no GPU. A kernel whose code is the same under another name counts as the same. Exit status 1 if a kernel differs. What
-is the same needs no new measurement: the times that are recorded for it still hold, unless its launch changed.
+Needs nvcc; no GPU. A kernel whose code is the same under another name counts as the same. Exit status 1 if a kernel differs.
+What is the same needs no new measurement: the times that are recorded for it still hold, unless its launch changed.
 """
 
 import argparse
@@ -16,13 +16,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-import nvcc
 from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, where it is run as a script
 
-from playground import catalog, tensors  # noqa: E402
-from playground.machine import ptxas  # noqa: E402
+import nvcc
+
+from playground import catalog, tensors
+from playground.machine import ptxas
 
 
 def sass(model, path, folder):
@@ -34,7 +35,7 @@ def sass(model, path, folder):
     for architecture in recipe.architectures or ptxas.ARCHITECTURES:
         kernels, _ = ptxas.compile_cubin(ptxas.find_nvcc(), recipe, architecture, folder)
         registers = {kernel.name: kernel.registers for kernel in kernels}
-        with open(folder / f"text_{architecture}.cubin", "rb") as file:
+        with (folder / f"text_{architecture}.cubin").open("rb") as file:
             for section in ELFFile(file).iter_sections():
                 if section.name.startswith(".text."):
                     name = demangled(section.name.removeprefix(".text."))
