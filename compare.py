@@ -6,6 +6,6 @@ from playground import packages
 
 if __name__ == "__main__":
     packages.require()
-    from playground.commands import compare
+    from playground.command.main import compare
 
     sys.exit(compare())

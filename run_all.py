@@ -6,6 +6,6 @@ from playground import packages
 
 if __name__ == "__main__":
     packages.require()
-    from playground.commands import run_all
+    from playground.command.main import run_all
 
     sys.exit(run_all())

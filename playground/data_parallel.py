@@ -1,18 +1,11 @@
 """Training on several devices: are a variant's gradients under DistributedDataParallel those of one process?
 
-    torchrun --standalone --nproc-per-node=2 -m playground.data_parallel [--model NAME ...] [--variant NAME ...] [--time]
+    torchrun --standalone --nproc-per-node=2 -m playground.data_parallel [--model NAME ...] [--variant NAME ...] [--json FILE]
 
 Each rank takes its part of the batch. Four ways are compared with one process that has the whole: DistributedDataParallel as
 it is, compiled by torch.compile, with gradients accumulated over two halves of the part, and both at once; on GPUs a step
 replayed in a CUDA graph is a fifth. They may differ from the one process's by what the judge allows one gradient
 (playground/judge/tolerance.py); the rank that is furthest off counts. What a variant raises on one rank is its verdict on all.
-
-With --time each rank has the model's whole batch for itself (weak scaling), and a step is timed: forward, backward and the
-exchange of gradients, without an optimizer. Steps follow one another as in training, with no wait between. "alone" is a rank
-without DistributedDataParallel, one rank after another while the rest wait in a barrier; the slowest rank counts there, too.
-On GPUs both are timed in a CUDA graph as well, for what the host does in a step can take longer than the kernels.
-
---json keeps the figures: one file a number of ranks, from which playground.report.many_gpus makes README's table.
 """
 
 import argparse
@@ -21,9 +14,7 @@ import functools
 import json
 import math
 import os
-import statistics
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,24 +23,21 @@ import torch.distributed
 from rich.text import Text
 from torch.nn.parallel import DistributedDataParallel
 
-from playground import catalog, distributed, tensors
+from playground import catalog, tensors
+from playground.driver import torchrun
 from playground.judge.oracle import Oracle
 from playground.judge.probes import Probe
 from playground.judge.tolerance import Reference
 from playground.machine import environment, requirements
 from playground.report.document import write_whole
-from playground.report.figures import NOTHING, one_line, scientific, significant, with_unit
+from playground.report.figures import one_line, scientific
 from playground.report.layout import make_console, print_rows, verdict
 from playground.worker.failures import describe
 
 SEED = 20240229
-KIND = "data_parallel"  # of the JSON file
-ROUNDS, ROUND_SECONDS = 9, 0.1  # a time is the median of so many rounds, each of as many steps as take about so long
-WARM_UP = 5  # steps; DistributedDataParallel arranges its buckets anew after the first
 GRAPH_WARM_UP = 11  # steps before a capture: what DistributedDataParallel needs, by PyTorch's notes on CUDA graphs
 COMPILED, ACCUMULATED = {"compiled", "both"}, {"accumulated", "both"}
 WAYS = ("as it is", "compiled", "accumulated", "both", "in a CUDA graph")
-TIMES = ("alone_ms", "step_ms", "samples_per_second", "efficiency")
 
 
 @dataclass
@@ -97,7 +85,7 @@ class VariantFailed(Exception):
 def main(arguments=None):
     """Returns the exit status: 0 where every gradient is right."""
     given = _arguments(arguments)
-    rank = distributed.current_rank()
+    rank = torchrun.current_rank()
     if rank is None:
         print("start it with torchrun --standalone --nproc-per-node=N -m playground.data_parallel ...", file=sys.stderr)
         return 2
@@ -113,7 +101,7 @@ def main(arguments=None):
         for model, variants in _chosen(given):
             case = _case(model, given, device)
             for variant in variants:
-                rows.append(_examine(case, variant, given.time))
+                rows.append(_examine(case, variant))
                 if rank.rank == 0 and given.json:
                     _write(rows, rank, device, given.json)
         if rank.rank == 0:
@@ -135,7 +123,6 @@ def _arguments(arguments):
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--time", action="store_true", help="time a step, too: a rank then has the model's whole batch")
     parser.add_argument("--json", metavar="FILE", type=Path)
     return parser.parse_args(arguments)
 
@@ -184,15 +171,10 @@ def _case(model, given, device):
     return Case(model, settings, problem, original, _batch(problem, original, device))
 
 
-def _examine(case, variant, timed):
-    """A row of the JSON document. "errors" are shares of what is allowed; one that is no finite number is None.
-
-    "samples_per_second" is that of all ranks together, "efficiency" the share of a step that a rank would take alone; "graphed"
-    are the times of a step in a CUDA graph.
-    """
+def _examine(case, variant):
+    """A row of the JSON document. "errors" are shares of what is allowed; one that is no finite number is None."""
     row = {"model": case.model.name, "variant": variant.name, "settings": case.settings, "verdict": "pass", "reason": None}
-    row |= {"errors": {}, "samples": None, **dict.fromkeys(TIMES), "graphed": None}
-    row |= {"source_sha256": catalog.sha256(variant.path), "code_sha256": catalog.code_sha256(variant.path)}
+    row |= {"errors": {}, "source_sha256": catalog.sha256(variant.path), "code_sha256": catalog.code_sha256(variant.path)}
     row |= {"kernels_sha256": catalog.kernels_sha256(variant.path), "model_sha256": catalog.sha256(case.model.path)}
     if not case.allowed:
         return row | {"verdict": "skipped", "reason": "no parameter of the original gets a gradient"}
@@ -201,8 +183,7 @@ def _examine(case, variant, timed):
     except VariantFailed as failure:
         return row | {"verdict": "skipped" if failure.refuses else "error", "reason": str(failure)}
     try:
-        row |= _judged(case, single)
-        return row | (_timed(single, case.batch) if timed and row["verdict"] == "pass" else {})
+        return row | _judged(case, single)
     except VariantFailed as failure:
         return row | {"verdict": "error", "reason": str(failure)}
 
@@ -253,19 +234,6 @@ def _ways(batch, single):
 def _share(found, expected, allowed):
     """Infinite where there is no gradient at all."""
     return math.inf if found is None else share_of_allowed(found - expected, allowed)
-
-
-def _timed(single, batch):
-    """The keys of a row that --time fills in. Raises VariantFailed."""
-
-    def parallel():
-        return _parallel(single.make(), single.has_unused)
-
-    found = {"samples": batch.inputs[0].shape[0]}  # of a rank
-    found |= _times(lambda: _step(single.make(), batch), lambda: _step(parallel(), batch), batch)
-    if "in a CUDA graph" in _ways(batch, single):
-        found["graphed"] = _times(lambda: _graphed(single.make, batch), lambda: _graphed(parallel, batch), batch)
-    return found
 
 
 def _batch(problem, original, device):
@@ -418,70 +386,10 @@ def _graphed(make, batch):
     return graph.replay
 
 
-def _times(make_alone, make_together, batch):
-    """TIMES by the steps, which are made here, of a rank alone and of all ranks with their exchange of gradients.
-
-    Raises VariantFailed.
-    """
-    alone = _agreed(make_alone)
-    _agreed(alone)
-    together = _agreed(make_together)
-    alone_ms = _agreed(lambda: _alone(alone, batch))
-    step_ms = _agreed(lambda: _together(together, batch))
-    per_second = 1e3 * torch.distributed.get_world_size() * batch.inputs[0].shape[0] / step_ms
-    return dict(zip(TIMES, (alone_ms, step_ms, per_second, alone_ms / step_ms), strict=True))
-
-
-def _alone(step, batch):
-    """Milliseconds of a step that exchanges nothing, the slowest rank's; the ranks take turns."""
-    own = None
-    for turn in range(torch.distributed.get_world_size()):
-        if turn == torch.distributed.get_rank():
-            own = _milliseconds(step, batch, agree=lambda seconds: seconds)
-        torch.distributed.barrier()
-    return _largest_of_ranks(own, batch.inputs[0].device)
-
-
-def _together(step, batch):
-    """Milliseconds of a step of all ranks at once, which exchange gradients; of each round the slowest rank's count."""
-    return _milliseconds(step, batch, agree=lambda seconds: _largest_of_ranks(seconds, batch.inputs[0].device))
-
-
-def _milliseconds(step, batch, agree):
-    """The median over rounds of a step's time; what one rank measures becomes what counts by `agree`."""
-    _seconds(step, batch, WARM_UP)
-    steps = max(1, round(ROUND_SECONDS / agree(_seconds(step, batch, WARM_UP) / WARM_UP)))
-    return 1e3 * statistics.median(agree(_seconds(step, batch, steps) / steps) for _ in range(ROUNDS))
-
-
-def _seconds(step, batch, steps):
-    """Of so many steps, one behind the other."""
-    _wait(batch)
-    began = time.perf_counter()
-    for _ in range(steps):
-        step()
-    _wait(batch)
-    return time.perf_counter() - began
-
-
-def _wait(batch):
-    if batch.on_gpu:
-        torch.cuda.synchronize()
-
-
 def _write(rows, rank, device, file):
-    found = {"kind": KIND, "ranks": rank.world_size, "device": _name(device)}
+    found = {"kind": "data_parallel", "ranks": rank.world_size, "device": _name(device)}
     found |= {"environment": environment.describe(), "results": rows}
     write_whole(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
-
-
-def _cells(times):
-    return {
-        "alone ms": Text(significant(times["alone_ms"])),
-        "step ms": Text(significant(times["step_ms"])),
-        "samples/s": Text(significant(times["samples_per_second"])),
-        "efficiency": Text(with_unit(100 * times["efficiency"], "%") if times["efficiency"] else NOTHING),
-    }
 
 
 def _show(rows):
@@ -490,13 +398,10 @@ def _show(rows):
     for row in rows:
         errors = {head: Text(scientific(row["errors"].get(way))) for way, head in ways.items()}
         name = {"variant": Text(f"{row['model']} {row['variant']}"), "verdict": verdict(row["verdict"])}
-        table.append(name | errors | _cells(row))
-        if row["graphed"]:
-            name = {"variant": Text("in a CUDA graph"), "verdict": Text("")}
-            table.append(name | dict.fromkeys(errors, Text("")) | _cells(row["graphed"]))
+        table.append(name | errors)
     console = make_console()
     plan = tuple((name,) for name in table[0])
-    stacked = (("variant", "verdict"), tuple(ways.values()), ("alone ms", "step ms"), ("samples/s", "efficiency"))
+    stacked = (("variant", "verdict"), tuple(ways.values()))
     print_rows(console, (plan, stacked), table, {"variant", "verdict"})
     for row in rows:
         if row["reason"]:

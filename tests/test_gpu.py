@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from playground import catalog, sanitizer
+from playground import catalog
+from playground.driver.runner import Options, Runner, Task
+from playground.nvidia import sanitizer
 from playground.report.progress import Progress
-from playground.runner import Options, Runner, Task
 from playground.stopwatch import timer
 from playground.stopwatch.workload import Graphed, Workload
 
@@ -293,7 +294,7 @@ def sanitized(tiny_problem, write_variant):
         Task(model, catalog.find_variant(model, "v1_fused_tail"), "cuda", {"batch_size": 2, "height": 40, "width": 40})
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.runner.Bench._time", lambda *_: None)
+        patch.setattr("playground.driver.runner.Bench._time", lambda *_: None)
         results = run(tasks, sanitize=True)
     return dict(zip([*texts, "v1"], results, strict=True))
 
@@ -393,7 +394,7 @@ def timed(tmp_path_factory, write_variant):
 
     variants = [write_variant(f"timed_{name}", text(*each)) for name, each in TIMED.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.runner.judge", no_probes)
+        patch.setattr("playground.driver.runner.judge", no_probes)
         results = run([Task(catalog.find_model(path), variant, "cuda") for variant in variants])
     return {result["variant"].removeprefix("timed_"): result for result in results}
 
@@ -502,7 +503,7 @@ def trained(conv_problem, write_variant):
 
     variants = [write_variant(f"trained_{name}", text) for name, text in TRAINED.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.runner.judge", only_gradients)
+        patch.setattr("playground.driver.runner.judge", only_gradients)
         results = run([Task(conv_problem, variant, "cuda") for variant in variants], training=True)
     return {result["variant"].removeprefix("trained_"): result for result in results}
 

@@ -5,7 +5,7 @@ from torch.utils import cpp_extension
 
 from playground import catalog, sweep
 from playground.catalog import CatalogError
-from playground.commands import plan
+from playground.command.main import plan
 from playground.machine import requirements
 from playground.worker.candidate import Candidate
 from playground.worker.failures import describe

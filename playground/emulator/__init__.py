@@ -13,7 +13,7 @@ built for one cannot serve another.
 
 import ctypes
 
-from .counts import Counts, Traffic, counts, reset_counts
+from .counters import Counts, Traffic, counts, reset_counts
 from .errors import EmulatorError, Finding, Party, parse_finding
 from .extension import Builder
 from .runtime import Launch, launches, reset_launches

@@ -1,7 +1,8 @@
 """One clock for everything: CUDA events with a flushed cache, or a monotonic clock.
 
 The functions that a clock uses are bound when it is made, which is before a judged file is loaded: a file that replaces them
-in their modules changes nothing here. What it can still do to its own process is seen from outside (playground/timing.py).
+in their modules changes nothing here. What it can still do to its own process is seen from outside
+(playground/driver/timing.py).
 """
 
 import ctypes

@@ -13,10 +13,11 @@ from unittest import mock
 
 import torch.distributed.run
 
-from playground import catalog, commands, sweep
+from playground import catalog, sweep
+from playground.command import main
 
 SEPARATORS = {"&&", "||", ";", "|"}
-SCRIPTS = {"run_all.py": commands.run_all, "compare.py": commands.compare}
+SCRIPTS = {"run_all.py": main.run_all, "compare.py": main.compare}
 
 
 class _Found(Exception):

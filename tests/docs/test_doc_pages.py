@@ -9,8 +9,9 @@ import doc_commands
 import doc_pages
 import pytest
 
-from playground import catalog, command_line
+from playground import catalog
 from playground.catalog import ROOT
+from playground.command import options
 from playground.report import terminal
 
 VARIANT = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
@@ -106,7 +107,7 @@ def test_what_is_not_run_could_be_typed(block):
         "python run_all.py --resume results.json",
         "python run_all.py --models alexnet",
         "torchrun --standalone --nproc=two run_all.py",
-        "python -m playground.counting --all",
+        "python -m playground.emulator.counting --all",
         "python run.py",
         ".venv/bin/pip install -q -r requirements-test.txt",
         "make",
@@ -173,13 +174,13 @@ def test_the_usage_is_that_of_the_parsers():
     common = block.text[block.text.index("options:") :]
     only_here = doc_commands.options_of("compare.py") - doc_commands.options_of("run_all.py")
     assert not only_here & set(re.findall(r"--[\w-]+", common))
-    assert f"--device {'|'.join(command_line.DEVICES)}]" in block.text
+    assert f"--device {'|'.join(options.DEVICES)}]" in block.text
 
 
 def test_the_layout_is_that_of_the_files():
     for block in doc_pages.all_blocks("layout"):
-        for line in block.text.splitlines():
-            for name in re.split(r",\s+", re.split(r"\s{2,}", line.strip())[0]):
+        for line in re.findall(r"^\S.*", block.text, re.MULTILINE):
+            for name in re.split(r",\s+", re.split(r"\s{2,}", line)[0]):
                 assert is_there(name, block.page), f"{block}: {name}"
 
 

@@ -7,8 +7,8 @@ that the test processes share the work.
 import re
 
 from playground import catalog
+from playground.driver.runner import Options, Runner, Task
 from playground.report.progress import Progress
-from playground.runner import Options, Runner, Task
 
 BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|named_barrier\([^;]*\));")
 # The guard that keeps a last, incomplete block inside its array, where a variant has one.

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from playground import catalog, emulator, step
-from playground.emulator import debugging
+from playground import catalog, emulator
+from playground.emulator import debugging, step
 from playground.worker.candidate import Candidate
 
 MODEL = catalog.find_model("conv_pool_sigmoid_sum")

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from playground import catalog, counting
+from playground import catalog
+from playground.emulator import counting
 
 pytestmark = pytest.mark.full
 
@@ -19,7 +20,7 @@ VARIANTS = counting.variants()
 
 @pytest.mark.parametrize("model, variant", VARIANTS, ids=[f"{model.name}.{variant.name}" for model, variant in VARIANTS])
 def test_counts_are_those_recorded(model, variant):
-    command = f"python -m playground.counting --model {model.name} --variant {variant.name} --record"
+    command = f"python -m playground.emulator.counting --model {model.name} --variant {variant.name} --record"
     path = counting.recording(model, variant)
     assert path.exists(), f"nothing is recorded of this variant; run `{command}` and commit {path.relative_to(catalog.ROOT)}"
     old, new = json.loads(path.read_text()), counting.measure_apart(model, variant)
@@ -53,7 +54,7 @@ def test_the_host_does_not_matter():
     model, variant = VARIANTS[0]
     environment = {**os.environ, "CXX": f"{os.environ.get('CXX') or 'g++'} -DEMULATOR_PORTABLE"}
     code = (
-        "import json, sys; from playground import counting; from playground.emulator import toolchain; "
+        "import json, sys; from playground.emulator import counting; from playground.emulator import toolchain; "
         "toolchain.machine_flags = lambda: (); counting.main(sys.argv[1:])"
     )
     arguments = counting.command(model, variant)[2:]

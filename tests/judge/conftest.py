@@ -1,4 +1,4 @@
-"""The option with which the shelf's verdicts on a GPU are recorded."""
+"""The option with which the exhibits' verdicts on a GPU are recorded."""
 
 
 def pytest_addoption(parser):

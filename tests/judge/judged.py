@@ -6,8 +6,9 @@ import tempfile
 import unittest.mock
 from pathlib import Path
 
-from playground.judging import Truth, give_failure, judge
+from playground.driver.verdict import give_failure, judge
 from playground.worker import WorkerFailure, WorkerProcess
+from playground.worker.truth import Truth
 
 SEED, PROBE_SEED, LIMIT = 20261120, 4711, 60
 

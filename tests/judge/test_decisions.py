@@ -7,10 +7,10 @@ import torch
 import torch.nn as nn
 
 from playground import tensors
+from playground.driver.verdict import _Case, blank_check
 from playground.judge.oracle import Oracle
 from playground.judge.precision import LOWER
 from playground.judge.probes import Probe, with_upstream
-from playground.judging import _Case, blank_check
 from playground.worker.referee import _references
 
 CPU = torch.device("cpu")

@@ -1,9 +1,9 @@
-"""The shelf of wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
+"""Exhibits, wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
 
 The docstring of a file says what is expected of it: "Verdict: fail: <regular expression of the reason>", and what it needs.
 Those that need a GPU, or two, are run by hand where there are two, and what came out is recorded:
 
-    python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/shelf/<GPU>.json
+    python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/exhibits/<GPU>.json
 """
 
 import ast
@@ -17,23 +17,24 @@ import pytest
 import torch
 
 from playground import catalog
-from playground.judging import Truth, give_failure, judge
+from playground.driver.runner import Options, Runner, Task, blank_result, load_candidate
+from playground.driver.verdict import give_failure, judge
 from playground.machine import environment, requirements
 from playground.report.document import write_whole
 from playground.report.progress import Progress
-from playground.runner import Options, Runner, Task, blank_result, load_candidate
 from playground.worker import WorkerFailure, WorkerProcess
+from playground.worker.truth import Truth
 
-SHELF = Path(__file__).parent / "shelf"
-PROBLEM = SHELF / "problem.py"
-RECORDS = catalog.ROOT / "results" / "shelf"
+FOLDER = Path(__file__).parent / "exhibits"
+PROBLEM = FOLDER / "problem.py"
+RECORDS = catalog.ROOT / "results" / "exhibits"
 OPTIONS = Options(quick=True, time_limit=60)
 NO_COMPILER = requirements.missing_for("cpu")
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A file of the shelf. `needs` is "", "a process of its own", "a compiler", "a GPU" or "two GPUs"."""
+    """A file of exhibits/. `needs` is "", "a process of its own", "a compiler", "a GPU" or "two GPUs"."""
 
     path: Path
     verdict: str
@@ -51,9 +52,9 @@ class Exhibit:
 
 
 def exhibits():
-    """All files of the shelf, those in wrong/ first."""
+    """All of them, those in wrong/ first."""
     found = []
-    for path in [*sorted((SHELF / "wrong").glob("*.py")), *sorted((SHELF / "honest").glob("*.py"))]:
+    for path in [*sorted((FOLDER / "wrong").glob("*.py")), *sorted((FOLDER / "honest").glob("*.py"))]:
         text = ast.get_docstring(ast.parse(path.read_text()))
         verdict, _, reason = re.search(r"^Verdict: (.*)$", text, re.M)[1].partition(": ")
         needs = re.search(r"^Needs: (.*)$", text, re.M)
@@ -174,7 +175,7 @@ def test_what_needs_a_gpu_was_run_on_one():
     wanted = [exhibit for exhibit in exhibits() if exhibit.gpus]
     wrong = {each.name: complaint_about_records(each, entries.get(each.name, [])) for each in wanted}
     wrong = {name: complaint for name, complaint in wrong.items() if complaint}
-    command = "python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/shelf/<GPU>.json"
+    command = "python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/exhibits/<GPU>.json"
     assert not wrong, f"on a machine with two GPUs run: {command}"
 
 
@@ -194,7 +195,3 @@ def test_a_record_counts_for_the_present_file_only():
 def test_kernels_under_the_emulator(court, name):
     (exhibit,) = [exhibit for exhibit in exhibits() if exhibit.path.stem == name]
     expect(court(exhibit, "emulator"), exhibit)
-
-
-def test_the_shelf_is_full():
-    assert len([exhibit for exhibit in exhibits() if exhibit.path.parent.name == "wrong"]) >= 25

@@ -9,8 +9,8 @@ import pytest
 from judged import judged, one_worker
 
 from playground import catalog
+from playground.driver.runner import Options, Runner, Task
 from playground.report.progress import Progress
-from playground.runner import Options, Runner, Task
 
 HEADER = """
 import torch

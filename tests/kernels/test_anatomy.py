@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 
+import project_variants
 import pytest
-import shelf_files
 
 from playground import catalog
 
 FILES = sorted(catalog.KERNELS.glob("*/*.py"))
-VARIANTS = pytest.mark.parametrize("model, variant", shelf_files.variants())
+VARIANTS = pytest.mark.parametrize("model, variant", project_variants.variants())
 
 # Headings at the left edge, in this order, each with an indented text below; others may stand between them.
 SECTIONS = {
@@ -75,7 +75,7 @@ def test_name(path):
 @VARIANTS
 def test_name_says_where_it_runs(model, variant):
     assert variant.name.startswith("cpu_") == (variant.backend == "cpu")
-    name = shelf_files.constant(variant, "NAME")
+    name = project_variants.constant(variant, "NAME")
     assert name == f"{model.name}_{variant.name}", "NAME names the build and the operators: the model's name and the file's"
 
 
@@ -88,7 +88,7 @@ def test_numbers_are_not_used_twice():
 @VARIANTS
 def test_imports_only_torch_and_the_standard_library(model, variant):
     imported = set()
-    for node in ast.walk(ast.parse(shelf_files.text_of(variant))):
+    for node in ast.walk(ast.parse(project_variants.text_of(variant))):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -100,7 +100,7 @@ def test_imports_only_torch_and_the_standard_library(model, variant):
 
 @VARIANTS
 def test_docstring(model, variant):
-    docstring = ast.get_docstring(ast.parse(shelf_files.text_of(variant)))
+    docstring = ast.get_docstring(ast.parse(project_variants.text_of(variant)))
     assert docstring, "the file begins with a docstring"
     title, blank, first_words, *_ = [*docstring.split("\n"), "", ""]
     assert re.fullmatch(rf"{model.name}\b.*: .+\.", title), (
@@ -117,9 +117,9 @@ def test_docstring(model, variant):
     )
 
 
-@pytest.mark.parametrize("model, variant", shelf_files.variants("cuda"))
+@pytest.mark.parametrize("model, variant", project_variants.variants("cuda"))
 def test_cuda_text_has_no_torch_header(model, variant):
-    cuda = shelf_files.constant(variant, "CUDA")
+    cuda = project_variants.constant(variant, "CUDA")
     assert isinstance(cuda, str), "the CUDA text is the module constant CUDA, one string literal"
     included = re.findall(r'^\s*#\s*include\s*[<"](.+?)[>"]', cuda, re.MULTILINE)
     torch_headers = [header for header in included if header.split("/")[0] in ("torch", "ATen", "c10", "caffe2", "pybind11")]
@@ -132,7 +132,7 @@ def test_nothing_is_built_on_import():
     assert result.stdout.splitlines() == [str(path) for path in FILES]
 
 
-@pytest.mark.parametrize("model, variant", shelf_files.variants("cuda"))
+@pytest.mark.parametrize("model, variant", project_variants.variants("cuda"))
 def test_as_a_script_without_a_gpu(model, variant):
     result = run_python(variant.path, CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, result.stderr) == (0, "")
@@ -142,7 +142,7 @@ def test_as_a_script_without_a_gpu(model, variant):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))
+@pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
 def test_as_a_script_on_the_cpu(model, variant):
     result = run_python(variant.path)
     assert result.returncode == 0, result.stderr

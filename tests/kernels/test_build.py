@@ -7,16 +7,16 @@ import threading
 import time
 from pathlib import Path
 
+import project_variants
 import pytest
-import shelf_files
 from torch.utils import cpp_extension
 
 from playground import catalog
 
-MODEL, VARIANT = next(param.values for param in shelf_files.variants("cpu") if param.values[0].name == "alexnet_conv1")
+MODEL, VARIANT = next(param.values for param in project_variants.variants("cpu") if param.values[0].name == "alexnet_conv1")
 
 PRINT_NAMES = """
-import shelf_files
+import project_variants
 from playground import catalog
 from torch.utils import cpp_extension
 
@@ -25,7 +25,7 @@ def record(name, *arguments, **options):
     raise KeyboardInterrupt
 
 cpp_extension.load_inline = record
-for param in shelf_files.variants():
+for param in project_variants.variants():
     model, variant = param.values
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name])
     try:
@@ -99,7 +99,7 @@ def test_every_process_finds_the_builds_of_the_others():
         for seed in ("1", "2")
     ]
     assert printed[0] == printed[1]
-    assert len(set(printed[0])) == len(shelf_files.variants())
+    assert len(set(printed[0])) == len(project_variants.variants())
 
 
 def test_a_failed_registration_is_not_taken_for_done():

@@ -7,8 +7,8 @@ Kernel, pool and stride sizes are built in, so each new set of them costs a buil
 import copy
 import functools
 
+import project_variants
 import pytest
-import shelf_files
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,13 +68,13 @@ LAYERS = {
     "dense": {"in_channels": 4, "out_channels": 40, "kernel_size": 3, "stride": 1, "padding": 1},
 }
 
-ALL = pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))
+ALL = pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
 load_variant = functools.cache(catalog.load_variant)
 
 
 def only(name):
     """The CPU variants of the model of that name."""
-    return pytest.mark.parametrize("model, variant", [p for p in shelf_files.variants("cpu") if p.values[0].name == name])
+    return pytest.mark.parametrize("model, variant", [p for p in project_variants.variants("cpu") if p.values[0].name == name])
 
 
 def with_settings(table):
@@ -83,7 +83,7 @@ def with_settings(table):
         "model, variant, settings",
         [
             pytest.param(*param.values, settings, id=f"{param.id}: {name}")
-            for param in shelf_files.variants("cpu")
+            for param in project_variants.variants("cpu")
             for name, settings in table[param.values[0].name].items()
         ],
     )

@@ -1,8 +1,8 @@
 """Every CUDA text, as the model's own constants make it: it compiles without a warning and spills no register."""
 
 import nvcc
+import project_variants
 import pytest
-import shelf_files
 
 from playground import catalog, tensors
 from playground.machine import ptxas
@@ -11,7 +11,7 @@ NVCC = ptxas.find_nvcc()
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
-@pytest.mark.parametrize("model, variant", shelf_files.variants("cuda"))
+@pytest.mark.parametrize("model, variant", project_variants.variants("cuda"))
 def test_text(model, variant, tmp_path, capsys):
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"].get(model.name))
     new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, seed=0)

@@ -10,7 +10,8 @@ import pytest
 import test_anatomy
 import torch
 
-from playground import catalog, commands, new_variant, tensors
+from playground import catalog, tensors
+from playground.command import main, new_variant
 
 pytestmark = pytest.mark.full
 
@@ -36,7 +37,7 @@ def kernels_elsewhere(folder, monkeypatch):
 @pytest.fixture
 def compare(capsys):
     def run(*arguments):
-        status = commands.compare(list(map(str, arguments)))
+        status = main.compare(list(map(str, arguments)))
         return status, *capsys.readouterr()
 
     return run

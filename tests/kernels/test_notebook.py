@@ -8,8 +8,8 @@ import sys
 import textwrap
 import time
 
+import project_variants
 import pytest
-import shelf_files
 import torch
 
 from playground import catalog
@@ -32,7 +32,7 @@ EDITS = {
 }
 
 # (model, variant) for what any variant would show; its main takes the shortest time.
-ALEXNET = next(param.values for param in shelf_files.variants("cpu") if param.values[0].name == "alexnet_conv1")
+ALEXNET = next(param.values for param in project_variants.variants("cpu") if param.values[0].name == "alexnet_conv1")
 
 # `builds` gets a name for each call of load_inline, the only way in which a variant builds or loads anything.
 COUNT_BUILDS = """
@@ -116,7 +116,7 @@ def problem_of(model):
 def paste_twice_and_edit(run_notebook, model, variant, device):
     name = f"{model.name}/{variant.name}"
     assert name in EDITS, f"add to EDITS a line of the kernel of {name} that scales its result"
-    text = shelf_files.text_of(variant)
+    text = project_variants.text_of(variant)
     old_line, new_line = EDITS[name]
     assert text.count(old_line) == 1, f"EDITS names a line that is not in {name}, or not once: {old_line!r}"
     init_inputs, shape = problem_of(model)
@@ -153,28 +153,28 @@ def paste_twice_and_edit(run_notebook, model, variant, device):
         assert f"{model.name}_{variant.name}: differs from" in printed[cell], "the file's main did not run in the cell"
 
 
-@pytest.mark.parametrize("model, variant", shelf_files.variants("cpu"))
+@pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
 def test_paste_twice_and_edit(run_notebook, model, variant):
     paste_twice_and_edit(run_notebook, model, variant, "cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_paste_twice_and_edit_on_a_gpu(run_notebook):
-    (param,) = [param for param in shelf_files.variants("cuda") if param.id == CUDA_VARIANT]
+    (param,) = [param for param in project_variants.variants("cuda") if param.id == CUDA_VARIANT]
     paste_twice_and_edit(run_notebook, *param.values, "cuda")
 
 
 def test_variants_of_different_models_live_side_by_side(run_notebook):
     """An instance of the first, made before the second was pasted and first called after it, is still the first."""
-    one, two, *_ = [param.values for param in shelf_files.variants("cpu")]
+    one, two, *_ = [param.values for param in project_variants.variants("cpu")]
     (one_init, one_shape), (two_init, two_shape) = problem_of(one[0]), problem_of(two[0])
     run_notebook(
         [
             COUNT_BUILDS,
-            shelf_files.text_of(one[1]),
+            project_variants.text_of(one[1]),
             f"first, same = make(ModelNew, {one_init!r}, 'cpu'), make(ModelNew, {one_init!r}, 'cpu')",
             f"x = torch.randn({one_shape!r}); expected = same(x)",
-            shelf_files.text_of(two[1]),
+            project_variants.text_of(two[1]),
             f"""
             second = make(ModelNew, {two_init!r}, "cpu")
             assert second(torch.randn({two_shape!r})).isfinite().all()
@@ -188,7 +188,7 @@ def test_variants_of_different_models_live_side_by_side(run_notebook):
 def test_an_edited_python_part_counts(run_notebook):
     """`register` and `forward` are part of what was pasted, too."""
     model, variant = ALEXNET
-    text, (init_inputs, shape) = shelf_files.text_of(variant), problem_of(model)
+    text, (init_inputs, shape) = project_variants.text_of(variant), problem_of(model)
     word = "second derivatives are not implemented"
     assert text.count(word) == 1
     check = f"""
@@ -206,7 +206,7 @@ def test_an_edited_python_part_counts(run_notebook):
 
 def test_a_refused_text_and_its_correction(run_notebook):
     """A slip of the pen in the kernel raises with the compiler's words; the corrected cell runs."""
-    text = shelf_files.text_of(ALEXNET[1])
+    text = project_variants.text_of(ALEXNET[1])
     assert text.count("s * LANES, out[s] + bias);") == 1
     slip = text.replace("s * LANES, out[s] + bias);", "s * LANES, out[s] + bais);")
     printed = run_notebook([slip, text], raises={0: "RuntimeError"})
@@ -217,7 +217,7 @@ def test_a_build_that_failed_or_was_interrupted_is_tried_again(run_notebook, tmp
     """The same cell in the same kernel: without a compiler (twice), stopped while the compilers run, and at last in peace."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.delenv("CXX", raising=False)
-    text = shelf_files.text_of(ALEXNET[1])
+    text = project_variants.text_of(ALEXNET[1])
     hide_compiler = 'import os; path, os.environ["PATH"] = os.environ["PATH"], os.devnull'
     interrupt = f"os.environ['PATH'] = path\n{INTERRUPT_THE_COMPILER}"
     in_peace = "interrupter.join()"
@@ -241,7 +241,7 @@ def run_cell(model, name="output"):
 
 def pasted_twice(model, variant):
     """Cells that paste a variant, run it on small CPU tensors, and do both once more."""
-    text = shelf_files.text_of(variant)
+    text = project_variants.text_of(variant)
     first = "assert expected.isfinite().all() and expected.std() > 0; before = len(builds); assert before > 0"
     again = "assert torch.equal(output, expected); assert len(builds) == before, 'built again'; builds.clear()"
     return [text, f"{run_cell(model, 'expected')}; {first}", text, f"{run_cell(model)}; {again}"]
@@ -252,7 +252,7 @@ def edited_and_interrupted(model, variant):
 
     The last but three must raise KeyboardInterrupt.
     """
-    text = shelf_files.text_of(variant)
+    text = project_variants.text_of(variant)
     assert text.count(EDITED_LINE) == 1
     doubled = text.replace(EDITED_LINE, "out[index] = 2 * (bias ? sum + bias[o] : sum);")
     # A text that no cache has, so that there is something to interrupt.
@@ -265,7 +265,7 @@ def edited_and_interrupted(model, variant):
 def test_every_cuda_variant_under_the_emulator(run_notebook, monkeypatch):
     """All in one kernel, one below the other; the one of EDITED last."""
     monkeypatch.setenv("PYTHONPATH", str(catalog.ROOT))
-    params = sorted(shelf_files.variants("cuda"), key=lambda param: param.id == EDITED)
+    params = sorted(project_variants.variants("cuda"), key=lambda param: param.id == EDITED)
     cells = [EMULATE, COUNT_BUILDS, *(cell for param in params for cell in pasted_twice(*param.values))]
     assert params[-1].id == EDITED
     cells += edited_and_interrupted(*params[-1].values)

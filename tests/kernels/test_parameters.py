@@ -2,13 +2,13 @@
 
 import inspect
 
+import project_variants
 import pytest
-import shelf_files
 import torch
 
 from playground import catalog, tensors
 
-pytestmark = pytest.mark.parametrize("model, variant", shelf_files.variants())
+pytestmark = pytest.mark.parametrize("model, variant", project_variants.variants())
 
 
 @pytest.fixture

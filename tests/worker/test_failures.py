@@ -5,8 +5,8 @@ import re
 import pytest
 
 from playground import catalog
+from playground.driver.runner import Options, Runner, Task
 from playground.report.progress import Progress
-from playground.runner import Options, Runner, Task
 
 # name -> (forward's body, verdict, what the reason says)
 FORWARDS = {

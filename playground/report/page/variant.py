@@ -16,7 +16,7 @@ from playground.report.figures import (
     timing_notes,
     with_unit,
 )
-from playground.report.page import counters, explanation, findings, marks, sources
+from playground.report.page import counts, explanation, findings, marks, sources
 
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 NOT_ASKED = "this run did not ask nvcc"
@@ -47,8 +47,8 @@ def shown(identity, result, path, first=None):
         "first": first,
         "explanation": explained,
         "ptxas": _ptxas(result),
-        "counters": counters.of(result, path, digest),
-        "counter_heads": counters.HEADS,
+        "counters": counts.of(result, path, digest),
+        "counter_heads": counts.HEADS,
         "notes": list(timing_notes(result)),
         "facts": list(_facts(result)),
         "gradients": _gradients(result["check"] or {}),

@@ -1,0 +1,73 @@
+"""What compare.py does besides judging and timing: explain a variant, compare two files, profile, and begin a new variant."""
+
+import sys
+
+from playground import catalog
+from playground.command import new_variant
+from playground.machine import environment, requirements
+from playground.nvidia import profiler
+from playground.nvidia.profiler import ProfilerError
+from playground.report import difference, explanation, profile
+from playground.report.figures import machine
+from playground.report.layout import make_console, print_folded
+from playground.report.progress import Progress
+
+
+def explain(name, model_name=None):
+    """Print what a variant's docstring says. Raises CatalogError."""
+    variant = catalog.find_any_variant(name, model_name)
+    explanation.show(variant, make_console(), catalog.siblings(variant))
+
+
+def diff(old, new, model_name=None):
+    """Print what the variant `new` changed over `old`. Raises CatalogError."""
+    difference.show(*(catalog.find_any_variant(name, model_name) for name in (old, new)), make_console())
+
+
+def create(model_name, name):
+    """Write a new variant's file, and say what to do next. Raises CatalogError."""
+    model = catalog.find_model(model_name)
+    path = new_variant.create(model, name)
+    print(f"{path} is a right and slow variant to start from. Judge it and time it; then edit it, and see what came of it:\n")
+    for command in new_variant.next_commands(model, path):
+        print(f"    {command}")
+
+
+def profile_variants(model, variants, settings, time_limit):
+    """Print what Nsight Compute measures of each variant's own kernels. Raises CatalogError, ProfilerError."""
+    chosen = [variant for variant in variants if variant.backend == "cuda"]
+    if not chosen:
+        raise catalog.CatalogError(f"--profile is for CUDA kernels, and none of these variants of {model.name} has any")
+    if missing := requirements.missing_for("cuda") or profiler.missing():
+        raise ProfilerError(f"--profile: {missing}", is_machine=True)
+    found, complaints = [], []
+    with Progress() as progress:
+        progress.expect(len(chosen))
+        for variant in chosen:
+            progress.started("profile", model.name, variant.name)
+            try:
+                found.append((variant, profiler.profile(model, variant, settings, time_limit), _counted(model, variant)))
+                outcome = "done"
+            except ProfilerError as complaint:
+                if complaint.is_machine:
+                    raise
+                complaints.append(str(complaint))
+                outcome = "error"
+            progress.done(model.name, variant.name, outcome)
+    console = make_console()
+    print_folded(console, machine(environment.describe()), style="dim")
+    for variant, kernels, counts in found:
+        profile.show(variant, kernels, counts, console)
+    if found:
+        profile.explain(console)
+    if complaints:
+        raise ProfilerError("\n".join(complaints))
+
+
+def _counted(model, variant):
+    """What the emulator counts; None, with a word on why, where it cannot."""
+    try:
+        return profiler.counted(model, variant)
+    except RuntimeError as complaint:
+        print(complaint, file=sys.stderr)
+        return None

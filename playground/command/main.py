@@ -1,0 +1,320 @@
+"""The two commands, from arguments to exit status: 0 all that ran passed, 1 something failed, 2 it could not be run."""
+
+import collections
+import functools
+import os
+import signal
+import sys
+
+from playground import catalog, sweep
+from playground.command import look
+from playground.command.options import beside, compare_parser, run_all_parser
+from playground.driver import ranks, torchrun
+from playground.driver.measurement import CannotMeasure, measure
+from playground.driver.runner import Options, Task
+from playground.emulator import step
+from playground.machine import build_locks, requirements
+from playground.nvidia import sanitizer
+from playground.nvidia.profiler import ProfilerError
+from playground.report import against, document, page, sweep_plot, sweep_table, terminal
+from playground.report.layout import make_console
+from playground.report.sweep_plot import CannotPlot
+
+PASSED, FAILED, IMPOSSIBLE, INTERRUPTED = 0, 1, 2, 130
+
+# What each of those that judge and time nothing takes besides itself.
+TAKES = {
+    "--new": {"--new"},
+    "--diff": {"--diff", "--model"},
+    "--explain VARIANT": {"--explain", "--model"},
+    "--profile": {"--profile", "--model", "--variant", "--set", "--device", "--time-limit"},
+}
+
+
+class Impossible(Exception):
+    """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
+
+
+def run_all(arguments=None):
+    """Everything, one table. Returns the exit status."""
+    given = run_all_parser().parse_args(arguments)
+
+    def tasks():
+        names = given.models.split(",") if given.models else [model.name for model in catalog.models()]
+        chosen = [catalog.find_model(name) for name in names]
+        points = {model: _points(given, model, {}) for model in chosen}
+        return [task for model in chosen for task in plan(model, catalog.variants(model), given.device, points[model])]
+
+    options = Options(
+        quick=given.quick,
+        training=given.training,
+        time_limit=given.time_limit,
+        debug=given.debug,
+        strict=given.precision == "strict",
+        max_autotune=given.max_autotune,
+        ptxas=given.html is not None,
+    )
+    return _run(given, tasks, options, terminal.Summary)
+
+
+def compare(arguments=None):
+    """One model in depth. Returns the exit status."""
+    parser = compare_parser()
+    given = parser.parse_args(arguments)
+    extra = _extra(parser, given)
+    if extra:
+        return _run_extra(extra)
+
+    def tasks():
+        model = catalog.find_model(given.model)
+        chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
+        if not chosen:
+            raise catalog.CatalogError(f"{model.name} has no variants here; name a solution file with --variant FILE")
+        planned = plan(model, chosen, given.device, _points(given, model, catalog.parse_settings(given.set)))
+        if given.sanitize:
+            _require_sanitizer(planned, given.device)
+        return planned
+
+    options = Options(
+        quick=given.quick,
+        training=given.training,
+        sanitize=given.sanitize,
+        time_limit=given.time_limit,
+        debug=given.debug,
+        strict=given.precision == "strict",
+        max_autotune=given.max_autotune,
+        ptxas=given.html is not None,
+    )
+    return _run(given, tasks, options, functools.partial(terminal.Details, checks=given.explain is not None))
+
+
+def _extra(parser, given):
+    """What to do instead of judging and timing, as a function without arguments; None where that is what is asked for."""
+    asked = {"--new": given.new, "--diff": given.diff, "--explain VARIANT": given.explain, "--profile": given.profile}
+    what = next((option for option, value in asked.items() if value), None)
+    if what and (without := beside(parser, given, TAKES[what])):
+        parser.error(f"{what} judges and times nothing: leave out {', '.join(without)}")
+    if given.new:
+        return lambda: look.create(*given.new)
+    if given.diff:
+        return lambda: look.diff(*given.diff, given.model)
+    if given.explain:
+        return lambda: look.explain(given.explain, given.model)
+    if not given.model:
+        parser.error("the following arguments are required: --model")
+    if given.profile:
+        if given.device not in ("auto", "cuda"):
+            parser.error(f"--profile measures on a GPU, not on --device {given.device}")
+        return lambda: _profile(given)
+    return None
+
+
+def _profile(given):
+    model = catalog.find_model(given.model)
+    chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
+    settings = model.settings("cuda") | catalog.parse_settings(given.set)
+    look.profile_variants(model, chosen, settings, given.time_limit)
+
+
+def _run_extra(extra):
+    try:
+        extra()
+    except catalog.CatalogError as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE
+    except ProfilerError as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE if complaint.is_machine else FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return PASSED
+
+
+def _points(given, model, settings):
+    """The settings at which a model is measured: those given, at every point of the sweep. Raises CatalogError."""
+    axes = sweep.parse(given.sweep)
+    for option, names in (("--set", settings), ("--sweep", axes)):
+        catalog.require_constants(model, option, names)
+    return [settings | point for point in sweep.grid(axes)]
+
+
+def plan(model, variants, device, points):
+    """A task for each variant that `device` concerns, at each of the points. Their settings win over the place's own."""
+    tasks = []
+    varied = [name for name in points[0] if any(point[name] != points[0][name] for point in points)]
+    for settings in points:
+        for variant in variants:
+            place = _place(variant, device)
+            if place:
+                point = {name: settings[name] for name in varied}
+                tasks.append(Task(model, variant, place, {**model.settings(place), **settings}, point))
+    return sorted(tasks, key=lambda task: task.place != "cuda")
+
+
+def _place(variant, device):
+    """Where a variant runs; None when it is of no concern to the device."""
+    if variant.backend == "cpu":
+        return "cpu" if device in ("auto", "cpu") else None
+    if device == "auto":
+        return "emulator" if requirements.missing_for("cuda") else "cuda"
+    return device if device in ("cuda", "emulator") else None
+
+
+def _run(given, make_tasks, options, view):
+    """`view(console, expected)` prints results as they come: see terminal.Summary."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    try:
+        tasks, axes, compared = _prepared(given, make_tasks)
+        shown = _Sweep(axes) if axes else view(make_console(), collections.Counter(task.model.name for task in tasks))
+        report = measure(tasks, options, given.json, given.resume, compared, lambda done: _passed(done, axes), shown.update)
+    except (catalog.CatalogError, CannotMeasure, CannotPlot, Impossible) as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE
+    except ranks.RunLost as complaint:
+        print(complaint, file=sys.stderr)
+        return FAILED
+    except ranks.RunFailed:
+        return FAILED
+    except KeyboardInterrupt:
+        kept = given.json and given.json.is_file()
+        print(f"interrupted; --resume {given.json} goes on" if kept else "interrupted", file=sys.stderr)
+        return INTERRUPTED
+    if report is None:  # rank 0 has it
+        return PASSED
+    shown.end(report)
+    _write_files(given, tasks, report, axes)
+    return PASSED if _passed(report, axes) else FAILED
+
+
+class _Sweep:
+    """Shows a sweep, which has no tables before its end."""
+
+    def __init__(self, axes):
+        self._axes = axes
+
+    def update(self, document):
+        pass
+
+    def end(self, document):
+        sweep_table.show(document, self._axes, make_console())
+        against.show(document, make_console())
+
+
+def _prepared(given, make_tasks):
+    """(tasks, axes of the sweep, what adds how a document compares with an earlier one).
+
+    What would be in vain is not begun: raises Impossible, CatalogError and CannotPlot.
+    """
+    rank = torchrun.current_rank()
+    if rank:
+        _become_one_of_many(rank)
+    requirements.prepare_environment()
+    _require_device(given.device)
+    axes = sweep.parse(given.sweep)
+    compared = _comparing_with(_earlier(given.against), given.against)
+    if given.plot:
+        _require_plot(given, axes)
+    if given.html:
+        _require_page(given.html)
+    tasks = make_tasks()
+    if not tasks:
+        raise Impossible(f"none of these variants runs on --device {given.device}")
+    if given.debug:
+        _tell_how_to_step(tasks, given.device)
+    if rank is None or rank.local_rank == 0:
+        _clear_locks()
+    return tasks, axes, compared
+
+
+def _write_files(given, tasks, report, axes):
+    """What was asked for besides."""
+    if given.plot:
+        sweep_plot.write(report, axes, given.plot)
+    if given.html:
+        known = [page.Files(task.model.path, task.variant.path) for task in tasks]
+        document.write_whole(given.html, page.render(report, known))
+
+
+def _earlier(file):
+    """The document to compare with; None where none is named."""
+    try:
+        return document.read(file) if file else None
+    except document.DocumentError as complaint:
+        raise Impossible(f"--against {complaint}") from None
+
+
+def _comparing_with(earlier, file):
+    """The function that adds to a document how it compares with an earlier one, where there is one."""
+    return lambda finished: against.compare(finished, earlier, file.name) if earlier else finished
+
+
+def _passed(report, axes):
+    whole = report["environment"]["complete"] and not report["environment"].get("lost_ranks")
+    return whole and not any(_is_wrong(result, axes) for result in report["results"])
+
+
+def _is_wrong(result, axes):
+    """In a sweep a variant may refuse a shape."""
+    return result["verdict"] in ("fail", "error") and not (axes and sweep.is_refusal(result))
+
+
+def _require_plot(given, axes):
+    if not axes:
+        raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
+    sweep_plot.require(given.plot)
+    _require_writable("--plot", given.plot)
+
+
+def _require_page(file):
+    if missing := page.missing():
+        raise Impossible(missing)
+    _require_writable("--html", file)
+
+
+def _require_writable(option, file):
+    """Before anything is measured."""
+    folder = file.absolute().parent
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise Impossible(f"{option} {file}: cannot be written; name a file in a folder that exists and may be written to")
+
+
+def _become_one_of_many(rank):
+    torchrun.leave_group()
+    if impossible := torchrun.take_own_gpu(rank):
+        raise Impossible(impossible)
+
+
+def _require_device(device):
+    for backend in {"auto": ["cpu"], "cpu": ["cpu"], "cuda": ["cuda"], "emulator": ["cpu"]}[device]:
+        missing = requirements.missing_for(backend)
+        if missing:
+            raise Impossible(str(missing))
+
+
+def _require_sanitizer(tasks, device):
+    if not any(task.place == "cuda" for task in tasks):
+        missing = requirements.missing_for("cuda") if device == "auto" else None
+        why = missing or f"with --device {device} none of these variants runs there"
+        raise Impossible(f"--sanitize looks at kernels on a GPU, and {why} (the emulator finds such mistakes by itself)")
+    if missing := sanitizer.missing():
+        raise Impossible(str(missing))
+
+
+def _tell_how_to_step(tasks, device):
+    emulated = [task for task in tasks if task.place == "emulator"]
+    if not emulated:
+        raise Impossible(
+            f"--debug is for what runs under the emulator, and on --device {device} nothing does: add --device emulator"
+        )
+    for task in emulated:
+        print(step.recipe(task.model, task.variant, task.settings) + "\n", file=sys.stderr)
+
+
+def _clear_locks():
+    """A build that was killed leaves a lock on which the next one would wait for ever."""
+    locks = build_locks.clear_stale_locks()
+    for path in locks.cleared:
+        print(f"removed a stale build lock whose builder is dead: {path}", file=sys.stderr)
+    for lock in locks.held:
+        print(f"build lock left in place: {lock}", file=sys.stderr)

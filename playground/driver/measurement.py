@@ -1,0 +1,173 @@
+"""From tasks to a document: in this process or together with others, from scratch or from where an earlier run ended."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from playground import catalog
+from playground.driver import ranks, torchrun
+from playground.driver.runner import Runner
+from playground.report import document
+from playground.report.progress import Progress
+from playground.worker import spent
+
+FINAL = ("pass", "fail", "skipped")  # an error may have been the machine's
+WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
+
+
+class CannotMeasure(Exception):
+    """An earlier run that cannot be continued, or a place where nothing can be written; the text says why."""
+
+
+def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, passes=lambda finished: True, show=None):
+    """The document of a run, or None on a rank that leaves showing it to rank 0.
+
+    Every result is written to `file` as soon as it is there. Results that the document in the file `resume` has of these tasks
+    are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
+    document is what is written last, and returned. `show` is called with the document so far whenever there is a new result,
+    and gives what can be drawn of what is not complete. `passes` says of a finished document whether the run passed, which
+    the ranks on other hosts are told. Raises CannotMeasure, ranks.RunLost and, on such a rank, ranks.RunFailed.
+    """
+    began = time.monotonic()
+    record = _Record(tasks, options, file, show or (lambda document: None))
+    rank = torchrun.current_rank()
+    if resume and (rank is None or rank.rank == 0):  # the file may be on one host, and grows while others start
+        record.take_over(resume)
+    left = record.left()
+    if rank:
+        named = {_plain(_identity_of_task(task)): task for task in left}
+
+        def conclude(collected):
+            record.keep(collected.results)
+            record.environment |= {"ranks": collected.ranks, "lost_ranks": collected.lost}
+            return passes(record.document())
+
+        ranks.run(rank, named, options, record.keep, conclude)
+        if rank.rank != 0:
+            return None
+    else:
+        _run_here(left, options, record)
+    if not resume:
+        record.environment |= {"seconds": time.monotonic() - began}  # of the whole run
+    return record.finished(add)
+
+
+def _run_here(tasks, options, record):
+    with Progress() as progress:
+        runner = Runner(options, progress)
+        record.environment |= {"seed": runner.seed}
+
+        def keep(results):
+            with progress.aside():
+                progress.draw(record.keep(results))
+
+        keep(runner.run(tasks, keep))
+        # Not before: a judged process could read the file.
+        record.environment |= {"probe_seed": runner.probe_seed, "timeline": progress.timeline, "requests": dict(spent)}
+
+
+class _Record:
+    """The results so far, in the order of the tasks."""
+
+    def __init__(self, tasks, options, file, show):
+        self._tasks = tasks
+        self._show = show
+        self._file = file and Path(file)
+        self._described = None
+        self._rows = {}
+        chosen = dataclasses.asdict(options)
+        self.environment = {"options": {name: chosen[name] for name in WHAT_COUNTS}}
+        if file:
+            self._require_writable()
+
+    def _require_writable(self):
+        """Before anything is measured that would be lost."""
+        file = self._file.absolute()
+        with _explained(f"--json {self._file}"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir() or not os.access(file.parent if not file.exists() else file, os.W_OK):
+            raise CannotMeasure(f"--json {self._file}: {'is a folder' if file.is_dir() else 'no permission to write there'}")
+
+    def take_over(self, file):
+        """Keep the rows of the document in `file` that are results of these tasks."""
+        try:
+            earlier = document.read(file)
+        except document.DocumentError as complaint:
+            raise CannotMeasure(f"--resume: {complaint}") from None
+        self._require_same(earlier["environment"])
+        wanted = {_identity_of_task(task) for task in self._tasks}
+        for row in earlier["results"]:
+            if row["verdict"] in FINAL and _identity_of_row(row) in wanted:
+                self._rows[_identity_of_row(row)] = row
+
+    def _require_same(self, environment):
+        now = self._describe() | self.environment
+        for key in ("options", "gpu", "cpu", "torch", "driver"):
+            if environment.get(key) != now.get(key):
+                raise CannotMeasure(f"--resume: that run had {key} {environment.get(key)!r}, this one has {now.get(key)!r}")
+
+    def left(self):
+        """The tasks of which there is no result yet."""
+        return [task for task in self._tasks if _identity_of_task(task) not in self._rows]
+
+    def keep(self, results):
+        """Write and show what is new. Returns what `show` gives."""
+        new = {_identity_of_row(row): row for row in results}
+        if not new.keys() <= self._rows.keys():
+            self._rows |= new
+            if self._file and (not self._file.exists() or self._file.is_file()):  # a pipe gets the whole, once
+                self._write(self.document())
+        return self._show(self.document())
+
+    def finished(self, add):
+        """The document, which is in the file by now."""
+        finished = add(self.document())
+        self._write(finished)
+        return finished
+
+    def _write(self, content):
+        if self._file:
+            with _explained(f"--json {self._file}"):
+                document.write(content, self._file)
+
+    def document(self):
+        rows = [self._rows[key] for key in map(_identity_of_task, self._tasks) if key in self._rows]
+        complete = len(rows) == len(self._tasks)
+        environment = self._describe() | self.environment | {"complete": complete}
+        return {"schema": document.SCHEMA, "environment": environment, "results": rows}
+
+    def _describe(self):
+        """In a process of its own, since this one must not initialise CUDA while something is timed."""
+        if self._described is None:
+            command = [sys.executable, "-m", "playground.machine"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=catalog.ROOT)
+            self._described = json.loads(done.stdout)
+        return self._described
+
+
+@contextlib.contextmanager
+def _explained(what):
+    try:
+        yield
+    except OSError as complaint:
+        raise CannotMeasure(f"{what}: {complaint.strerror}") from complaint
+
+
+def _identity_of_task(task):
+    files = catalog.sha256(task.model.path), catalog.sha256(task.variant.path)
+    return (task.model.name, task.variant.name, task.place, _plain(task.settings), *files)
+
+
+def _identity_of_row(row):
+    settings = _plain(row["shape"]["settings"])
+    return row["model"], row["variant"], row["ran_on"], settings, row["model_sha256"], row["source_sha256"]
+
+
+def _plain(settings):
+    """The settings as text, the same before and after JSON."""
+    return json.dumps(settings, sort_keys=True)

@@ -1,0 +1,482 @@
+"""How fast is a variant, from the driver's side: which process is asked to call how often, and what follows from the answers.
+
+A variant and its baselines take turns in random order. What the variant's process says of itself is held against the driver's
+own clock, and some of its timed results against the truth. docs/how_times_are_taken.md is the long form of this file.
+"""
+
+import contextlib
+import functools
+import math
+import os
+import time
+from dataclasses import dataclass, field
+
+from playground.driver.race import SETTLING_CALLS, BaselineFailed, Patience, Quiet, Race, Rejected, Side, new_seed
+from playground.driver.verdict import judge
+from playground.machine import clocks
+from playground.machine.ceilings import Ceilings
+from playground.machine.load import OtherLoad
+from playground.report.figures import baseline_name
+from playground.stopwatch import floors, statistics
+from playground.stopwatch.baselines import names_for, peers
+from playground.stopwatch.workload import GRAPHED, step_of
+from playground.worker import WorkerFailure, WorkerProcess
+
+VARIANT, CONTROL = "variant", "control"
+RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
+GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
+LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
+NOT_MEASURED = "not measured"
+OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
+TRIES = 2  # of a timing that something disturbed
+
+# Beyond these a variant's own times are not believed; see `own_clock` and `count_other_streams`.
+HIDDEN_SHARE = 0.5
+HIDDEN_MS = {"cpu": 0.05, "cuda": 0.1}
+TRY_MS, SHORT_TRY_MS = 100, 5
+PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
+SHORT_TRIES = 4  # after each of the pauses
+EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
+LATE_MS, LATE_SHARE = 0.005, 0.02
+LATE_NOTE = (
+    "after the current stream was done the device was busy on other streams, or the host slow to see that it was not: "
+    "all of it is counted"
+)
+
+
+@dataclass
+class Measured:
+    """What all timings of a run share: how long to wait for the machine, its ceilings by place, and what its flush takes."""
+
+    patience: Patience
+    ceilings: dict = field(default_factory=dict)
+    quiet: Quiet = field(default_factory=Quiet)
+
+
+class Stopwatch:
+    """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
+
+    `original` are the arguments of baselines.load. `truth` is a playground.worker.truth.Truth that has prepared its probes.
+    """
+
+    def __init__(self, task, original, truth, options, progress, measured):
+        self._task = task
+        self._original = original
+        self._truth = truth
+        self._options = options
+        self._progress = progress
+        self._measured = measured
+        self._worker = None
+        self._control_worker = None
+        self._control_fails = None  # why
+        self._started = {}
+        self._unavailable = {}
+        self._secret_seeds = {}
+        self._work = {}
+
+    def warm_up(self):
+        """Start what the first timing compares with, which it does otherwise."""
+        self._start_baselines("forward", ())
+        self._start_control("forward", ())
+
+    def time(self, worker, result):
+        """The timing keys of the result of a variant that `worker` has loaded and judged. Raises Rejected, WorkerFailure."""
+        timed = self._time_mode(worker, result, "forward")
+        if self._options.training:
+            modes = _training_modes(result["check"]["gradients"])
+            timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
+        if self._task.place == "cuda":
+            self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
+        return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
+
+    def _add_graphed(self, worker, result, modes):
+        """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
+
+        They come last, since a capture that fails may leave the process in a state of its own: none is tried after it.
+        """
+        failed = None
+        for step, timings in modes.items():
+            timings["graphed"] = None
+            if not launches_count(timings):
+                continue
+            if failed:
+                timings["graphed"] = {"unavailable": f"not tried after that of another mode had failed: {failed}"}
+                continue
+            try:
+                timings["graphed"] = self._time_graphed(worker, result, step, timings)
+            except WorkerFailure as failure:
+                failed = str(failure)
+                timings["graphed"] = {"unavailable": failed}
+
+    def _time_graphed(self, worker, result, step, eager):
+        """The timings of a step under a CUDA graph; `eager` are those without."""
+        slow = too_slow_to_graph(eager["baselines_ms"])
+        timings = self._time_mode(worker, result, GRAPHED + step, slow, eager["control"])
+        return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings)}
+
+    def _time_mode(self, worker, result, mode, not_graphed=(), control=None):
+        """The timings of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph.
+
+        `control` is what to go by where this mode has no control of its own.
+        """
+        patience, tries = self._measured.patience, TRIES
+        while True:
+            began = time.monotonic()
+            try:
+                race = self._race(worker, result, mode, not_graphed)
+            except BaselineFailed as failed:  # without it
+                self._note_failure(failed, mode)
+                continue
+            tries -= 1
+            disturbance = race.disturbance()
+            if not disturbance or not tries or not patience.seconds:
+                return self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+            patience.spend(time.monotonic() - began)
+            del self._secret_seeds[mode]  # the variant has met them
+
+    def _race(self, worker, result, mode, not_graphed):
+        """A Race that was run. Raises what Race.run raises."""
+        variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker), is_trusted=False)
+        variant.start()
+        others = self._start_baselines(mode, not_graphed)
+        control = self._start_control(mode, not_graphed)
+        pids = [os.getpid(), worker.pid, *(each.pid for each in (self._worker, self._control_worker) if each)]
+        rivals = functools.partial(_rivals, variant, others, result)
+        race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
+        recheck = functools.partial(self._recheck, variant, result, mode)
+        secrets = self._secrets(mode)
+        race.clocks = [self._sample_clocks()]
+        race.run(self._options.seconds, self._measured.patience, secrets, RECHECKS[step_of(mode)], recheck)
+        race.clocks.append(self._sample_clocks())
+        return race
+
+    def _conclude(self, worker, result, mode, race, control, disturbance):
+        """The timings that follow from a race."""
+        variant, others = race.variant, race.others
+        if not control:
+            why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
+            disturbance = f"there is no control: {why}"
+        notes = clocks.notes(*race.clocks)
+        eager = next((side for side in others if side.name == "eager"), None)
+        if eager and count_other_streams(variant, eager):
+            notes.append(LATE_NOTE)
+        back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid))
+        notes += note
+        floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
+        ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
+        return {
+            "time_ms": statistics.summarise(variant.samples),
+            "peak_mib": variant.peak_mib,
+            "speedup": {name: statistics.widened(ratio, control) for name, ratio in ratios.items()},
+            "baselines_ms": {side.name: statistics.summarise(side.samples) for side in others},
+            "baselines_unavailable": dict(self._unavailable.get(mode, {})),
+            "outcome": outcome(variant, others, result, control, disturbance),
+            "control": control,
+            "rounds": len(variant.rounds),
+            "calls": len(variant.samples),
+            "rechecked": race.rechecked,
+            "back_to_back_ms": back_to_back,
+            "clocks": clocks.record(*race.clocks),
+            "notes": notes,
+            **floor,
+        }
+
+    def _note_failure(self, failed, mode):
+        if failed.side.name == CONTROL:
+            self._give_up_control(failed.reason)
+        else:
+            self._unavailable[mode][failed.side.name] = failed.reason
+
+    def _secrets(self, mode):
+        """Seeds whose truth the referee knows: the same for all variants, each of which meets them at a time of its own.
+
+        One more than RECHECKS, for the last rounds. All are prepared before the first round: a pause would announce them.
+        """
+        if mode not in self._secret_seeds:
+            self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
+            for seed in self._secret_seeds[mode]:
+                self._truth.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
+        return self._secret_seeds[mode]
+
+    def _recheck(self, variant, result, mode, seed):
+        """Compare the last timed call's result with the truth."""
+        outputs = self._truth.folder / "timed"
+        outputs.unlink(missing_ok=True)
+        variant.ask("result", outputs=str(outputs))
+        what = "outputs" if step_of(mode) == "forward" else "gradients"
+        compared = self._truth.compare(what, _probe_name(mode, seed), str(outputs), result["variant_precision"])
+        for comparison in compared.values() if what == "gradients" else [compared]:
+            if comparison["complaint"]:
+                raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
+
+    def _compare_with_own_clock(self, variant, eager, load):
+        """(milliseconds a call back to back, notes). Raises Rejected where the variant's own times cannot be true.
+
+        `load` watches what runs besides the variant's process.
+        """
+        place = self._task.place
+        host = 0.0  # what a call costs this process besides
+        if eager and place == "cuda":
+            host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
+        claimed = variant.median
+        limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
+        seen = own_clock(variant, claimed, limit, load)
+        notes = []
+        if seen > limit + EXPLAINED_BY_HOST_MS[place]:
+            if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
+                raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
+            notes.append(busy_note(claimed, seen, load))
+        if seen > limit and place == "cuda":
+            for rounds in (variant.rounds, variant.idle_rounds):
+                rounds[:] = [[sample + seen - claimed for sample in samples] for samples in rounds]
+            notes.append(f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts")
+        return seen, notes
+
+    def _start_baselines(self, mode, not_graphed):
+        """A Side for each baseline that runs; why the others do not is kept."""
+        given, place, step = self._options, self._task.place, step_of(mode)
+        unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
+        names = names_for(place, step, given.quick, given.max_autotune, given.strict)
+        while True:  # one that fails takes the process of all with it
+            sides = [
+                Side(name, step if name in not_graphed else mode, SETTLING_CALLS[place], self._ask_baselines)
+                for name in names
+                if name not in unavailable
+            ]
+            if all(self._start_baseline(side, unavailable) for side in sides):
+                return sides
+
+    def _start_baseline(self, side, unavailable):
+        """Whether it runs."""
+        if self._is_warm(side):
+            return True
+        label = baseline_name(side.name)
+        self._progress.started("baseline", *self._task.names(label))
+        try:
+            self._warm_up(side)
+        except WorkerFailure as failure:
+            unavailable[side.name] = str(failure)
+        self._progress.finished("baseline", *self._task.names(label), unavailable.get(side.name, "ready"))
+        return side.name not in unavailable
+
+    def _is_warm(self, side):
+        """Whether its process has run it before, and still can."""
+        started = self._started.get((side.name, side.mode))
+        if started:
+            side.resume(started)
+        return bool(started)
+
+    def _warm_up(self, side):
+        """A graph is captured each time, since a worker keeps those of one mode only."""
+        started = side.start()
+        if not side.mode.startswith(GRAPHED):
+            self._started[side.name, side.mode] = started
+
+    def _start_control(self, mode, not_graphed):
+        """The Side of the original in a process that is started, loaded and judged as a variant's is; None where it fails.
+
+        It runs as eager does: without a graph where that does.
+        """
+        if self._control_fails:
+            return None
+        try:
+            if self._control_worker is None:
+                self._control_worker = WorkerProcess()
+                self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
+                like_a_variant = {"ran_on": self._task.place, "variant_precision": None, "verdict": None}
+                judge(self._control_worker, self._truth, like_a_variant, self._options.time_limit)
+            mode = step_of(mode) if "eager" in not_graphed else mode
+            side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))
+            if not self._is_warm(side):
+                self._warm_up(side)
+            return side
+        except WorkerFailure as failure:
+            self._give_up_control(str(failure))
+
+    def _give_up_control(self, reason):
+        """No control any more: where one process could not run the original, the next one will not."""
+        self._control_fails = reason
+        self._control_worker.close()
+        self._control_worker = None
+
+    def _asker(self, worker):
+        def ask(request, **arguments):
+            return worker.ask(f"candidate.{request}", self._options.time_limit, **arguments)
+
+        return ask
+
+    def _ask_baselines(self, request, **arguments):
+        """Ask the process of the baselines; a new one when the last one died."""
+        try:
+            if self._worker is None:
+                self._worker = WorkerProcess()
+                self._worker.ask("baselines.load", self._options.time_limit, **self._original)
+            return self._worker.ask(f"baselines.{request}", self._options.time_limit, **arguments)
+        except WorkerFailure:
+            self._worker.close()
+            self._worker = None
+            self._started = {}
+            raise
+
+    def _floor(self, result, mode):
+        """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
+        place = self._task.place
+        try:
+            if place not in self._measured.ceilings:
+                self._measured.ceilings[place] = self._ask_baselines("ceilings")
+            if mode not in self._work:
+                self._work[mode] = self._ask_baselines("work", name=self._task.model.catalogued_as, counted=mode)
+        except WorkerFailure as failure:
+            self._work[mode] = None  # not tried again: the process of the baselines went with it
+            self._unavailable.setdefault(mode, {})["floor"] = str(failure)
+        work = self._work[mode]
+        if work is None:
+            return {"floor_ms": None, "floor_bound": None, "work": None}
+        found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
+        return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+
+    def _sample_clocks(self):
+        return clocks.sample() if self._task.place == "cuda" else None
+
+    def close(self):
+        for worker in filter(None, (self._worker, self._control_worker)):
+            worker.close()
+
+
+class _Disturbed(Exception):
+    """A timing that is worth another try; it took so many seconds."""
+
+    def __init__(self, seconds):
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+def launches_count(timings):
+    """Whether a mode, by its timings without a CUDA graph, is timed under one as well: its fastest side takes below 1 ms."""
+    medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
+    return min(medians) < GRAPHED_BELOW_MS
+
+
+def too_slow_to_graph(baselines_ms):
+    """The names of the baselines that need no CUDA graph, by their times without one."""
+    return [name for name, each in baselines_ms.items() if each["median"] > LAUNCHES_COUNT_BELOW_MS]
+
+
+def graph_notes(eager, graphed):
+    """What to say about a step under a CUDA graph where the baseline that counts without one is missing."""
+    notes = []
+    usual = (eager["outcome"] or {}).get("against")
+    if usual in graphed["baselines_unavailable"]:
+        against = (graphed["outcome"] or {}).get("against")
+        instead = f"the ratio is over {baseline_name(against)}" if against else "there is no ratio"
+        notes.append(f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}")
+    return notes
+
+
+def own_clock(side, claimed, limit, load=None):
+    """Milliseconds a call back to back: the first measurement that is within the limit, else the least of several.
+
+    Those beyond the first few are for the case that other programs took the processors. They come after pauses, and some are
+    short: one that fits between two turns of another program is not disturbed. `load` watches all of them.
+    """
+
+    def measured(count):
+        with load.watched() if load else contextlib.nullcontext():
+            return side.back_to_back(count)
+
+    seen = measured(3)
+    count = max(3, min(1000, round(TRY_MS / max(seen, 0.01)), round(10 * TRY_MS / max(claimed, 0.01))))
+    tries = [(0, count)] * 3
+    if limit < math.inf:
+        short = max(3, min(count, round(SHORT_TRY_MS / max(seen, 0.01))))
+        tries += [each for pause in PAUSES for each in ((pause, count), *[(0, short)] * SHORT_TRIES)]
+    for pause, calls in tries:
+        if seen <= limit < math.inf:
+            break
+        time.sleep(pause)
+        seen = min(seen, measured(calls))
+    return seen
+
+
+def taken_by_others(load, place):
+    """The largest share of a call's time, by the driver's clock, that is due to other processes under an OtherLoad.
+
+    Kernels on the CPU have a thread on each processor and wait for the last of them, so whenever another process runs on any,
+    they may stand still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
+    """
+    return min(1.0, load.cores) if place == "cpu" else load.share
+
+
+def busy_note(claimed, seen, load):
+    return (
+        f"the machine was busy: other processes used {load.share:.0%} of the cores while the clocks were compared, so the "
+        f"{claimed:.3g} ms a call that its process reports may be true, or not: the driver's clock sees {seen:.3g} ms; "
+        "run again when it is quiet"
+    )
+
+
+def count_other_streams(variant, eager):
+    """Count the time until the whole device is idle, where that is later than the stream's end by more than the host explains.
+
+    How long the host takes to see an idle device is what it takes for eager PyTorch. Returns whether anything was counted.
+    """
+    late = _lateness(variant) - _lateness(eager)
+    if late <= max(LATE_MS, LATE_SHARE * variant.median):
+        return False
+    variant.rounds[:] = variant.idle_rounds
+    return True
+
+
+def _lateness(side):
+    pairs = zip(side.rounds, side.idle_rounds, strict=True)
+    differences = [idle - sample for samples, idles in pairs for sample, idle in zip(samples, idles, strict=True)]
+    return statistics.summarise(differences)["median"]
+
+
+def outcome(variant, others, result, control, disturbance=None):
+    """{"verdict", "against", "ratio", "low", "high", "precise", "any_precision", "reason"}; None without baselines.
+
+    The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant, by the
+    interval that the control allows; "any_precision" names the fastest of all, where that is another one. Where there was a
+    disturbance, or the interval has room for a win and for a loss, the verdict is NOT_MEASURED, with the reason, and there is
+    no ratio.
+    """
+    rivals = _rivals(variant, others, result)
+    if not rivals:
+        return None
+    measured = statistics.paired_ratio(rivals[0].rounds, variant.rounds)
+    ratio = statistics.widened(measured, control)
+    verdict = statistics.verdict(ratio)
+    if verdict == "tie" and not disturbance and max(ratio["high"], 1 / ratio["low"]) > OPEN:
+        disturbance = f"too noisy: anything from {ratio['low']:.3g}x to {ratio['high']:.3g}x"
+    if disturbance:
+        unknown = dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
+        return {"verdict": NOT_MEASURED, "precise": False, "reason": disturbance} | unknown
+    return {
+        "verdict": verdict,
+        "against": rivals[0].name,
+        **ratio,
+        "precise": statistics.is_precise(measured),
+        "any_precision": rivals[1].name if len(rivals) > 1 else None,
+        "reason": None,
+    }
+
+
+def _rivals(variant, others, result):
+    """The fastest baseline at least as precise as the variant and, where that is another one, the fastest of all."""
+    precise_enough = peers([side.name for side in others], result["variant_precision"] or result["precision"])
+    ranked = sorted(others, key=lambda side: side.median)
+    best = next((side for side in ranked if side.name in precise_enough), None)
+    return [side for side in dict.fromkeys([best, *ranked[:1]]) if side]
+
+
+def _training_modes(gradients):
+    """The modes of which the check has compared gradients."""
+    if not gradients or "unsupported" in gradients:
+        return []
+    modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
+    return modes + (["weights_and_input"] if any(name.startswith("input") for name in gradients) else [])
+
+
+def _probe_name(mode, seed):
+    return f"timed {mode} {seed}"

@@ -1,0 +1,53 @@
+"""Runs a variant's forward pass once under the emulator, built without optimisation, in this process: what a debugger starts.
+
+python -m playground.emulator.step --model NAME_OR_PATH --variant NAME_OR_PATH [--set NAME=VALUE ...]
+"""
+
+import argparse
+import sys
+
+import torch
+
+from playground import catalog, emulator, tensors
+from playground.emulator import debugging
+
+
+def arguments_for(model, variant, settings):
+    """The arguments of Python that run this module on a model's variant at these settings."""
+    chosen = [f"{name}={value!r}" for name, value in settings.items()]
+    command = ["-m", "playground.emulator.step", "--model", str(model.path), "--variant", str(variant.path)]
+    return [*command, *(["--set", *chosen] if chosen else [])]
+
+
+def recipe(model, variant, settings):
+    """The text that tells how to step through the variant."""
+    kernel = debugging.first_kernel(variant.path.read_text())
+    if kernel is None:
+        return (
+            f"{variant.path} has no text that looks like a kernel (__global__ void name(...)); there is nothing to step through"
+        )
+    return debugging.recipe(variant.path, kernel, catalog.ROOT, arguments_for(model, variant, settings))
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m playground.emulator.step", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH")
+    parser.add_argument("--variant", required=True, metavar="NAME_OR_PATH")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
+    given = parser.parse_args(arguments)
+    try:
+        model = catalog.find_model(given.model)
+        variant = catalog.find_variant(model, given.variant)
+        settings = model.settings("emulator") | catalog.parse_settings(given.set)
+        problem = catalog.load_problem(model.path, settings)
+    except catalog.CatalogError as complaint:
+        sys.exit(str(complaint))
+    with emulator.install(mode="fast", debug=True, source_file=str(variant.path)), torch.no_grad():
+        module = catalog.load_variant(variant.path)
+        tensors.make_model(problem, module.ModelNew, 0)(*tensors.make_inputs(problem, 0))
+    for launch in emulator.launches():
+        print(f"ran {launch.kernel} on {launch.grid} blocks of {launch.block} threads")
+
+
+if __name__ == "__main__":
+    main()

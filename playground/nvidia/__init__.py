@@ -1,0 +1,1 @@
+"""NVIDIA's tools on a variant: compute-sanitizer and Nsight Compute. Both need a GPU."""

@@ -1,0 +1,52 @@
+"""What the emulator counts of a variant's forward pass, in the figures that Nsight Compute has, too."""
+
+import json
+
+from playground import catalog
+from playground.emulator import counting
+
+from . import metrics
+from .reading import base_name
+
+
+def counted(model, variant):
+    """{"settings": {name: text}, "kernels": {name: {where: {"per_request", "least"}}}} of the forward pass.
+
+    Of the project's variants it is what was recorded; of a file of one's own for one of its models, it is counted now. None for
+    a problem that has no size for the emulator: at its own it would take hours. Raises RuntimeError when counting fails.
+    """
+    recording = counting.recording(model, variant)
+    if variant.path.parent == catalog.KERNELS / model.name and recording.exists():
+        found = json.loads(recording.read_text(encoding="utf-8"))
+    elif model.settings("emulator"):
+        found = counting.measure_apart(model, variant)
+    else:
+        return None
+    return {"settings": found["settings"], "kernels": {name: _per_request(each) for name, each in found["forward"].items()}}
+
+
+def _per_request(figures):
+    """Transactions a request of a warp, and the least that the same bytes would cost, for each kind of memory that is used."""
+    result = {}
+    for where, unit in metrics.TRANSACTIONS.items():
+        if where in figures:
+            requests = figures[where]["requests"]
+            result[where] = {
+                "per_request": figures[where][unit] / requests,
+                "least": figures[where][f"{unit} at least"] / requests,
+            }
+    return result
+
+
+def of_kernel(name, measured_names, counts):
+    """The counted figures of the kernel that Nsight Compute calls `name`; {} where it cannot be told which they are.
+
+    The emulator knows a kernel by the name in its launch: with template parameters in place of their values, or that of a
+    pointer. One that is left over on either side is the other's counterpart.
+    """
+    by_base = {base_name(each): figures for each, figures in counts.items()}
+    if base_name(name) in by_base:
+        return by_base[base_name(name)]
+    measured = {base_name(each) for each in measured_names}
+    left = [figures for each, figures in by_base.items() if each not in measured]
+    return left[0] if len(left) == 1 and len(measured - by_base.keys()) == 1 else {}

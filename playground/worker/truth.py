@@ -1,0 +1,75 @@
+"""What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
+
+import threading
+
+from playground.judge.probes import AT_OWN_SIZE, PROBES, size_of
+from playground.worker.process import UNTIMED, WorkerProcess
+
+
+class Truth:
+    """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
+
+    `folder` holds the tensors that are exchanged. `original` are the arguments of `referee.load` but for the weights.
+    """
+
+    def __init__(self, original, folder, probe_seed, limit):
+        self.folder = folder
+        self.weights = str(folder / "weights")
+        self.habits = ()
+        self._original = original
+        self._probe_seed = probe_seed
+        self._limit = limit
+        self._referee = WorkerProcess(UNTIMED)
+        self._lock = threading.RLock()
+        self._prepared = {}
+        self._mutants = {}
+
+    def prepare(self):
+        """Compute the truth on the probes of the problem's own size. Returns {"inputs", "precision"}. Raises WorkerFailure."""
+        description = self._ask("load", **self._original, weights=self.weights)
+        self.habits = self._ask("habits")["habits"]
+        for probe, (_, size) in PROBES.items():
+            if size == "own":
+                self.prepared(probe)
+        return description
+
+    def prepared(self, probe):
+        """{"differentiable", "unusable"} of a probe, whose truth is computed when it is first asked for."""
+        with self._lock:
+            if probe not in self._prepared:
+                seed = self._probe_seed + 1 + list(PROBES).index(probe.removesuffix(AT_OWN_SIZE))
+                arguments = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": self.inputs(probe)}
+                self._prepared[probe] = self._ask("prepare", **arguments)
+            return self._prepared[probe]
+
+    def inputs(self, probe):
+        return str(self.folder / f"inputs-{probe}")
+
+    def probes_for_training(self):
+        """The names of two prepared probes, with gradients where the model has any: at the reduced size, and at its own."""
+        names = [probe for probe in ("scaled", "normal") if not self.prepared(probe)["unusable"]]
+        return sorted(names, key=lambda probe: size_of(probe) == "own")
+
+    def compare(self, what, probe, file, declared=None, **more):
+        """`what` is "outputs" or "gradients"; `declared` is the variant's own precision where that is lower than float32."""
+        return self._ask(f"compare_{what}", probe=probe, declared=declared, **{what: file}, **more)
+
+    def prepare_timed(self, probe, mode, seed):
+        """Compute the truth on the content of a timed call, as a further probe."""
+        self._ask("prepare_timed", probe=probe, mode=mode, seed=seed)
+
+    def mutants(self, probes, gradients, declared):
+        """{"counted", "rejected", "survivors"} of wrong versions of the original on these probes, with or without gradients."""
+        key = probes, gradients, declared
+        with self._lock:
+            if key not in self._mutants:
+                arguments = {"probes": list(probes), "gradients": gradients, "declared": declared, "seed": self._probe_seed}
+                self._mutants[key] = self._ask("mutants", **arguments)
+            return self._mutants[key]
+
+    def _ask(self, what, **arguments):
+        with self._lock:
+            return self._referee.ask(f"referee.{what}", self._limit, **arguments)
+
+    def close(self):
+        self._referee.close()

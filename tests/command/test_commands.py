@@ -1,0 +1,211 @@
+"""The two commands as a user types them: exit status, what goes to stdout and stderr, and no process left behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from playground.catalog import ROOT
+from playground.command import main
+from playground.report import document
+
+FREEZES = """
+import torch
+from torch.utils.cpp_extension import load_inline
+class ModelNew(torch.nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        load_inline("freezes_{pid}", '#include <torch/extension.h>\\nint f() {{ return 1; }}', functions=["f"])
+"""
+
+
+def run(*arguments, **environment):
+    """(exit status, stdout, stderr) of a command."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def right(write_forward):
+    return str(write_forward("right", "return torch.tanh(self.linear(x))").path)
+
+
+@pytest.fixture(scope="module")
+def wrong(write_forward):
+    return str(write_forward("wrong", "return torch.sigmoid(self.linear(x))").path)
+
+
+def test_one_that_passes(tiny_problem, right, tmp_path):
+    file = tmp_path / "out.json"
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--json", str(file))
+    assert status == 0, err
+    assert "pass" in out and "right" in out
+    assert "\x1b" not in out and "build tiny" not in out, "progress and colours do not belong into a pipe's stdout"
+    assert "build tiny/right" in err
+    (result,) = document.read(file)["results"]
+    assert result["verdict"] == "pass" and result["ran_on"] == "cpu"
+    assert set(result["baselines_ms"]) == {"eager", "channels_last", "compile"}
+    assert result["check"]["max_error"] <= result["check"]["allowed"]
+    assert result["floor_ms"] > 0 and result["floor_bound"] in ("memory", "compute")
+    assert json.loads(file.read_text())["schema"] == 1
+
+
+def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong):
+    status, out, _ = run("compare.py", "--model", str(tiny_problem), "--variant", wrong, right)
+    assert status == 1
+    assert "fail" in out and "of its spread" in out and "pass" in out
+
+
+@pytest.mark.full
+def test_training_is_timed_with_grad(tiny_problem, right, tmp_path):
+    file = tmp_path / "out.json"
+    status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--grad", "--json", str(file))
+    assert status == 0, err
+    (result,) = document.read(file)["results"]
+    assert set(result["training"]) == {"weights", "weights_and_input"}
+    assert set(result["training"]["weights"]["baselines_ms"]) == {"eager", "compile"}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["compare.py", "--model", "nonsense"], "no model is called 'nonsense'"),
+        (["compare.py", "--model", "alexnet_conv1", "--variant", "v9"], "no variant of alexnet_conv1 is called 'v9'"),
+        (["compare.py", "--model", "alexnet_conv1", "--set", "batch_size"], "--set takes NAME=VALUE"),
+        (["compare.py"], "the following arguments are required: --model"),
+        (["run_all.py", "--models", "alexnet_conv1,nonsense"], "no model is called 'nonsense'"),
+        (["run_all.py", "--device", "tpu"], "invalid choice: 'tpu'"),
+    ],
+)
+def test_a_wrong_command_line(arguments, message):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_variants_may_be_named_one_by_one(tiny_problem, right):
+    status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--variant", "no_such.py")
+    assert status == 2 and "no_such.py" in err
+    status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", "no_such.py", "--variant", right)
+    assert status == 2 and "no_such.py" in err
+
+
+def test_a_constant_that_the_model_lacks(tiny_problem, right):
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--set", "depth=3")
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1 and "--set: tiny has no constant called depth; it has: " in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
+def test_a_device_that_the_machine_lacks():
+    status, out, err = run("run_all.py", "--device", "cuda")
+    assert (status, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_the_sanitizer_needs_kernels_on_a_gpu(device):
+    status, out, err = run("compare.py", "--model", "conv_pool_sigmoid_sum", "--device", device, "--sanitize")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"--sanitize looks at kernels on a GPU, and with --device {device} none of these variants runs there "
+        "(the emulator finds such mistakes by itself)\n"
+    )
+
+
+def test_a_machine_without_the_sanitizer(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(main.Impossible, match=r"^no compute-sanitizer on this machine: .*cuda-downloads"):
+        main._require_sanitizer([SimpleNamespace(place="cpu"), SimpleNamespace(place="cuda")], "auto")
+
+
+def test_a_machine_without_a_compiler(tiny_problem, right, tmp_path):
+    (tmp_path / "python").symlink_to(sys.executable)
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, PATH=str(tmp_path), CXX="")
+    assert (status, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1 and "compiler" in err
+
+
+@pytest.mark.full
+def test_a_stale_lock_is_named_and_removed(tiny_problem, right, tmp_path):
+    build = tmp_path / "some_extension"
+    build.mkdir()
+    take = "import sys, os; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", take, str(build / "lock")], check=False)
+    assert (build / "lock").exists()
+    command = ["compare.py", "--model", str(tiny_problem), "--variant", right]
+    status, _, err = run(*command, TORCH_EXTENSIONS_DIR=str(tmp_path))
+    assert status == 0, err
+    if hasattr(cpp_extension, "FileBaton"):  # torch before 2.14.1
+        assert str(build / "lock") in err
+        assert not (build / "lock").exists()
+
+
+def compiles(process):
+    try:
+        return process.name() == "cc1plus"
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process(tiny_problem, write_variant, tmp_path, signal_number):
+    variant = write_variant("freezes", FREEZES.format(pid=os.getpid()))
+    command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", str(variant.path)]
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
+        family = []
+        deadline = time.monotonic() + 60
+        while not any(map(compiles, family)):
+            assert time.monotonic() < deadline, "the compiler never ran"
+            time.sleep(0.2)
+            family = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(signal_number)
+        driver.communicate(timeout=60)
+        assert driver.returncode == 130
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [member for member in alive if member.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_workers_end_with_a_driver_that_is_killed(tiny_problem, write_forward):
+    variant = write_forward("sleeps", "import time; time.sleep(1e6)")
+    command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", str(variant.path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        workers = []
+        deadline = time.monotonic() + 60
+        while not workers and time.monotonic() < deadline:
+            time.sleep(0.2)
+            workers = psutil.Process(driver.pid).children()
+        time.sleep(1)  # past the worker's first lines, which ask the kernel for this
+        driver.kill()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("script") is None, reason="needs util-linux's script for a terminal")
+def test_colours_only_on_a_terminal(tiny_problem, right):
+    command = f"{sys.executable} compare.py --model {tiny_problem} --variant {right}"
+    done = subprocess.run(
+        ["script", "-qec", command, "/dev/null"],
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0
+    assert "\x1b[" in done.stdout

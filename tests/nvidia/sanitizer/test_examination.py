@@ -1,0 +1,188 @@
+"""Four tools on one variant: which runs there are, and what follows from what they print. The tools are played by a script."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from playground.driver.verdict import give_doubt, give_examination
+from playground.nvidia.sanitizer import control, examination
+from playground.nvidia.sanitizer.command import TOOLS
+
+SAMPLES = Path(__file__).parent / "samples"
+
+# Plays compute-sanitizer: runs the target, then writes the sample of its tool as the log. What it should do wrong stands in a
+# file beside it; there it also leaves what it was asked.
+PLAYER = """#!{python}
+import json, subprocess, sys, time
+from pathlib import Path
+
+here = Path(__file__).parent
+options, target = sys.argv[1 : sys.argv.index("{python}")], sys.argv[sys.argv.index("{python}") :]
+tool, log = options[options.index("--tool") + 1], Path(options[options.index("--log-file") + 1])
+(here / f"{{tool}}.asked").write_text(json.dumps(options))
+behaviour = json.loads((here / "behaviour.json").read_text())
+if behaviour.get("hangs") == tool:
+    child = subprocess.Popen(["sleep", "1000"])
+    (here / "child").write_text(str(child.pid))
+    time.sleep(1000)
+if behaviour.get("breaks") == tool:
+    sys.exit("Unable to find injection library")
+subprocess.run(target)
+log.write_text(behaviour.get("says", {{}}).get(tool) or (here / f"{{tool}}.log").read_text())
+"""
+
+# Plays the target, which test_target.py looks at: it gives the reply of its inputs, or dies where there is none.
+TARGET = """
+import json, sys
+from pathlib import Path
+
+request, reply = map(Path, sys.argv[1:])
+said = json.loads(Path(json.loads(request.read_text())["inputs"]).read_text())
+if said is None:
+    sys.exit("Aborted")
+reply.write_text(json.dumps(said))
+"""
+
+VARIANT = "CUDA = '__global__ void planted(float* p) {}'"
+REPLY = {"kernels": ["planted"], "passes": ["forward", "backward"], "refused": None, "error": None, "control": True}
+
+
+def clean(tool):
+    """The sample of a tool that found the control's mistake and no other."""
+    text = (SAMPLES / f"{tool}.log").read_text()
+    reports = text.split("=========\n")
+    return "=========\n".join(
+        [part for part in reports if f"playground_control_{tool}" in part] + ["========= ERROR SUMMARY: 1 error\n"]
+    )
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    """stage(replies, found=(), **behaviour) -> (Examination, folder of the player).
+
+    `replies` are those to each of the inputs; `found` are tools that have a finding.
+    """
+    player, variant, target = (tmp_path / name for name in ("bin/compute-sanitizer", "variant.py", "target.py"))
+    player.parent.mkdir()
+    player.write_text(PLAYER.format(python=sys.executable))
+    player.chmod(0o755)
+    target.write_text(TARGET)
+    monkeypatch.setenv("PATH", str(player.parent), prepend=":")
+    monkeypatch.setattr(examination, "TARGET", (sys.executable, str(target)))
+
+    def play(replies=(REPLY,), found=(), limit=60, text=VARIANT, **behaviour):
+        variant.write_text(text)
+        for tool in TOOLS:
+            log = (SAMPLES / f"{tool}.log").read_text().replace("/work/variant.py", str(variant))
+            (player.parent / f"{tool}.log").write_text(log if tool in found else clean(tool))
+        (player.parent / "behaviour.json").write_text(json.dumps(behaviour))
+        probes = [tmp_path / f"inputs{i}" for i, _ in enumerate(replies)]
+        for probe, reply in zip(probes, replies, strict=True):
+            probe.write_text(json.dumps(reply))
+        return examination.examine({"variant": str(variant), "place": "cuda"}, probes, tmp_path, limit), player.parent
+
+    return play
+
+
+def test_silence_of_all_tools(stage):
+    silent, folder = stage()
+    assert (silent.findings, silent.problem, silent.notes) == ([], None, [])
+    assert silent.passes == ["forward", "backward"] and silent.kernels == ["planted"]
+    assert silent.tools == {tool: {"findings": 0, "of_other_kernels": 0} for tool in TOOLS}
+    assert silent.outcome == "nothing found"
+    for tool in TOOLS:
+        asked = json.loads((folder / f"{tool}.asked").read_text())
+        filters = [asked[i + 1] for i, each in enumerate(asked) if each == "--kernel-name"]
+        assert filters == [] if tool == "initcheck" else {"kns=planted", f"kns={control.kernel_of(tool)}"} <= set(filters)
+
+
+def test_findings_are_the_verdict(stage):
+    examined, _ = stage(found=("initcheck", "racecheck"))
+    assert len(examined.findings) == 3 and examined.outcome == "fail"
+    assert examined.findings[0].startswith(
+        "variant.py:27: shared memory race: write here and read by thread (64,0,0) in line 30"
+    )
+    assert examined.tools["initcheck"] == {"findings": 1, "of_other_kernels": 1}
+    result = {"findings": [], "check": None, "verdict": None}
+    give_examination(result, examined)
+    assert (result["verdict"], result["reason"]) == ("fail", examined.findings[0])
+    assert result["findings"] == examined.findings and result["check"]["max_error"] is None
+    assert result["sanitizer"]["tools"]["racecheck"]["findings"] == 2
+
+
+@pytest.mark.parametrize(
+    "behaviour, problem",
+    [
+        ({"breaks": "memcheck"}, "memcheck does not work on this machine: Unable to find injection"),
+        ({"says": {"initcheck": "========= COMPUTE-SANITIZER\n"}}, "initcheck does not work on this machine: "),
+        (
+            {"says": {"synccheck": "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"}},
+            "synccheck did not find the mistake that was made for it to find",
+        ),
+        (
+            {"says": {"racecheck": "========= Internal Sanitizer Error: out of memory\n" + clean("racecheck")}},
+            "racecheck did not look at everything: Internal Sanitizer Error",
+        ),
+        (
+            {"says": {"memcheck": "========= A new kind of error\n=========     by thread (0,0,0) in block (0,0,0)\n"}},
+            "memcheck prints a report that cannot be understood: A new kind of error",
+        ),
+    ],
+    ids=["breaks", "no end", "blind", "incomplete", "unknown form"],
+)
+def test_silence_that_proves_nothing_is_a_problem(stage, behaviour, problem):
+    silent, _ = stage(**behaviour)
+    assert silent.problem.startswith(problem) and silent.findings == []
+    result = {"sanitizer": silent.as_dict()}
+    give_doubt(result)
+    assert result["verdict"] == "error" and result["reason"] == f"compute-sanitizer: {silent.problem}"
+
+
+def test_a_tool_that_hangs_is_ended_with_all_it_started(stage):
+    found, folder = stage(hangs="racecheck", limit=5)
+    assert found.problem == "racecheck did not end within the time limit"
+    child = int((folder / "child").read_text())
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.1)  # the test's own time limit ends it
+
+
+REFUSAL = REPLY | {"passes": [], "refused": "ValueError: only five"}
+
+
+def test_a_variant_that_takes_no_reduced_size_is_looked_at_in_its_own(stage):
+    found, _ = stage([REFUSAL, REPLY])
+    assert found.problem is None and found.passes == ["forward", "backward"]
+
+
+def test_a_variant_that_takes_nothing(stage):
+    found, folder = stage([REFUSAL, REFUSAL])
+    assert found.problem == "it refuses all inputs: ValueError: only five"
+    assert not (folder / "memcheck.asked").exists()
+
+
+def test_a_variant_whose_process_dies_is_judged_by_what_the_tool_saw(stage):
+    found, _ = stage([None], found=("memcheck",))
+    assert "kernel planted" in found.findings[0] and found.problem.startswith("racecheck does not work")
+    silent, _ = stage([None])
+    assert silent.problem == "memcheck does not work on this machine: Aborted"
+
+
+def test_a_variant_that_fails_under_a_tool_alone(stage):
+    found, _ = stage([REPLY | {"error": "OutOfMemoryError: too large"}])
+    assert found.problem == "memcheck made the variant fail: OutOfMemoryError: too large"
+
+
+def test_a_variant_without_kernels(stage):
+    found, folder = stage([REPLY | {"kernels": []}], text="x = 1")
+    assert found.notes == ["no kernel of its own to look at"] and found.problem is None
+    assert found.outcome == "no kernel of its own to look at" and not (folder / "memcheck.asked").exists()
+
+
+def test_nothing_is_doubted_where_nothing_was_asked():
+    result = {"sanitizer": None, "verdict": None}
+    give_doubt(result)
+    assert result["verdict"] is None
