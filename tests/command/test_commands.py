@@ -45,6 +45,7 @@ def wrong(write_forward):
     return str(write_forward("wrong", "return torch.sigmoid(self.linear(x))").path)
 
 
+@pytest.mark.full
 def test_one_that_passes(tiny_problem, right, tmp_path):
     file = tmp_path / "out.json"
     status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--json", str(file))
@@ -61,7 +62,7 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
 
 
 def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong):
-    status, out, _ = run("compare.py", "--model", str(tiny_problem), "--variant", wrong, right)
+    status, out, _ = run("compare.py", "--model", str(tiny_problem), "--variant", wrong, right, "--quick")
     assert status == 1
     assert "fail" in out and "of its spread" in out and "pass" in out
 

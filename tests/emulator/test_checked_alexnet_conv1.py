@@ -31,6 +31,6 @@ def test_planted_mistakes_are_reported(found, variant):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("variant", filter(planted.has_strict_kernels, VARIANTS), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", list(filter(planted.has_strict_kernels, VARIANTS)), ids=lambda variant: variant.name)
 def test_nothing_is_reported_where_tf32_is_forbidden(found, variant):
     planted.assert_nothing_reported(found[variant.name, "strict"])

@@ -10,6 +10,8 @@ import pytest
 
 from playground import catalog
 
+pytestmark = pytest.mark.full
+
 VARIANTS = [
     (model, variant)
     for model in catalog.models()

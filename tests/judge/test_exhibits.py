@@ -190,7 +190,7 @@ def test_a_record_counts_for_the_present_file_only():
     assert complaint_about_records(exhibit, [good | {"reason": "out of memory"}]) == "recorded is fail: out of memory"
 
 
-@pytest.mark.parametrize("name", ["decorative_kernel", "own_cuda_kernel"])
+@pytest.mark.parametrize("name", [pytest.param("decorative_kernel", marks=pytest.mark.full), "own_cuda_kernel"])
 @pytest.mark.skipif(NO_COMPILER is not None, reason="needs a C++ compiler")
 def test_kernels_under_the_emulator(court, name):
     (exhibit,) = [exhibit for exhibit in exhibits() if exhibit.path.stem == name]

@@ -239,6 +239,7 @@ def test_a_wrong_one_is_rejected_and_not_timed(run, title):
     assert run[title]["time_ms"] is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("route", [0, 1])
 def test_a_right_one_passes_by_either_route(run, route):
     result = list(run.values())[route]

@@ -37,6 +37,12 @@ for path in sys.argv[1:]:
     runpy.run_path(path, run_name="imported")
 """
 
+RUN_ALL = """
+import runpy, sys
+for path in sys.argv[1:]:
+    runpy.run_path(path, run_name="__main__")
+"""
+
 
 def run_python(*arguments, **environment):
     return subprocess.run(
@@ -132,13 +138,12 @@ def test_nothing_is_built_on_import():
     assert result.stdout.splitlines() == [str(path) for path in FILES]
 
 
-@pytest.mark.parametrize("model, variant", project_variants.variants("cuda"))
-def test_as_a_script_without_a_gpu(model, variant):
-    result = run_python(variant.path, CUDA_VISIBLE_DEVICES="")
+def test_as_a_script_without_a_gpu():
+    pairs = [param.values for param in project_variants.variants("cuda")]
+    result = run_python("-c", RUN_ALL, *(variant.path for _, variant in pairs), CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.fullmatch(rf"{model.name}_{variant.name}: needs an NVIDIA GPU and .+\n", result.stdout), (
-        "one line: what is missing"
-    )
+    for (model, variant), line in zip(pairs, result.stdout.splitlines(), strict=True):
+        assert re.fullmatch(rf"{model.name}_{variant.name}: needs an NVIDIA GPU and .+", line), "one line: what is missing"
 
 
 @pytest.mark.full

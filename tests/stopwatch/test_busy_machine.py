@@ -4,7 +4,7 @@ import busy_machine
 import pytest
 
 
-@pytest.mark.parametrize("condition", ["a busy loop", "a busy loop on every core, niced"])
+@pytest.mark.parametrize("condition", ["a busy loop", pytest.param("a busy loop on every core, niced", marks=pytest.mark.full)])
 def test_the_original_is_never_a_win(condition, tmp_path):
     busy_machine.write_files(tmp_path)
     with busy_machine.beside(condition, tmp_path):
