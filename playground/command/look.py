@@ -28,7 +28,7 @@ def create(model_name, name):
     """Write a new variant's file, and say what to do next. Raises CatalogError."""
     model = catalog.find_model(model_name)
     path = new_variant.create(model, name)
-    print(f"{path} is a right and slow variant to start from. Judge it and time it; then edit it, and see what came of it:\n")
+    print(f"{path} is a correct variant to start from. Judge it and time it; then edit it, and see what came of it:\n")
     for command in new_variant.next_commands(model, path):
         print(f"    {command}")
 

@@ -1,8 +1,8 @@
 """compare.py --new: a new variant's file that is right at once, to start from.
 
-For the project's models it is a naive kernel, for any other problem the original itself with a copy of its result behind it.
-The files in templates/ hold all but `build` and its lock, which are taken from a variant, since they are the same in all of
-them.
+A CUDA variant of one of the project's models starts as a copy of its v1, the simplest kernel of the ladder. Any other start is
+the original itself with a copy of its result behind it. The files in templates/ hold all of that but `build` and its lock,
+which are the same in all variants and taken from one.
 """
 
 import ast
@@ -15,6 +15,12 @@ from playground.catalog import CatalogError
 
 TEMPLATES = Path(__file__).parent / "templates"
 EXEMPLAR = catalog.KERNELS / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"  # has the `build` that all files share
+# A docstring's beginning: title and first paragraphs, up to the first heading, which has an indented text below.
+BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S.*\n {4}\S)', re.DOTALL)
+START = '''"""{model}, {number}: a start, the kernel of {parent}, to be changed.
+
+Like v1, so far: written by compare.py --new, right at once. Say here what it is like and what is new ("Like v2, but ..."), and
+rewrite the sections below, which are v1's, with the kernel.'''
 NAME = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
 CLAIMS = {"optimized", "optimised", "final", "fast", "best", "new"}
 # Of what a variant's file defines.
@@ -32,7 +38,9 @@ def create(model, name):
     _check_name(model, name)
     is_own = model in catalog.models()
     path = (catalog.KERNELS / model.name if is_own else model.path.parent) / f"{name}.py"
-    text = _own_text(model, name) if is_own else _wrapping_text(model, name)
+    simplest = next((each for each in catalog.variants(model) if each.name.startswith("v1_")), None)
+    copies = is_own and simplest and not name.startswith("cpu_")
+    text = _copied_text(model, simplest, name) if copies else _wrapping_text(model, name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
@@ -62,10 +70,6 @@ def _next_number(model):
     return max(numbers, default=0) + 1
 
 
-def _template(kind, name):
-    return Template((TEMPLATES / f"{kind}.{'cpu' if name.startswith('cpu_') else 'cuda'}.txt").read_text(encoding="utf-8"))
-
-
 def _build_text():
     text = EXEMPLAR.read_text(encoding="utf-8")
     body = ast.parse(text).body
@@ -74,8 +78,12 @@ def _build_text():
     return "".join(text.splitlines(keepends=True)[lock.lineno - 1 : function.end_lineno])
 
 
-def _own_text(model, name):
-    return _template(model.name, name).substitute(name=name, number=name.split("_")[0], build=_build_text())
+def _copied_text(model, parent, name):
+    """The text of the variant `parent`, with the new one's NAME and a docstring that says whose kernel it is."""
+    text = parent.path.read_text(encoding="utf-8")
+    head = START.format(model=model.name, number=name.split("_")[0], parent=parent.name)
+    text = BEFORE_HEADINGS.sub(lambda _: head, text, count=1)
+    return text.replace(f'NAME = "{model.name}_{parent.name}"', f'NAME = "{model.name}_{name}"', 1)
 
 
 def _wrapping_text(model, name):
@@ -83,7 +91,9 @@ def _wrapping_text(model, name):
     identifier = re.sub(r"\W", "_", f"{model.name}_{name}")
     identifier = identifier if identifier.isidentifier() else f"problem_{identifier}"
     values = {"model": model.name, "file": model.path.name, "identifier": identifier, "original": original, "future": future}
-    return _template("any_problem", name).substitute(name=name, number=name.split("_")[0], build=_build_text(), **values)
+    template = TEMPLATES / f"any_problem.{'cpu' if name.startswith('cpu_') else 'cuda'}.txt"
+    text = template.read_text(encoding="utf-8")
+    return Template(text).substitute(name=name, number=name.split("_")[0], build=_build_text(), **values)
 
 
 def _original_text(path):
@@ -118,7 +128,7 @@ def _is_main(node):
 
 
 def next_commands(model, path):
-    """The two commands that come next, one a line: look at the start, and later hold an edit against it."""
+    """The two commands that come next, one a line: look at the start, and later compare an edit with it."""
     is_own = path.parent == catalog.KERNELS / model.name
     named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
     return [f"python compare.py {named} --json start.json", f"python compare.py {named} --against start.json"]

@@ -101,11 +101,22 @@ def date_of(environment):
     return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
 
 
-def is_stale(result, source):
-    """Whether the variant's file, but for its docstring, has changed since it was measured."""
-    if "code_sha256" in result:
-        return result["code_sha256"] != code_sha256(source)
-    return result["source_sha256"] != sha256(source)
+def is_stale(result, variant_file, model_file):
+    """Whether the variant's file, but for its docstring, or the model's is not the one that was measured, or is not there."""
+    if not (variant_file.is_file() and model_file.is_file()):
+        return True
+    now = {"source_sha256": sha256(variant_file), "code_sha256": code_sha256(variant_file), "model_sha256": sha256(model_file)}
+    return has_changed(result, now)
+
+
+def has_changed(result, now):
+    """Whether a result is stale beside `now`, another result or the hashes of the present files.
+
+    It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one.
+    """
+    code = "code_sha256" if "code_sha256" in result and "code_sha256" in now else "source_sha256"
+    models = {each.get("model_sha256") for each in (result, now)} - {None}
+    return result[code] != now[code] or len(models) > 1
 
 
 def validate(document):

@@ -51,13 +51,13 @@ def make_console(file=None):
     return console
 
 
-def print_folded(console, text, indent=0, style="", width=None, hanging=0):
+def print_folded(console, text, indent=0, style="", hanging=0):
     """Print text that may come from a stranger's file: never markup, never highlighted, folded where it must be.
 
-    At most `width` columns wide, `indent` included; the lines after the first stand `hanging` columns further in.
+    The lines after the first stand `hanging` columns further in.
     """
     line = text if isinstance(text, Text) else Text(one_line(text), style=style)
-    room = min(width or console.width, console.width) - indent
+    room = console.width - indent
     hanging = min(hanging, room // 2)
     room -= hanging
     pieces = line.wrap(console, room, overflow="fold") or [Text()]

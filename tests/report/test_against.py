@@ -82,6 +82,7 @@ def test_a_change_within_the_spread_is_none(gpu_document):
         (lambda old: old["environment"].update(torch="2.9.0"), "torch 2.9.0 then, 2.11.0+cu130 now"),
         (lambda old: of(old)["shape"].update(inputs=[[4, 8, 384, 384]]), "sizes: 4x8x384x384 then, 128x8x384x384 now"),
         (lambda old: of(old).update(precision="fp32"), "precision fp32 then, tf32 now"),
+        (lambda old: of(old).update(model_sha256="0" * 64), "stale: the model's file has changed since"),
         (lambda old: of(old).update(ran_on="cpu"), "ran on cpu then, on cuda now"),
         (lambda old: of(old).update(speedup={}), "no baseline was timed in both runs"),
         (lambda old: of(old).update(time_ms=None, verdict="fail"), "not timed in the earlier run, where its verdict was fail"),
@@ -90,6 +91,7 @@ def test_a_change_within_the_spread_is_none(gpu_document):
     ],
 )
 def test_what_cannot_be_compared(gpu_document, change, reason):
+    of(gpu_document)["model_sha256"] = "1" * 64
     old = copy.deepcopy(gpu_document)
     change(old)
     row, _ = compared(gpu_document, old)
@@ -153,7 +155,7 @@ def test_the_document_stays_one(gpu_document, tmp_path):
     assert [each["against"] for each in read["results"]] == json.loads(json.dumps([e["against"] for e in result["results"]]))
 
 
-@pytest.mark.parametrize("width", [60, 80, 160])
+@pytest.mark.parametrize("width", [60, 160])
 def test_what_is_printed(gpu_document, width):
     old = copy.deepcopy(gpu_document)
     slow_down(of(gpu_document), 0.8)
@@ -166,10 +168,9 @@ def test_what_is_printed(gpu_document, width):
     assert max(map(len, text.splitlines())) <= width and text.isascii()
     unfolded = " ".join(text.split())
     assert "Against old.json of 2026-10-02" in unfolded
-    assert "1.25x" in unfolded and "1.21-1.29" in unfolded
+    assert "1.25x" in unfolded and "1.21-1.29" in unfolded, "the interval holds those of the times and of the speed-ups"
     assert "v1_fused_tail: sizes: 4x8x384x384 then, 128x8x384x384 now" in unfolded
     assert "v2_single_kernel: faster, though the file is the same as then" in unfolded
-    assert "more than 2% from 1" in unfolded
     assert unfolded.endswith("Against old.json: 1 faster, 3 same, 5 not comparable")
 
 

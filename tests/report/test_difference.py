@@ -115,14 +115,6 @@ def test_the_overview_names_kernels_and_counts_lines(pair):
     assert re.search(r"changed +twice \(kernel\), changed\n", text)
 
 
-def test_colours_only_on_a_terminal(pair):
-    assert "\x1b" not in shown(*pair)
-    coloured = shown(*pair, force_terminal=True, color_system="standard", legacy_windows=False)
-    assert "\x1b[32m+    out[0] = x[0] + x[0];" in coloured
-    assert "\x1b[31m-    out[0] = 2 * x[0];" in coloured
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == shown(*pair)
-
-
 def test_code_is_neither_folded_nor_cut(write_variant):
     long = "x = '" + "long" * 60 + "'\n"
     text = shown(write_variant("a", "y = 1\n"), write_variant("b", long), 60)

@@ -53,15 +53,6 @@ def test_one_line_keeps_words_and_disarms_escapes():
     assert figures.one_line("a\x1b[31m\n\tb\r\udc80c") == "a [31m b c"
 
 
-def test_best_baseline_is_the_one_hardest_to_beat():
-    assert (
-        figures.best_baseline({"eager": {"ratio": 3.0}, "compile": {"ratio": 1.5}, "channels_last": {"ratio": 2.0}})
-        == "compile"
-    )
-    assert figures.best_baseline(None) is None
-    assert figures.best_baseline({}) is None
-
-
 def test_gradient_verdict():
     fine, wrong = {"max_error": 1.0, "allowed": 1.0}, {"max_error": 1.1, "allowed": 1.0}
     not_a_number = {"max_error": None, "allowed": 1.0}
@@ -121,9 +112,3 @@ def test_a_tie_that_does_not_look_like_one(verdict, ratio, note):
     outcome = {"verdict": verdict, "against": "eager", "ratio": ratio, "low": 0.8 * ratio, "high": 1.2 * ratio}
     assert list(figures.timing_notes({"outcome": outcome}, brief=True)) == note
     assert list(figures.timing_notes({"outcome": outcome})) == [], "who sees the intervals need not be told"
-
-
-def test_machine():
-    environment = {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130", "cuda": "13.0", "driver": "580.95"}
-    assert figures.machine(environment) == "NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0, driver 580.95"
-    assert figures.machine({"gpu": None, "torch": "2.13.0+cpu", "cuda": None}) == "no GPU, torch 2.13.0+cpu"

@@ -104,12 +104,6 @@ def test_in_a_pipe_each_event_is_a_line():
     ]
 
 
-def test_in_a_pipe_long_lines_stay_lines():
-    reason = "a reason of many words " * 20
-    text = plain(lambda progress: progress.finished("build", "pool", "v1", reason))
-    assert text.splitlines() == [f"build pool/v1: {reason.strip()}"]
-
-
 def test_many_threads():
     def calls(progress):
         def work(index):
@@ -126,12 +120,6 @@ def test_many_threads():
     assert len(lines) == 32
     for index in range(16):
         assert sum(line.startswith(f"build pool/v{index}: pass, ") for line in lines) == 1
-
-
-def test_exceptions_pass_through():
-    with pytest.raises(KeyboardInterrupt), Progress(Console(file=io.StringIO())) as progress:
-        progress.started("build", "pool", "v1")
-        raise KeyboardInterrupt
 
 
 def test_on_a_terminal_it_is_live_and_stdout_is_untouched():
@@ -201,14 +189,6 @@ def test_variants_are_counted_and_what_failed_is_closed():
     ]
 
 
-def test_one_variant_is_not_counted():
-    def calls(progress):
-        progress.expect(1)
-        progress.done("pool", "v1", "pass")
-
-    assert plain(calls) == ""
-
-
 def test_the_same_stage_of_the_same_variant_twice_at_once():
     """As in a sweep, whose points are built side by side."""
 
@@ -220,16 +200,3 @@ def test_the_same_stage_of_the_same_variant_twice_at_once():
 
     lines = plain(calls).splitlines()
     assert len(lines) == 4 and all(re.fullmatch(r"build pool/v1: built, \S+ s", line) for line in lines[2:])
-
-
-def test_on_a_terminal_variants_are_counted():
-    _, errors, status = on_terminal("progress.expect(3); progress.done('pool', 'v2', 'pass'); time.sleep(0.3)")
-    assert status == 0
-    assert b"1 of 3 variants done" in errors
-
-
-def test_a_long_name_gives_way_to_the_clock():
-    _, errors, _ = on_terminal("progress.started('check', 'pool', 'name' * 50); time.sleep(1.5)")
-    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", errors.decode())
-    assert re.search(r"\S 0:00:01 check pool/name\S+…", text)
-    assert "name" * 20 not in text

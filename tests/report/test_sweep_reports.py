@@ -41,7 +41,7 @@ def printed(report, width):
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [60, 200])
 def test_the_table(swept, width):
     text = printed(swept, width)
     assert max(map(len, text.splitlines())) <= width
@@ -56,12 +56,6 @@ def test_a_variant_that_always_wins(swept):
     swept["results"][1] = copy.deepcopy(swept["results"][1])
     swept["results"][1]["shape"]["settings"] = {"batch_size": 64}
     assert "wins everywhere along batch_size" in printed(swept, 100)
-
-
-@pytest.mark.parametrize("name", ["plot.svg", "plot.png"])
-def test_the_picture(swept, tmp_path, name):
-    sweep_plot.write(swept, AXES, tmp_path / name)
-    assert (tmp_path / name).stat().st_size > 5000
 
 
 def test_the_picture_says_what_it_shows(swept, tmp_path):

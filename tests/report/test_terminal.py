@@ -9,7 +9,6 @@ import sys
 import pytest
 from rich.console import Console
 
-from playground import catalog
 from playground.report import terminal
 from playground.report.document import write
 
@@ -18,7 +17,6 @@ VIEWS = {
     "details": terminal.Details,
     "explained": functools.partial(terminal.Details, checks=True),
 }
-WIDTHS = [60, 80, 100, 160]
 
 
 def draw(view, document, width=80, **console):
@@ -32,7 +30,7 @@ def unfolded(text):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [60, 160])
 def test_in_a_pipe_it_is_plain_ascii_within_the_width_and_nothing_is_cut_off(view, width, document):
     text = draw(view, document, width)
     assert text.isascii()
@@ -47,11 +45,10 @@ def test_in_a_pipe_it_is_plain_ascii_within_the_width_and_nothing_is_cut_off(vie
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("width", [60, 80, 160])
-def test_a_terminal_shows_the_same_text_in_colour(view, width, document):
-    coloured = draw(view, document, width, force_terminal=True, color_system="standard", legacy_windows=False)
+def test_a_terminal_shows_the_same_text_in_colour(view, document):
+    coloured = draw(view, document, force_terminal=True, color_system="standard", legacy_windows=False)
     assert re.search(r"\x1b\[[\d;]*m", coloured)
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == draw(view, document, width)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == draw(view, document)
 
 
 def test_summary_has_one_line_a_variant_where_there_is_room(gpu_document):
@@ -61,32 +58,6 @@ def test_summary_has_one_line_a_variant_where_there_is_room(gpu_document):
         *("v2_single_kernel", "cuda,", "tf32", "pass", "ok", "1.10e-5", "1.20e-5", "6.70", "0.142", "49.4x", "torch.compile"),
         *("97.9%", "win"),
     ]
-
-
-def test_summary_has_two_lines_a_variant_at_80_columns(gpu_document):
-    lines = draw("summary", gpu_document).splitlines()
-    index = next(i for i, line in enumerate(lines) if line.startswith("v2_single_kernel"))
-    assert lines[index].split() == ["v2_single_kernel", "pass", "1.10e-5", "6.70", "0.142", "49.4x"]
-    assert lines[index + 1].split() == ["cuda,", "tf32", "ok", "1.20e-5", "97.9%", "win", "torch.compile"]
-
-
-def test_two_lines_a_variant_at_80_columns_for_our_longest_names_too(cpu_document):
-    """Of a machine without a GPU: the longest name of a variant, and of a baseline that is the best there."""
-    result = cpu_document["results"][-1]
-    names = [variant.name for model in catalog.models() for variant in catalog.variants(model)]
-    result["variant"] = max(names, key=len)
-    result["outcome"]["against"] = "channels_last"
-    lines = draw("summary", cpu_document, 80).splitlines()
-    index = next(i for i, line in enumerate(lines) if line.startswith(result["variant"]))
-    assert lines[index + 1].split()[-1] == "channels_last"
-
-
-def test_summary_has_three_lines_a_variant_at_60_columns(gpu_document):
-    lines = draw("summary", gpu_document, 60).splitlines()
-    index = next(i for i, line in enumerate(lines) if line.startswith("v2_single_kernel"))
-    assert lines[index].split() == ["v2_single_kernel", "pass", "1.10e-5", "0.142"]
-    assert lines[index + 1].split() == ["cuda,", "tf32", "ok", "1.20e-5", "49.4x"]
-    assert lines[index + 2].split() == ["win", "6.70", "97.9%", "torch.compile"]
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -176,12 +147,6 @@ def test_summary_shows_training_in_a_graph(gpu_document):
     assert "2.50x over eager without a graph" in unfolded(draw("summary", document))
 
 
-def test_a_remark_on_all_variants_is_made_once(gpu_document):
-    for result in gpu_document["results"][:2]:
-        result["check"]["mutants_rejected"] = "24/24"
-    assert "all 2 variants: mutants 24/24 rejected" in unfolded(draw("summary", gpu_document))
-
-
 def test_details_show_training_in_a_graph(gpu_document):
     text = unfolded(draw("details", with_graphed_training(gpu_document), 120))
     assert "training, weights, CUDA graph: so slow that they were timed without a graph: eager; channels_last" in text
@@ -209,12 +174,6 @@ def test_summary_without_a_gpu(cpu_document):
     assert "cpu_box_sums: batch 4 instead of 128" in text
     assert "On the emulator variants are checked on small shapes and not timed." in text
     assert text.endswith("2 passed, 2 skipped")
-
-
-def test_sizes_that_are_the_same_for_all_variants_stand_beside_the_model(gpu_document):
-    for result in gpu_document["results"][:2]:
-        result["shape"]["settings"] = {"batch_size": 4}
-    assert "conv_pool_sigmoid_sum: batch 4 instead of 128\n" in draw("summary", gpu_document)
 
 
 def test_details_show_everything_of_a_variant(gpu_document):
@@ -260,16 +219,15 @@ def test_details_keep_the_lines_of_a_compiler(gpu_document):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("width", [80, 160])
-def test_a_strangers_text_is_neither_obeyed_nor_cut(view, width, gpu_document):
+def test_a_strangers_text_is_neither_obeyed_nor_cut(view, gpu_document):
     name = "/home/somebody/kernels/" + "a_very_long_name_" * 8 + "[red]x[/green].py"
     reason = "line one\nline two \x1b[2J\x07 [bold]markup[/nonsense] " + "unbroken" * 30
     gpu_document["results"][0].update(variant=name, model=name)
     gpu_document["results"][2].update(reason=reason, variant=name)
     gpu_document["results"][1]["check"]["gradients"] = {name: {"max_error": 1e-6, "allowed": 1e-5, "eager_error": 1e-6}}
-    text = draw(view, gpu_document, width)
+    text = draw(view, gpu_document, 80)
     assert "\x1b" not in text and "\x07" not in text and "..." not in text
-    assert max(map(len, text.splitlines())) <= width
+    assert max(map(len, text.splitlines())) <= 80
     letters = "".join(text.split())
     assert "lineonelinetwo[2J[bold]markup[/nonsense]" + "unbroken" * 30 in letters
     assert name in letters  # the model's, which has a line of its own
@@ -298,8 +256,7 @@ def test_no_results(view, gpu_document):
     assert "NVIDIA H200" in draw(view, {**gpu_document, "results": []})
 
 
-@pytest.mark.parametrize("columns", [None, "20", "160", "nonsense"])
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("columns, encoding", [(None, "ascii"), ("20", "utf-8"), ("160", "utf-8"), ("nonsense", "ascii")])
 def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
     gpu_document["results"][2]["reason"] = "naïve 核 kernel"
     write(gpu_document, tmp_path / "run.json")

@@ -2,7 +2,7 @@
 
     python -m playground.report.page results/nvidia-h200.json report.html
 
-Sources are those of the project's variants as they stand now; the page says where one has changed since.
+Sources are those of the project's variants as they stand now; the page says which are stale.
 """
 
 import argparse

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from playground import catalog
 from playground.report import checks
-from playground.report.document import is_stale
 from playground.report.figures import (
     FORWARD,
     baseline_name,
@@ -22,8 +21,8 @@ PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 NOT_ASKED = "this run did not ask nvcc"
 
 
-def shown(identity, result, path, first=None):
-    """The values of variant.html for a result whose file is at `path`, which may be None.
+def shown(identity, result, path, stale, first=None):
+    """The values of variant.html for a result whose file is at `path`, which may be None; `stale`: document.is_stale.
 
     `first` is the id of the place where the same file was shown already: at another size, for example.
     """
@@ -57,7 +56,7 @@ def shown(identity, result, path, first=None):
         "kernels": list(checks.explained_kernels(result["check"])),
         "source": sources.highlighted(text, lines) if text is not None and (lines or not first) else None,
         "source_name": _shown_path(path) if path else "",
-        "source_changed": text is not None and is_stale(result, path),
+        "stale": stale,
     }
 
 

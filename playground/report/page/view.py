@@ -65,7 +65,7 @@ def page(document, known):
 def _files(result, known):
     """(model's path, variant's path) by their names, or (None, None). Of several, the one whose content is the result's."""
     named = [each for each in known if (each.model.stem, each.variant.stem) == (result["model"], result["variant"])]
-    same = [each for each in named if each.variant.is_file() and not is_stale(result, each.variant)]
+    same = [each for each in named if not is_stale(result, each.variant, each.model)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
 
 
@@ -112,8 +112,9 @@ def _model(identity, name, pairs):
     """The section of a model: a group for each place and size, then the variants."""
     model_file = next((files[0] for _, files in pairs if files[0]), None)
     variants, first = [], {}
-    for number, (result, (_, path)) in enumerate(pairs, 1):
-        variants.append(variant.shown(f"{identity}-{number}", result, path, first.get(path)))
+    for number, (result, (model_path, path)) in enumerate(pairs, 1):
+        stale = path is not None and is_stale(result, path, model_path)
+        variants.append(variant.shown(f"{identity}-{number}", result, path, stale, first.get(path)))
         if path:
             first.setdefault(path, variants[-1]["id"])
     groups = {}

@@ -128,16 +128,17 @@ def test_every_variants_source_is_there_letter_by_letter(h200_page):
     assert texts == {path.read_text() for path in paths if path.is_file()}
 
 
-def test_a_file_that_changed_since_the_run_is_labelled(tmp_path, make_passed, make_environment):
+def test_a_stale_result_is_labelled(tmp_path, make_passed, make_environment):
     (tmp_path / "m.py").write_text("'''A model.'''\n")
     variant = tmp_path / "v1_x.py"
     variant.write_text("'''m, v1: Title.'''\n")
     result = make_passed("m", "v1_x") | {"source_sha256": hashlib.sha256(variant.read_bytes()).hexdigest()}
     document = {"schema": 1, "environment": make_environment(), "results": [result]}
     known = [page.Files(tmp_path / "m.py", variant)]
-    assert "has changed since" not in page.render(document, known)
+    assert "tale" not in page.render(document, known)
     variant.write_text("'''m, v1: Title.'''\nedited = True\n")
-    assert "has changed since the run" in page.render(document, known)
+    made = page.render(document, known)
+    assert '<span class="chip">stale</span>' in made and "Stale: this is the file as it is now" in made
 
 
 def test_without_files_ceilings_or_times(cpu_document, make_environment):

@@ -77,10 +77,10 @@ def test_it_opens_quietly_and_fits(browser, pages, width, theme):
     assert (sum(map(int, paper.strip("rgb()").split(","))) < 200) == (theme == "dark")
 
 
-def test_mathematics_is_folded_and_not_cut_off(browser, pages):
+def test_a_docstring_is_folded_and_not_cut_off(browser, pages):
     open_page(browser, pages / "h200.html", 390, "light")
     browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true);")
-    blocks = "[...document.querySelectorAll('pre.columns')]"
+    blocks = "[...document.querySelectorAll('pre.docstring')]"
     assert browser.execute_script(f"return {blocks}.length") > 10
     assert browser.execute_script(f"return {blocks}.filter(each => each.scrollWidth > each.clientWidth).length") == 0
 

@@ -148,6 +148,6 @@ def test_folders_of_the_machine_are_left_out(make_passed, tmp_path):
     file = tmp_path / "v1_x.py"
     file.write_text("x = 1\n")
     result = make_passed("m", "v1_x") | {"verdict": "fail", "reason": f"{file}:1: no", "details": f'File "{file}", line 1'}
-    shown = variant.shown("id", result | {"time_ms": None}, file)
+    shown = variant.shown("id", result | {"time_ms": None}, file, stale=False)
     assert str(tmp_path) not in str(shown)
     assert shown["reason"] == "v1_x.py:1: no" and [line for line, _, _ in shown["findings"]] == [1]

@@ -1,0 +1,271 @@
+"""What results/ says, where people read it: the tables of README.md and docs/ladder_*.md, and the plot docs/times-*.svg.
+
+    python -m playground.report.publish            writes them
+    python -m playground.report.publish --check    writes nothing; exits 1 when one of them is out of date
+
+Of each GPU the newest run counts that measured something at the originals' sizes. A result is stale when the variant's file,
+but for its docstring, or the model's is not the one that was measured. No figure of a stale result is shown: README and the
+plot leave it out, and the ladders' tables name it.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from playground.catalog import natural_order, reading_order
+from playground.report import page, times_plot
+from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
+from playground.report.figures import (
+    GRAPH,
+    ROOT,
+    TRAINING,
+    baseline_medians,
+    baseline_name,
+    changed_sizes,
+    headline,
+    machine,
+    one_line,
+    ordered_baselines,
+    scientific,
+    share_of_floor,
+    significant,
+    with_unit,
+)
+
+COMMAND = "python -m playground.report.publish"
+README = Path("README.md")
+RESULTS = "<!-- results:begin -->", "<!-- results:end -->"
+BEST = "<!-- best:begin -->", "<!-- best:end -->"
+BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
+HEAD = ("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)")
+TRAINING_HEAD = tuple(f"{title}: ms (over the best)" for title in TRAINING.values())
+PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
+NOTHING_MEASURED = "Nothing has been measured on a GPU yet."
+
+
+class PublishError(ValueError):
+    """A page cannot hold its table, or the plot cannot be drawn."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's results at the originals' sizes, each {(model, variant): result}."""
+
+    path: Path
+    environment: dict
+    current: dict
+    stale: dict
+
+    def of(self, model):
+        """{variant: result} of the results that are current, in reading order."""
+        variants = {variant: result for (of, variant), result in self.current.items() if of == model}
+        return {variant: variants[variant] for variant in sorted(variants, key=natural_order)}
+
+
+def main(arguments=None, root=ROOT):
+    parser = argparse.ArgumentParser(
+        prog=COMMAND, description="Makes README's and the ladders' tables and the plot from results/."
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a page or a plot is out of date")
+    check = parser.parse_args(arguments).check
+    try:
+        if missing := page.missing():
+            raise PublishError(missing.replace("--html", "the plot"))
+        made = {root / path: text for path, text in files(root)}
+        outdated = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
+        for file in [] if check else outdated:
+            write_whole(file, made[file])
+    except (OSError, DocumentError, PublishError) as error:
+        print(f"publish: {error}", file=sys.stderr)
+        return 2
+    if check and outdated:
+        names = ", ".join(str(file.relative_to(root)) for file in outdated)
+        print(f"out of date: {names}; run: {COMMAND}", file=sys.stderr)
+    return int(check and bool(outdated))
+
+
+def files(root):
+    """(path from `root`, text) of every file that this command keeps."""
+    runs = newest_runs(root)
+    models = sorted((file.stem for file in _python_files(root / "models")), key=reading_order)
+    readme = _between((root / README).read_text(encoding="utf-8"), BEST, best(runs, models), README)
+    yield README, _between(readme, RESULTS, table(root, runs, README, models), README)
+    for path in (Path("docs") / f"ladder_{model}.md" for model in models):
+        if (root / path).is_file():
+            text = (root / path).read_text(encoding="utf-8")
+            yield path, _between(text, RESULTS, table(root, runs, path, [path.stem.removeprefix("ladder_")]), path)
+    newest = max(runs, key=lambda run: date_of(run.environment), default=None)
+    timed = {model: [each for each in newest.of(model).values() if each["time_ms"]] for model in models} if newest else {}
+    title = f"Forward pass on {machine(newest.environment)}, {_day(newest)}" if newest else NOTHING_MEASURED
+    for theme, path in times_plot.FILES.items():
+        yield Path(path), times_plot.image(title, {model: results for model, results in timed.items() if results}, theme)
+
+
+def newest_runs(root):
+    """The newest run of each GPU that has full-size results, by the GPU's name."""
+    runs = {}
+    for path in sorted((root / "results").glob("*.json")):
+        document = read(path)
+        environment, gpu = document["environment"], document["environment"].get("gpu")
+        found = {(each["model"], each["variant"]): each for each in document["results"] if _is_full_size(each, root)}
+        if gpu and found and (gpu not in runs or date_of(environment) >= date_of(runs[gpu].environment)):
+            stale = {key: result for key, result in found.items() if is_stale(result, *_files_of(root, *key))}
+            runs[gpu] = Run(path, environment, {key: found[key] for key in found if key not in stale}, stale)
+    return [runs[gpu] for gpu in sorted(runs)]
+
+
+def _is_full_size(result, root):
+    return result["ran_on"] == "cuda" and not changed_sizes(result, root)
+
+
+def _files_of(root, model, variant):
+    return root / "kernels" / model / f"{variant}.py", root / "models" / f"{model}.py"
+
+
+def _python_files(folder):
+    """In the order of their names, v10 behind v9."""
+    return sorted((file for file in folder.glob("[!_]*.py")), key=lambda file: natural_order(file.stem))
+
+
+def _between(text, markers, block, path):
+    """The text of a page with `block` between its markers."""
+    begin, end = markers
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise PublishError(f"{path} must contain {begin} and, below it, {end}, once each")
+    return text[: text.index(begin) + len(begin)] + f"\n{block}\n" + text[text.index(end) :]
+
+
+def best(runs, models):
+    """The text between README's first markers: of each GPU and model the fastest kernel beside PyTorch."""
+    return "\n\n".join(f"{_best_rows(run, models)}\n\n{_best_caption(run)}" for run in runs) or NOTHING_MEASURED
+
+
+def _best_rows(run, models):
+    rows = [BEST_HEAD, ("---", *("--:" for _ in BEST_HEAD[1:]))]
+    for model in models:
+        results = run.of(model).values()
+        as_precise = [each for each in results if each["time_ms"] and not each.get("variant_precision")]
+        if as_precise:
+            result = min(as_precise, key=lambda each: each["time_ms"]["median"])
+            rows.append(_best_row(result, baseline_medians(results)))
+    return _joined(rows)
+
+
+def _best_row(result, baselines):
+    fastest, ratio = headline(result)
+    share = share_of_floor(result)
+    return (
+        cell(result["model"]),
+        significant(baselines.get("eager")),
+        f"{significant(baselines[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
+        f"**{significant(result['time_ms']['median'])}** ({_link(README, result['model'], result['variant'])})",
+        f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
+        with_unit(100 * share, "%") if share else "",
+    )
+
+
+def _best_caption(run):
+    timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith("_fp32")}
+    names = [cell(baseline_name(name)) for name in ordered_baselines(timed)]
+    baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
+    return (
+        f"{cell(machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
+        f"{baselines}: the median over paired rounds, which need not equal the quotient of the times shown. *Of the floor*: "
+        "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. [All results](#results)"
+    )
+
+
+def table(root, runs, path, models):
+    """The text between a page's second markers. README's has two baselines and no training; a ladder's also names the stale."""
+    return "\n\n".join(_tables_of_run(root, run, path, models) for run in runs) or NOTHING_MEASURED
+
+
+def _tables_of_run(root, run, path, models):
+    parts = [_model_table(root, run, path, model) for model in models]
+    remark = run.environment.get("joined")  # on which results of the record are from other runs
+    is_stale_named = path != README and any(model in models for model, _ in run.stale)
+    parts.append(
+        f"Measured on {cell(machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded in "
+        f"`results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
+        "convolutions by default, a kernel may still compute in full float32."
+        + (" Stale: the file has changed since it was measured." if is_stale_named else "")
+    )
+    return "\n\n".join(parts)
+
+
+def _model_table(root, run, path, model):
+    results = run.of(model)
+    inputs = next(filter(None, ((result.get("shape") or {}).get("inputs") for result in results.values())), [])
+    sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
+    permitted = {PERMITTED[result["precision"]] for result in results.values() if result["precision"] in PERMITTED}
+    title = ", ".join([f"**{model}**", *([f"input {cell(sizes)}"] if sizes else []), *sorted(permitted)])
+    head = HEAD if path == README else HEAD + TRAINING_HEAD
+    rows = [head, ("---", *("--:" for _ in head[1:])), *_baseline_rows(results.values(), short=path == README)]
+    for file in _python_files(root / "kernels" / model):
+        key = model, file.stem
+        if not file.stem.startswith("cpu_") and (key not in run.stale or path != README):
+            figures = ["stale"] if key in run.stale else list(_figures(run.current.get(key)))
+            rows.append([_link(path, *key), *figures, *[""] * len(head)])
+    return f"{title}\n\n{_joined(row[: len(head)] for row in rows)}"
+
+
+def _baseline_rows(results, short):
+    """One row a baseline: the median of the medians that were taken beside each variant. `short`: eager and the fastest."""
+    forward = baseline_medians(results)
+    training = [baseline_medians([(result["training"] or {}).get(mode) or {} for result in results]) for mode in TRAINING]
+    shown = {"eager", min(forward, key=forward.get)} if short and forward else set(forward)
+    for name in ordered_baselines(forward):
+        if name in shown:
+            over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
+            times = [significant(medians[name]) if name in medians else "" for medians in training]
+            yield (cell(baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
+
+
+def _figures(result):
+    """The cells behind a variant's name, as far as there is something to say; `result` is None where there is none."""
+    if result is None:
+        yield "not measured yet"
+    elif result["verdict"] != "pass":
+        yield cell(f"{result['verdict']}: {result['reason']}")
+    elif result["time_ms"] is None:
+        yield "passed, not timed"
+    else:
+        check, speedup, share = result["check"], result["speedup"] or {}, share_of_floor(result)
+        (best, ratio), precision = headline(result), result.get("variant_precision")
+        yield significant(result["time_ms"]["median"]) + (f" in {cell(precision)}" if precision else "")
+        yield with_unit(speedup["eager"]["ratio"], "x") if "eager" in speedup else ""
+        yield f"{with_unit(ratio['ratio'], 'x')} ({cell(baseline_name(best))})" if best else ""
+        yield with_unit(100 * share, "%") if share else ""
+        yield f"{scientific(check['max_error'])} ({scientific(check['eager_error'])})"
+        yield from (_training_cell((result["training"] or {}).get(mode)) for mode in TRAINING)
+
+
+def _training_cell(timings):
+    if not timings or not timings.get("time_ms"):
+        return ""
+    _, ratio = headline(timings)
+    over = f" ({with_unit(ratio['ratio'], 'x')})" if ratio else ""
+    graphed = _training_cell(timings.get("graphed"))
+    return significant(timings["time_ms"]["median"]) + over + (f"; {GRAPH} {graphed}" if graphed else "")
+
+
+def _link(path, model, variant):
+    return f"[`{variant}`]({'../' * (len(path.parts) - 1)}kernels/{model}/{variant}.py)"
+
+
+def _day(run):
+    return date_of(run.environment).date().isoformat()
+
+
+def _joined(rows):
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def cell(text):
+    """One line of text that cannot end a table's cell, the comment marker or the table."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

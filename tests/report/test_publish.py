@@ -1,0 +1,256 @@
+"""What is published of results/: figures as measured, nothing that is stale, harmless whatever the record says."""
+
+import copy
+import hashlib
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from playground.catalog import code_sha256, sha256
+from playground.report import publish, times_plot
+from playground.report.document import write
+from playground.report.figures import ROOT
+
+README = (
+    "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\n<!-- results:begin -->\nold\n<!-- results:end -->\n\nThe rest.\n"
+)
+LADDER = Path("docs/ladder_pool.md")
+MODEL = "batch_size = 128\nheight, width = 384, 384\n"
+VARIANTS = ("v1_fused_tail", "v2_single_kernel", "v10_later", "cpu_box_sums")
+WITHOUT_TIMES = {"time_ms": None, "speedup": None, "training": None, "baselines_ms": {}}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A small repository: one model, three CUDA variants, a CPU variant, no results."""
+    for folder in ("models", "kernels/pool", "results", "docs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "models" / "pool.py").write_text(MODEL)
+    (tmp_path / "models" / "__init__.py").touch()
+    for variant in VARIANTS:
+        source_of(tmp_path, variant).write_text(f"# {variant}\n")
+    (tmp_path / "README.md").write_text(README)
+    (tmp_path / LADDER).write_text(README.replace("best", "other"))
+    return tmp_path
+
+
+@pytest.fixture
+def record(root, make_passed, make_environment):
+    """Writes a run of the named variants of `pool` into results/; changes are made to each of its results."""
+
+    def record(
+        name="h200.json", variants=("v1_fused_tail", "v2_single_kernel"), environment=(), medians=(7.0, 0.142), **changes
+    ):
+        results = []
+        for variant, median in zip(variants, medians, strict=True):
+            result = make_passed("pool", variant, median, settings={"batch_size": 128})
+            source = source_of(root, variant)
+            result["source_sha256"] = hashlib.sha256(source.read_bytes()).hexdigest() if source.exists() else "0" * 64
+            result.update(copy.deepcopy(changes))
+            results.append(result)
+        document = {"schema": 1, "environment": {**make_environment(), **dict(environment)}, "results": results}
+        write(document, root / "results" / name)
+
+    return record
+
+
+def source_of(root, variant):
+    return root / "kernels" / "pool" / f"{variant}.py"
+
+
+def cells_of(text):
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def best_rows(root):
+    """The cells of the rows of README's first table."""
+    return cells_of(publish.best(publish.newest_runs(root), ["pool"]))[2:]
+
+
+def table(root, path=LADDER):
+    return publish.table(root, publish.newest_runs(root), path, ["pool"])
+
+
+def rows(root, path=LADDER):
+    """{first cell: other cells} of a page's second table."""
+    cells = cells_of(table(root, path))
+    assert len({len(row) for row in cells}) <= 1
+    return {re.sub(r"\[`(.*)`\]\(.*\)", r"\1", first): others for first, *others in cells}
+
+
+def texts(file):
+    return [node.text for node in ElementTree.parse(file).iter() if node.tag.endswith("}text")]
+
+
+def test_the_best_of_a_model_comes_first(root, record):
+    record()
+    (row,) = best_rows(root)
+    assert row == [
+        *("pool", "284", "176 (torch.compile)", "**0.142** ([`v2_single_kernel`](kernels/pool/v2_single_kernel.py))"),
+        *("**49.4x**", "97.9%"),
+    ]
+    record(variant_precision="fp16")
+    assert best_rows(root) == [], "what computes in a lower precision is not the best"
+
+
+def test_a_ladder_shows_all_that_was_measured(root, record):
+    record()
+    text = table(root)
+    assert "**pool**, input 128x8x384x384, TF32 permitted\n\n| " in text
+    assert "[`v2_single_kernel`](../kernels/pool/v2_single_kernel.py)" in text
+    versions = "torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05"
+    assert f"\n\nMeasured on NVIDIA H200, {versions}, 2026-11-20; recorded in `results/h200.json`. " in text
+    found = rows(root)
+    assert list(found)[2:] == [
+        *("eager", "channels_last", "torch.compile", "eager fp32", "compile fp32"),
+        *("v1_fused_tail", "v2_single_kernel", "v10_later"),
+    ]
+    assert found["v2_single_kernel"] == [
+        *("0.142", "79.6x", "49.4x (torch.compile)", "97.9%", "1.10e-5 (1.20e-5)", "4.57 (5.43x)", "5.10 (4.94x)"),
+    ]
+    assert found["v10_later"] == ["not measured yet", "", "", "", "", "", ""]
+    # The median over both variants' runs: (7.0 + 0.142) / 2 * 79.6.
+    assert found["eager"] == ["284", "1.00x", "", "", "", "40.0", "40.6"]
+    assert found["torch.compile"][:2] == ["176", "1.61x"]
+
+
+def test_readmes_table_has_two_baselines_and_no_training(root, record):
+    record()
+    found = rows(root, publish.README)
+    assert list(found)[2:] == ["eager", "torch.compile", "v1_fused_tail", "v2_single_kernel", "v10_later"]
+    assert found["v2_single_kernel"] == ["0.142", "79.6x", "49.4x (torch.compile)", "97.9%", "1.10e-5 (1.20e-5)"]
+    assert "(kernels/pool/v2_single_kernel.py)" in table(root, publish.README)
+
+
+def test_what_is_stale_shows_no_figure(root, record):
+    """Neither its own nor a baseline's that was taken beside it."""
+    record()
+    before = rows(root)
+    assert "stale" not in table(root).lower()
+    source_of(root, "v2_single_kernel").write_text("# edited\n")
+    found = rows(root)
+    assert found["v2_single_kernel"] == ["stale", "", "", "", "", "", ""] and found["v1_fused_tail"] == before["v1_fused_tail"]
+    assert found["eager"][0] == "557" and "Stale: the file has changed since it was measured." in table(root)
+    assert "v2_single_kernel" not in table(root, publish.README) and "v1_fused_tail" in best_rows(root)[0][3]
+    assert publish.main([], root) == 0
+    shown = texts(root / times_plot.FILES["light"])
+    assert "v1_fused_tail" in shown and "v2_single_kernel" not in shown
+
+
+def test_a_new_docstring_makes_nothing_stale(root, record):
+    source = source_of(root, "v1_fused_tail")
+    record(variants=("v1_fused_tail",), medians=(7.0,), code_sha256=code_sha256(source))
+    text = source.read_text()
+    source.write_text(f'"""Measured: 7.00 ms."""\n{text}')
+    assert rows(root)["v1_fused_tail"][0] == "7.00"
+    source.write_text(f"{text}X = 2\n")
+    assert rows(root)["v1_fused_tail"][0] == "stale"
+
+
+def test_a_model_that_changed_makes_all_stale(root, record):
+    record(model_sha256=sha256(root / "models" / "pool.py"))
+    assert rows(root)["v1_fused_tail"][0] == "7.00"
+    (root / "models" / "pool.py").write_text(f"{MODEL}# edited\n")
+    found = rows(root)
+    assert (found["v1_fused_tail"][0], found["v2_single_kernel"][0]) == ("stale", "stale")
+    assert "eager" not in found and best_rows(root) == []
+    assert publish.main([], root) == 0 and publish.main(["--check"], root) == 0
+
+
+def test_the_newest_full_size_run_of_each_gpu(root, record):
+    record("a.json", environment={"date": "2026-11-19T23:30:00+00:00"}, medians=(3.0, 4.0))
+    record("z.json", environment={"date": "2026-11-20T00:00:00+00:00"}, medians=(1.0, 2.0))
+    record("l40s.json", environment={"gpu": "NVIDIA L40S", "date": "2026-11-01"}, medians=(5.0, 6.0))
+    record("cpu.json", environment={"gpu": None, "date": "2026-12-01"}, medians=(7.0, 8.0))
+    record("small.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), shape={"settings": {"batch_size": 4}})
+    record("emulated.json", environment={"date": "2026-12-01"}, medians=(9.0, 9.5), ran_on="emulator")
+    text = table(root)
+    assert re.findall(r"recorded in `results/(.*)`", text) == ["z.json", "l40s.json"]
+    assert re.findall(r"v1_fused_tail.py\) \| (\S+)", text) == ["1.00", "5.00"]
+
+
+def test_what_is_no_pass_and_text_that_is_hostile(root, record):
+    record(verdict="fail", reason="a | b <!-- results:end -->\nsecond line", **WITHOUT_TIMES)
+    assert rows(root)["v1_fused_tail"][0] == "fail: a \\| b &lt;!-- results:end --> second line"
+    record(environment={"gpu": "NVIDIA <b>$H200$"})
+    assert publish.main([], root) == 0 and publish.main(["--check"], root) == 0
+    assert "&lt;b>$H200$" in (root / "README.md").read_text()
+    assert texts(root / times_plot.FILES["light"])[0].startswith("Forward pass on NVIDIA <b>$H200$, torch")
+
+
+def test_results_without_training_floor_or_compile(root, record):
+    eager = {"ratio": 2.0, "low": 1.9, "high": 2.1}
+    without = {"floor_ms": None, "floor_bound": None, "baselines_ms": None, "precision": None, "outcome": None}
+    record(training=None, speedup={"eager": eager}, **without)
+    assert rows(root)["v2_single_kernel"] == ["0.142", "2.00x", "2.00x (eager)", "", "1.10e-5 (1.20e-5)", "", ""]
+    record(speedup=None, outcome=None)
+    assert rows(root)["v2_single_kernel"][1:3] == ["", ""]
+
+
+def test_training_in_a_graph_stands_beside_training_without(root, record, make_passed):
+    training = make_passed("pool", "v2_single_kernel")["training"]
+    training["weights"]["graphed"] = copy.deepcopy(training["weights"])
+    training["weights"]["graphed"]["time_ms"] = {"median": 0.18, "p20": 0.17, "p80": 0.19}
+    training["weights_and_input"]["graphed"] = {"unavailable": "RuntimeError: cannot be captured"}
+    record(training=training)
+    assert rows(root)["v2_single_kernel"][-2:] == ["4.57 (5.43x); CUDA graph 0.180 (5.43x)", "5.10 (4.94x)"]
+
+
+def test_a_variant_that_is_gone_is_not_shown(root, record):
+    record(variants=("v0_gone", "v2_single_kernel"))
+    assert "v0_gone" not in rows(root)
+
+
+def test_the_plot_shows_what_was_measured(root, record):
+    record()
+    assert publish.main([], root) == 0
+    for theme in times_plot.FILES.values():
+        shown = texts(root / theme)
+        assert any(text.startswith("0.142 ms, 49.4x over torch.compile, 97.9% of the floor") for text in shown)
+        assert {"v1_fused_tail", "v2_single_kernel", "eager", "torch.compile"} <= set(shown)
+        assert "pool, 128×8×384×384; floor 0.139 ms" in shown
+
+
+def test_the_command_rewrites_and_checks(root, record, capsys):
+    assert publish.main(["--check"], root) == 1
+    names = "README.md, docs/ladder_pool.md, docs/times-light.svg, docs/times-dark.svg"
+    assert capsys.readouterr().err == f"out of date: {names}; run: python -m playground.report.publish\n"
+    assert (root / "README.md").read_text() == README and not (root / "docs" / "times-light.svg").exists()
+    assert publish.main([], root) == publish.main(["--check"], root) == 0
+    assert (root / "README.md").read_text() == README.replace("old", publish.NOTHING_MEASURED)
+    assert texts(root / times_plot.FILES["dark"]) == [publish.NOTHING_MEASURED]
+    record()
+    assert publish.main(["--check"], root) == 1
+    assert publish.main([], root) == publish.main(["--check"], root) == 0
+    text = (root / "README.md").read_text()
+    assert text.startswith("# Title\n\n<!-- best:begin -->\n| model, forward pass") and "\n| pool | " in text
+    assert "\n\n<!-- results:begin -->\n**pool**" in text
+    assert text.endswith("may still compute in full float32.\n<!-- results:end -->\n\nThe rest.\n")
+    plot = root / times_plot.FILES["dark"]
+    plot.write_text(plot.read_text().replace("0.142", "0.141"))
+    assert publish.main(["--check"], root) == 1
+
+
+@pytest.mark.parametrize(
+    "readme", ["no markers", README.replace("begin", "end"), README + README, "<!-- results:end --> <!-- results:begin -->"]
+)
+def test_markers_that_are_missing_or_doubled(readme, root, capsys):
+    (root / "README.md").write_text(readme)
+    assert publish.main([], root) == 2
+    assert "README.md must contain" in capsys.readouterr().err
+    assert (root / "README.md").read_text() == readme
+
+
+def test_a_broken_record_is_named(root, capsys):
+    (root / "results" / "broken.json").write_text("{")
+    assert publish.main([], root) == 2
+    error = capsys.readouterr().err
+    assert "broken.json: not JSON" in error and error.count("\n") == 1
+    assert (root / "README.md").read_text() == README
+
+
+def test_the_projects_pages_are_current(capsys):
+    assert publish.main(["--check"], ROOT) == 0, capsys.readouterr().err
