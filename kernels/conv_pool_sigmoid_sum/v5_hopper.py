@@ -19,8 +19,8 @@ Mathematics
     box[m] is, too. Strict (PyTorch's settings forbid TF32) is 3xTF32: all are, and l * h + h * l + h * h leaves out 2^-24.
     Training multiplies scaled fp16, with TF32's 11 bits but not its range; strict: two values each, 22 bits, fp16x3. A power of
     two brings the largest weight below 2^14; delta has 2^17; sums begin with 2^96 and shrink where one overflows. A sum has
-    fewer bits below 2^-26 of the largest before it in its segment (strict: below 2^-15), a delta below 5e-10 (strict: 2e-6).
-    NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
+    fewer bits below 2^-26 of the largest before it in its segment (strict: 2^-15), a delta below 5e-10 (strict: 2e-6), and none
+    below 2e-13. NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
 
 Launches
     kernel               grid                   block  shared  work
@@ -204,16 +204,8 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t* words) {
                  "r"(words[2]), "r"(words[3])
                  : "memory");
 }
-DEVICE float ex2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-DEVICE float rcp_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+DEVICE float ex2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float rcp_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float cvt_rna_tf32(float x) {
     uint32_t bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
@@ -227,7 +219,7 @@ DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n
 
 #define EIGHT(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define REGISTERS_32                                                     \
+#define REGISTERS_32                                                         \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 
@@ -351,10 +343,8 @@ struct Pipeline {
     DEVICE Pipeline(uint32_t data, uint32_t barriers, int stream)
         : data(data), full(barriers), empty(barriers + 8 * STAGES), stage(stream) {}
     DEVICE static void init(uint32_t barriers) {
-        for (int i = 0; i < STAGES; ++i) {
-            mbarrier_init(barriers + 8 * i, 1);
-            mbarrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
-        }
+        for (int i = 0; i < STAGES; ++i)
+            mbarrier_init(barriers + 8 * i, 1), mbarrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
     }
     DEVICE uint32_t address() const { return data + stage * STAGE_BYTES; }
     DEVICE uint32_t full_barrier() const { return full + 8 * stage; }
@@ -458,9 +448,7 @@ struct BoxSums {
 
     // Waits until TMA has filled the row's stage; returns the row's address.
     DEVICE uint32_t enter(int row) {
-        if (row % STAGE_ROWS == 0) {
-            mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
-        }
+        if (row % STAGE_ROWS == 0) mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
         return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
     }
     DEVICE void touch(int row, int upper, const RowSums& sum) {
@@ -611,10 +599,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     float* const warp_sums = biases + OUTPUTS;
     const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + 16);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) {
-        Pipeline<STAGES>::init(barriers);
-        fence_mbarrier_init();
-    }
+    if (threadIdx.x == 0) Pipeline<STAGES>::init(barriers), fence_mbarrier_init();
     __syncthreads();
     if (warp >= CONSUMER_WARPS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
