@@ -1466,14 +1466,14 @@ static cudaError_t launch_fast_forward(const Arguments& a, float* scratch, float
                                        bool low_deltas) {
     const Shape s = make_shape(a);
     const int64_t slots = count_slots(s);
-    float* const partial_gradients = scratch + slots;
-    const Tensors tensors = {a.weight, a.bias, slots ? scratch : out, slots ? partial_gradients : gradients,
-                             deltas, low_deltas ? deltas + vectors_of_deltas(s) : nullptr};
+    float* const partial_sums = scratch + (gradients ? slots * PARAMETERS : 0);  // behind the partial gradients
+    const Tensors tensors = {a.weight, a.bias, slots ? partial_sums : out, slots ? scratch : gradients, deltas,
+                             low_deltas ? deltas + vectors_of_deltas(s) : nullptr};
     const auto training = STRICT || deltas ? conv_pool_gradients<STRICT, true> : conv_pool_gradients<STRICT, STRICT>;
     const cudaError_t error = gradients ? launch<Shared<true, STRICT>>(training, a, s, tensors)
                                         : launch<Shared<false, STRICT>>(conv_pool_sum<STRICT>, a, s, tensors);
-    if (error == cudaSuccess && slots) launch_add_segments(scratch, out, 1, s, a.stream);
-    if (error == cudaSuccess && slots && gradients) launch_add_segments(partial_gradients, gradients, PARAMETERS, s, a.stream);
+    if (error == cudaSuccess && slots) launch_add_segments(partial_sums, out, 1, s, a.stream);
+    if (error == cudaSuccess && slots && gradients) launch_add_segments(scratch, gradients, PARAMETERS, s, a.stream);
     return error;
 }
 
