@@ -78,10 +78,11 @@ struct Shape {
 
 #if FITS_FAST_PATH
 // ---- constants and layout
-constexpr int MIDDLE = TAPS / 2;           // the tap that the others' box sums are taken as differences from
-constexpr int OVERLAP = KERNEL_H - 1;      // rows that a pooled row's boxes share with the next one's
-constexpr int FRESH = POOL_H - OVERLAP;    // rows that belong to one pooled row alone
-constexpr int CHANNELS = 8;                // of a tile, as OUTPUTS; missing ones are zeros
+constexpr int MIDDLE = TAPS / 2;         // the other taps' box sums are taken as differences from this one's
+constexpr int OVERLAP = KERNEL_H - 1;    // rows that a pooled row's boxes share with the next one's
+constexpr int FRESH = POOL_H - OVERLAP;  // rows that belong to one pooled row alone
+// Channels of a tile: k of a TF32 wgmma, columns of a slab (below), two of a lane. Missing channels and outputs are zeros.
+constexpr int CHANNELS = 8;
 constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
 constexpr int STREAMS = 2, CONSUMER_WARPS = STREAMS * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
 constexpr int GROUPS = CONSUMER_WARPS / 4, THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
@@ -108,8 +109,9 @@ constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
 constexpr int TF32_BYTES = TAPS * CHANNELS * OUTPUTS * 4;  // of the weights' high parts, and of their low ones
 
-// fp16 operands are made of core matrices, 8 rows x 16 bytes. A slab is 64 rows x 8 columns: a tap's channels. The slabs of
-// the sums, rows are 64 positions: what rounding leaves of the middle tap, the taps, and constants (see ONES).
+// fp16 operands are made of core matrices, 8 rows x 16 bytes. A slab is 64 rows x 8 columns: a tap's channels. The sums of a
+// warpgroup have a row for each of its 64 positions, and these slabs: what rounding leaves of the middle tap (strict: zeros,
+// since low parts have slabs of their own), the taps, and constants (see ONES).
 constexpr int CORE = 128, SLAB = 8 * CORE;
 constexpr int INNER_SLABS = 2 * ceil_div(1 + TAPS, 2), FP16_BYTES = INNER_SLABS * SLAB;  // of the first product
 constexpr int SUM_COLUMNS = 80, SUMS_BYTES = SLAB + SUM_COLUMNS / 8 * SLAB;              // of the second product
@@ -127,11 +129,11 @@ struct Shared {
     static_assert(STAGES >= 4, "the pipeline holds what a stream reads for one pooled row");
 };
 
-constexpr float MINUS_LOG2_E = -1.4426950408889634f;      // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
-constexpr float DELTA_SCALE = 131072;                     // 2^17: as fp16, delta has 11 bits down to 5e-10
-constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;    // powers of two bring the largest below these powers of two
-constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of the powers
-constexpr float FIRST_SCALE = 0x1p96f;                    // of the sums; larger than most will need
+constexpr float MINUS_LOG2_E = -1.4426950408889634f;           // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
+constexpr float DELTA_SCALE = 131072;                          // 2^17: as fp16, delta has 11 bits down to 5e-10
+constexpr float FIRST_SCALE = 0x1p96f;                         // of the sums; larger than most will need
+constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;         // a power of two brings the largest below 2^these
+constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of that power
 
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -442,12 +444,13 @@ struct BoxSums {
     Pipeline<STAGES> pipeline;
     const Lane& lane;
     float touched;                 // a sum that needs all that was read of the stage at hand
-    bool wild, next_wild = false;  // NaN or infinity among what was read for the pooled row at hand, and for the next one
+    // NaN or infinity among what was read for the pooled row at hand, and for the next one.
+    bool not_finite, next_not_finite = false;
 
     DEVICE BoxSums(const Pipeline<STAGES>& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
 
     // Waits until TMA has filled the row's stage; returns the row's address.
-    DEVICE uint32_t enter(int row) {
+    DEVICE uint32_t consumer_wait(int row) {
         if (row % STAGE_ROWS == 0) mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
         return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
     }
@@ -457,11 +460,10 @@ struct BoxSums {
     }
     // Gives the stage back. TMA may then overwrite it, also while a load that was issued before is still under way. So the lane
     // that arrives is chosen by the values themselves: it cannot be known before they are there.
-    DEVICE void leave(int row) {
+    DEVICE void consumer_release(int row) {
         if (row % STAGE_ROWS != STAGE_ROWS - 1) return;
-        const bool is_wild = !(fabsf(touched) < INFINITY);
-        wild |= is_wild;
-        next_wild |= is_wild;
+        const bool found = !(fabsf(touched) < INFINITY);
+        not_finite |= found, next_not_finite |= found;
         const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
         __syncwarp();
         if (lane.lane == (odd ? __ffs(odd) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
@@ -470,10 +472,10 @@ struct BoxSums {
 
     // The rows that belong to this pooled row alone complete what is pending.
     DEVICE void fresh_rows() {
-        wild = next_wild;
+        not_finite = next_not_finite;
         RowSums total[2] = {};
         UNROLL for (int row = 0; row < FRESH; ++row) {
-            const uint32_t address = enter(row);
+            const uint32_t address = consumer_wait(row);
             UNROLL for (int upper = 0; upper < 2; ++upper) {
                 RowSums sum;
                 sum_row(address, lane.chunk, upper, sum);
@@ -484,7 +486,7 @@ struct BoxSums {
                         to = row ? to + sum[member][e] : sum[member][e];
                     }
             }
-            leave(row);
+            consumer_release(row);
         }
         UNROLL for (int r = 0; r < KERNEL_H; ++r)
             UNROLL for (int upper = 0; upper < 2; ++upper)
@@ -497,9 +499,9 @@ struct BoxSums {
 
     // The rows that this pooled row shares with the next one.
     DEVICE void shared_rows() {
-        next_wild = false;
+        next_not_finite = false;
         UNROLL for (int row = 0; row < OVERLAP; ++row) {
-            const uint32_t address = enter(row);
+            const uint32_t address = consumer_wait(row);
             UNROLL for (int upper = 0; upper < 2; ++upper) {
                 RowSums sum;
                 sum_row(address, lane.chunk, upper, sum);
@@ -515,7 +517,7 @@ struct BoxSums {
                                 next = r == row ? value : next + value;
                         }
             }
-            leave(row);
+            consumer_release(row);
         }
     }
 };
@@ -586,9 +588,9 @@ DEVICE void write_sum(float value, float* warp_sums, float* to) {
 }
 
 // A persistent, warp-specialized block goes through its segments, two pooled rows of 96 positions at a time, one a stream.
-// One producer thread keeps the pipeline full; six consumer warps a stream have 16 positions each. A consumer waits for its
-// rows, keeps their box sums in registers, shares wgmma with its warpgroup and adds up the sigmoids. Weights stay in shared
-// memory all the time.
+// The producer thread keeps the pipeline full; six consumer warps a stream have 16 positions each. A consumer waits for its
+// rows only. Its lanes keep in registers the box sums of 2 positions x 2 channels x all taps, as many for the next pooled row,
+// and 16 x 2 exponents: its part of the product that four warps (a warpgroup) share. The weights stay in shared memory.
 template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
     conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
@@ -637,7 +639,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                     if (tap != MIDDLE) sum -= box.sums[MIDDLE][i];
                     high[tap][i] = to_tf32_if_number(sum);
                 }
-            if (!whole || __any_sync(~0u, box.wild)) {
+            if (!whole || __any_sync(~0u, box.not_finite)) {
                 UNROLL for (int i = 0; i < 4 * TAPS; ++i) high[i / 4][i % 4] = cvt_rna_tf32(box.sums[i / 4][i % 4]);
             }
             UNROLL for (int tap = 0; tap < TAPS; ++tap)
@@ -712,13 +714,13 @@ struct Gradient {
     Operand<SLAB, CORE> weights, sums;  // sums: [position][column], slabs of 8 columns; low parts SUMS_BYTES behind
     Operand<CORE, SLAB> transposed;     // the same without the first slab
     int barrier;
-    uint32_t unread, parity = 0;  // an mbarrier at which each warp arrives when its products have read the sums
+    uint32_t sums_empty, parity = 0;    // an mbarrier at which each warp arrives when its products have read the sums
     float* warp_largest;
 
-    DEVICE Gradient(uint32_t weights, uint32_t sums, uint32_t unread, float* warp_largest, float weight_scale, const Lane& lane,
-                    int group)
+    DEVICE Gradient(uint32_t weights, uint32_t sums, uint32_t sums_empty, float* warp_largest, float weight_scale,
+                    const Lane& lane, int group)
         : weight_unit(1 / weight_scale), weights(weights), sums(sums), transposed(sums + SLAB), barrier(2 + group),
-          unread(unread), warp_largest(warp_largest) {
+          sums_empty(sums_empty), warp_largest(warp_largest) {
         mine = sums + lane.lane / 16 * SLAB + (threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2) * CORE + lane.lane % 8 * 16;
     }
 
@@ -802,14 +804,14 @@ struct Gradient {
     DEVICE void finish(const Lane& lane) const {
         wgmma_wait<0>();
         __syncwarp();
-        if (lane.lane == 0) mbarrier_arrive(unread);
+        if (lane.lane == 0) mbarrier_arrive(sums_empty);
     }
 
     // Once all have read the last step's sums. The barrier lets all multiply, and asks whether a sum overflowed.
     DEVICE void store_sums(const Sums& from) {
         uint32_t words[2 * INNER_SLABS];
         const bool overflow = pack(from, words);
-        mbarrier_wait(unread, parity);
+        mbarrier_wait(sums_empty, parity);
         parity ^= 1;
         store(words);
         if (bar_red_or(barrier, 128, overflow)) {
@@ -822,7 +824,7 @@ struct Gradient {
     // Strict: the scale is chosen before. Registers do not suffice to keep the sums until it is known whether one overflowed.
     DEVICE void store_strict_sums(const Sums& from) {
         shrink(from);
-        mbarrier_wait(unread, parity);
+        mbarrier_wait(sums_empty, parity);
         parity ^= 1;
         store_parts(from);
         bar_sync(barrier, 128);
@@ -893,7 +895,7 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
 
 // As conv_pool_sum, and each segment's gradients of weights and bias; SAVING: also all delta, for the gradient of x. A consumer
 // warp sums the boxes of 16 positions (`part` rank of its warpgroup's 64), and computes 16 outputs, from 16 * rank on, at all
-// 64. Registers keep the gradients. A warpgroup's warps wait for one another twice a step: mbarrier `unread` before they
+// 64. Registers keep the gradients. A warpgroup's warps wait for one another twice a step: mbarrier `sums_empty` before they
 // overwrite the sums, a named barrier before they multiply.
 template <bool STRICT, bool SAVING>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -903,11 +905,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char memory[];
     float* const warp_largest = reinterpret_cast<float*>(memory + Memory::REST_AT);
     float* const warp_sums = warp_largest + OUTPUTS;
-    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + 16), unread = barriers + 32 * 8;
+    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + 16), sums_empty = barriers + 32 * 8;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
         Pipeline<STAGES>::init(barriers);
-        for (int i = 0; i < GROUPS; ++i) mbarrier_init(unread + 8 * i, 4);
+        for (int i = 0; i < GROUPS; ++i) mbarrier_init(sums_empty + 8 * i, 4);
         fence_mbarrier_init();
     }
     __syncthreads();
@@ -929,7 +931,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         bias[i] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     }
     Gradient<STRICT> gradient(data + Memory::WEIGHTS_AT, data + Memory::SUMS_AT + group * Memory::GROUP_SUMS,
-                              unread + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
+                              sums_empty + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
     BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.stream), lane);
     const int64_t end = first_row(shape, blockIdx.x + 1);
     for (int64_t line = first_row(shape, blockIdx.x); line < end;) {
