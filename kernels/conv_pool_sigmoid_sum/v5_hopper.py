@@ -306,10 +306,6 @@ DEVICE float power_for(float largest, int exponent, int most) {
 // All pooled rows of all images stand in one line; an image is a column tile of a sample. A block takes an equal part of the
 // line. A segment is the part of one image in one block; its upper and lower halves are the block's two streams.
 DEVICE int64_t images(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
-// Of eight fp16 values: all deltas of a batch whose images are one tile each.
-__host__ __device__ __forceinline__ int64_t vectors_of_deltas(const Shape& s) {
-    return static_cast<int64_t>(s.batch) * s.rows * (TILE_POSITIONS * OUTPUTS / 8);
-}
 DEVICE int64_t first_row(const Shape& s, int block) { return images(s) * s.rows * block / s.blocks; }
 
 struct Segment {
@@ -669,6 +665,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 // product's result is its part of the second one's operand a: delta passes through no memory. All are scaled fp16 values; where
 // STRICT, all are two, high and low part, and the products are l * h + h * l + h * h.
 
+// Vectors of eight fp16 values: the deltas of a batch whose images are one tile each.
+__host__ __device__ __forceinline__ int64_t vectors_of_deltas(const Shape& s) {
+    return static_cast<int64_t>(s.batch) * s.rows * (TILE_POSITIONS * OUTPUTS / 8);
+}
+
 // Columns of a tap: channel 0, 4, 1, 5, ..., since a lane has channels q and q + 4.
 DEVICE int column_of(int channel) { return channel % 4 * 2 + channel / 4; }
 // Where an element of a matrix with 64 rows is, from its first byte.
@@ -993,7 +994,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             total += sums[0] + sums[1];
             gradient.multiply_deltas(deltas, low);
             if (STRICT) wgmma_wait<0>();  // registers do not suffice to keep the deltas any longer
-            if (SAVING && (!STRICT || t.deltas)) {
+            if (SAVING && (!STRICT || t.deltas)) {  // strict training has one kernel
                 // Pairs of outputs, 8 apart: at both members of a pair of positions, then at those of the next pair.
                 const auto save = [&](uint4* to, const uint32_t(&from)[16]) {
                     UNROLL for (int part = 0; part < 4; ++part) {
