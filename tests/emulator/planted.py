@@ -10,13 +10,13 @@ from playground import catalog
 from playground.driver.runner import Options, Runner, Task
 from playground.report.progress import Progress
 
-BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|named_barrier\([^;]*\));")
+BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|(?:named_barrier|bar_sync)\([^;]*\));")
 # The guard that keeps a last, incomplete block inside its array, where a variant has one.
 GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
 # Where the threads of a block share the steps of a loop.
 LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = threadIdx\.x; \1 < ([^;]+);")
 # For asynchronous copies and matrix products.
-WAIT = re.compile(r"(?<=[\s{])((?:\w+\.)?(?:wait|wait_\w+|\w+_wait|mma_wait<\d>|store_wait_read<\d>)\([^;{}]*\));")
+WAIT = re.compile(r"(?<=[\s{])((?:\w+\.)?(?:wait|wait_\w+|\w+_wait|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));")
 # A kernel for shapes other than the emulator's: it starts and ends with these.
 NOT_RUN = {("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("    conv_max_mean(", "\n}\n")}
 MOST = 2  # barriers and waits of a variant: each copy has to be compiled

@@ -87,13 +87,20 @@ with emulator.install(mode="fast", source_file=str(path), time_limit=120):
         for pool in [4], [4, 4, 4], [4, 5]:
             refused("built for", lambda: operators.forward(x, weight, bias, pool))
     if sys.argv[1] == "v5_hopper":
-        out, grads, deltas = operators.forward_with_parameter_grads(x, weight, bias, [4, 4], True)
-        given = grad_out, grads, x, weight, bias
-        assert deltas.shape == (2, 4, 96 * 64)
-        for wrong in deltas[:1], deltas[:, :3], deltas[..., :64], deltas.float():
-            refused("expected deltas of this x's forward pass", lambda: operators.all_grads(*given, wrong, [4, 4]))
-        kept, again = (operators.all_grads(*given, some, [4, 4])[0] for some in (deltas, deltas[:, :0]))
-        torch.testing.assert_close(kept, again, rtol=0, atol=2e-3 * kept.abs().max().item())
+        for parts in -1, 3:
+            refused("cannot be kept", lambda: operators.forward_with_parameter_grads(x, weight, bias, [4, 4], parts))
+        for parts in 1, 2:
+            out, grads, deltas = operators.forward_with_parameter_grads(x, weight, bias, [4, 4], parts)
+            given = grad_out, grads, x, weight, bias
+            assert deltas.shape == (2 * parts, 4, 96 * 64)
+            for wrong in deltas[:1], deltas[:, :3], deltas[..., :64], deltas[:0, :3], deltas[None], deltas.float():
+                refused("expected deltas of this x's forward pass", lambda: operators.all_grads(*given, wrong, [4, 4]))
+            kept, again = (operators.all_grads(*given, some, [4, 4])[0] for some in (deltas, deltas[:0]))
+            torch.testing.assert_close(kept, again, rtol=0, atol=(2e-3 if parts == 1 else 2e-6) * kept.abs().max().item())
+        # Deltas that were kept where TF32 was permitted do not serve where it is forbidden: the gradient is computed again.
+        deltas = operators.forward_with_parameter_grads(x, weight, bias, [4, 4], 1)[2]
+        torch.backends.cudnn.allow_tf32 = False
+        assert torch.equal(operators.all_grads(*given, deltas, [4, 4])[0], again)
     if sys.argv[1] == "v4_tensor_core":
         out, grads, deltas = operators.forward_with_parameter_grads(x, weight, bias, [4, 4], True)
         given = grad_out, x, weight, bias
