@@ -270,9 +270,7 @@ struct Shape {
 };
 
 // ---- an output in plain fp32
-namespace general {
-
-__device__ __forceinline__ float output(const Shape& shape, const float* __restrict__ x, const float* __restrict__ weight,
+__device__ __forceinline__ float plain_output(const Shape& shape, const float* __restrict__ x, const float* __restrict__ weight,
                                         const float* __restrict__ bias, int64_t sample, int o, int i, int j) {
     const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
     float sum = 0;
@@ -289,8 +287,6 @@ __device__ __forceinline__ float output(const Shape& shape, const float* __restr
     }
     return bias ? sum + bias[o] : sum;
 }
-
-}  // namespace general
 
 // ---- forward: positions x taps times taps x outputs, both as halves in shared memory
 // A unit is 16 bytes of halves: 4 columns of 2 rows of x, columns 0 and 1 of both rows first. Output positions side by side
@@ -804,7 +800,7 @@ __device__ __forceinline__ void write_span_plainly(const Shape& shape, const Pla
             const int64_t place = span.line + span.begin + position;
             const int i = static_cast<int>(place / shape.out_w),
                       j = static_cast<int>(place - static_cast<int64_t>(i) * shape.out_w);
-            range.out[position] = general::output(shape, tensors.x, tensors.weight, tensors.bias, span.sample, o, i, j);
+            range.out[position] = plain_output(shape, tensors.x, tensors.weight, tensors.bias, span.sample, o, i, j);
         }
     }
 }
@@ -1399,22 +1395,20 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // ---- plain kernels in fp32, for shapes whose weights or rows do not fit into shared memory
-namespace general {
-
 // A thread an output, as in v1.
 __global__ void __launch_bounds__(THREADS)
-    convolve(const Shape shape, const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+    plain_convolve(const Shape shape, const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
              float* __restrict__ out) {
     const int64_t place = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     if (place >= shape.batch * OUT_CHANNELS * shape.out_plane()) return;
     const int j = place % shape.out_w, i = place / shape.out_w % shape.out_h;
     const int o = place / shape.out_plane() % OUT_CHANNELS;
-    out[place] = output(shape, x, weight, bias, place / shape.out_plane() / OUT_CHANNELS, o, i, j);
+    out[place] = plain_output(shape, x, weight, bias, place / shape.out_plane() / OUT_CHANNELS, o, i, j);
 }
 
 // A warp a weight, then one a bias. Either gradient may be null.
 __global__ void __launch_bounds__(THREADS)
-    parameter_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
+    plain_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
                         float* __restrict__ grad_weight, float* __restrict__ grad_bias) {
     const int64_t place = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
     const bool of_bias = place >= WEIGHTS;
@@ -1441,8 +1435,6 @@ __global__ void __launch_bounds__(THREADS)
     for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (threadIdx.x % WARP == 0) (of_bias ? grad_bias[o] : grad_weight[place]) = sum;
 }
-
-}  // namespace general
 
 // ---- launchers
 struct Device {
@@ -1541,8 +1533,8 @@ cudaError_t launch_convolve(const float* x, const float* weight, const float* bi
                             int64_t batch, int height, int width, cudaStream_t stream) {
     const Shape shape = make_shape(x, batch, height, width);
     if (!packed) {
-        general::convolve<<<blocks_of(batch * OUT_CHANNELS * shape.out_h * shape.out_w), THREADS, 0, stream>>>(shape, x, weight,
-                                                                                                               bias, out);
+        plain_convolve<<<blocks_of(batch * OUT_CHANNELS * shape.out_h * shape.out_w), THREADS, 0, stream>>>(shape, x, weight,
+                                                                                                            bias, out);
         return cudaSuccess;
     }
     const Plan plan = make_plan(shape, strict);
@@ -1588,7 +1580,7 @@ cudaError_t launch_parameter_gradients(const float* x, const float* grad, float*
                                        bool strict, int64_t batch, int height, int width, cudaStream_t stream) {
     const Shape shape = make_shape(x, batch, height, width);
     if (!GRADIENT_FITS) {
-        general::parameter_gradients<<<(WEIGHTS + OUT_CHANNELS + WARPS - 1) / WARPS, THREADS, 0, stream>>>(
+        plain_gradients<<<(WEIGHTS + OUT_CHANNELS + WARPS - 1) / WARPS, THREADS, 0, stream>>>(
             shape, x, grad, grad_weight, grad_bias);
         return cudaSuccess;
     }
