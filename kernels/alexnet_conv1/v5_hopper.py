@@ -4,11 +4,11 @@ Warp-specialized, persistent kernels: producer warpgroups load, scale and conver
 warpgroups multiply. PyTorch's precision setting is obeyed: TF32's precision where it permits that, else fp32's.
 
 Why it is faster
-    In v4 operands reach mma.sync through registers, by ldmatrix: instructions bind it. wgmma reads both operands from shared
-    memory, and one instruction multiplies 64 positions x 96 outputs. Four columns of two rows of x are 16 bytes of fp16, and
-    neighbouring outputs, at stride 4, read neighbouring pieces: so rows of x are wgmma's operand as they are, and a tap is an
-    address in a descriptor. Two consumer warpgroups have a tile each, so that one writes while the other multiplies; each has a
-    producer warpgroup of its own. The price: 81 KB of weights in shared memory, and compute capability 9.0.
+    v4's operands reach mma.sync through registers, by ldmatrix, at 622 of wgmma's 767 TFLOP/s. wgmma reads both operands from
+    shared memory, and one instruction multiplies 64 positions x 96 outputs. Four columns of two rows of x are 16 bytes of fp16,
+    and neighbouring outputs, at stride 4, read neighbouring pieces: so rows of x are wgmma's operand as they are, and a tap is
+    an address in a descriptor. Two consumer warpgroups have a tile each, so that one writes while the other multiplies; each
+    has a producer warpgroup of its own. What binds is the instructions around products, loads and copies.
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
@@ -23,13 +23,12 @@ Mathematics
     zero weights would spread it. An infinite weight gives NaN in strict sums.
 
 Launches
-    kernel           grid                        block  shared, KB  work
+    kernel           grid                        block  shared, KB  work, at the original's size (in brackets: strict)
     pack_weights     output channels             128    0           a block a channel: its scale, and fp16 weights
     convolve         SMs                         512    219 (218)   a warpgroup: tiles of 192 positions x 96 (48) outputs
     weight_gradient  SMs                         512    206 (207)   a warpgroup: 192 taps x 96 (48) outputs
     add_splits       sums of a block / 128       256    4           a block: 128 sums over all splits of the batch
     plain_*          outputs / 256, weights / 8  256    0           what the others do not take
-    In brackets: strict. Sizes are the original's.
 
 Floor
     Forward: 154 MB in, 297 MB out, 0.106 ms on an H200. 54 GFLOP take 0.070 ms at the 767 TFLOP/s of large fp16 products. With
@@ -42,8 +41,7 @@ Takes
     3 channels, kernels up to 20 x 20. The gradient's serves any stride, and kernels of at most 384 taps whose rows fit twice
     (GRADIENT_FITS). Others go through plain fp32 kernels, right, but slow: v3_tiled serves them better. Dilation, groups and
     other padding modes raise, as does anything else. Trains, and computes only the gradients that are asked for; the input's is
-    PyTorch's own. Second and forward-mode derivatives raise. Deterministic; gradients on another number of SMs add in another
-    order.
+    PyTorch's own. Second and forward-mode derivatives raise. Deterministic; the number of SMs sets the order of additions.
 """
 
 import functools
@@ -97,9 +95,7 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 template <class T>
-__host__ __device__ __forceinline__ T larger(T a, T b) {
-    return a > b ? a : b;
-}
+__host__ __device__ __forceinline__ T larger(T a, T b) { return a > b ? a : b; }
 
 // ---- constants and layout
 // A unit is 16 bytes of fp16: 4 columns of 2 rows of x, in the order shown. Neighbouring output positions, at stride 4, read
@@ -171,9 +167,7 @@ DEVICE float ld_shared(uint32_t address) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
 }
-DEVICE void st_shared(uint32_t address, float v) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-}
+DEVICE void st_shared(uint32_t address, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory"); }
 DEVICE void st_shared_v2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
                  ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
@@ -316,7 +310,7 @@ struct Tile {
 // What a consumer has to know of a stage.
 struct StageInfo {
     int exponent;           // x was scaled by 2^exponent
-    int is_first, is_last;  // channel of the tile, or of another attempt at it
+    int is_first, is_last;  // channel of an attempt at the tile: the first one drops the sums of the attempt before
     int plain;              // the tile reads a NaN or an infinity: its outputs are computed without the tensor core
 };
 
@@ -343,9 +337,7 @@ struct PipelineState {
     int stage = 0;
     uint32_t parity = 0;
 
-    DEVICE void advance(int stages) {
-        if (++stage == stages) stage = 0, parity ^= 1;
-    }
+    DEVICE void advance(int stages) { if (++stage == stages) stage = 0, parity ^= 1; }
 };
 
 // The pipeline of one consumer and its producer. A producer waits until a stage is empty, fills it and arrives at its full
@@ -364,10 +356,10 @@ struct Pipeline {
     DEVICE uint32_t address(const PipelineState& at) const { return data + at.stage * stage_bytes; }
     DEVICE uint32_t full(int stage) const { return barriers + stage * 8; }
     DEVICE uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
-    DEVICE void producer_wait(const PipelineState& at) const { mbarrier_wait(empty(at.stage), at.parity ^ 1); }
-    DEVICE void producer_arrive(const PipelineState& at) const { mbarrier_arrive(full(at.stage)); }
     DEVICE void consumer_wait(const PipelineState& at) const { mbarrier_wait(full(at.stage), at.parity); }
     DEVICE void consumer_arrive(const PipelineState& at) const { mbarrier_arrive(empty(at.stage)); }
+    DEVICE void producer_wait(const PipelineState& at) const { mbarrier_wait(empty(at.stage), at.parity ^ 1); }
+    DEVICE void producer_arrive(const PipelineState& at) const { mbarrier_arrive(full(at.stage)); }
 };
 
 // ---- weights as right operands: [group of outputs][high, low][channel][unit][output], 16 bytes each; then what undoes their
@@ -1529,27 +1521,25 @@ static std::string text(at::IntArrayRef values) {
 }
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
+#define CHECK(condition, ...) TORCH_CHECK(condition, message("alexnet_conv1: ", __VA_ARGS__))
 
 // PyTorch's setting for convolutions, as its own read it at each call.
 static bool is_strict() { return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV); }
 
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
-    TORCH_CHECK(tensor.defined(), message("alexnet_conv1: expected ", name, " to be a tensor, got None"));
+    CHECK(tensor.defined(), "expected ", name, " to be a tensor, got None");
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
     for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits, message("alexnet_conv1: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                              " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ",
-                              tensor.device()));
+    CHECK(fits, "expected ", name, " as a float32 CUDA tensor of shape ", shape, " (-1: any), got ", tensor.scalar_type(),
+          " of shape ", tensor.sizes(), " on ", tensor.device());
 }
 
 static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device() == expected.device(), message("alexnet_conv1: expected all on ", expected.device(), ", got ",
-                                                              name, " on ", tensor.device()));
+    CHECK(tensor.device() == expected.device(), "expected all on ", expected.device(), ", got ", name, " on ", tensor.device());
 }
 
 static void check_blocks(int64_t plain_threads) {
-    TORCH_CHECK(plain_threads / PLAIN_THREADS < (1ll << 31) - 1,
-                message("alexnet_conv1: ", plain_threads, " threads are more than a grid has"));
+    CHECK(plain_threads / PLAIN_THREADS < (1ll << 31) - 1, plain_threads, " threads are more than a grid has");
 }
 
 // The input and weight of a pass, checked, as the kernels take them. The guard holds while this lives.
@@ -1577,15 +1567,13 @@ struct Call {
         check("x", x, {-1, IN_CHANNELS, -1, -1});
         check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
         check_device(x, "weight", weight);
-        TORCH_CHECK(stride == at::IntArrayRef({STRIDE_H, STRIDE_W}) && padding == at::IntArrayRef({PAD_H, PAD_W}),
-                    message("alexnet_conv1: built for stride ", at::IntArrayRef({STRIDE_H, STRIDE_W}), " and padding ",
-                            at::IntArrayRef({PAD_H, PAD_W}), ", called with ", stride, " and ", padding));
+        CHECK(stride == at::IntArrayRef({STRIDE_H, STRIDE_W}) && padding == at::IntArrayRef({PAD_H, PAD_W}),
+              "built for stride ", at::IntArrayRef({STRIDE_H, STRIDE_W}), " and padding ", at::IntArrayRef({PAD_H, PAD_W}),
+              ", called with ", stride, " and ", padding);
         const int64_t height = x.size(2), width = x.size(3);
-        TORCH_CHECK(height + 2 * PAD_H >= KERNEL_H && width + 2 * PAD_W >= KERNEL_W,
-                    message("alexnet_conv1: a kernel of ", KERNEL_H, " x ", KERNEL_W, " does not fit into an image of ", height,
-                            " x ", width, " padded by ", padding));
-        TORCH_CHECK(height < (1ll << 30) && width < (1ll << 30),
-                    message("alexnet_conv1: expected less than 2^30 rows and columns, got sizes ", x.sizes()));
+        CHECK(height + 2 * PAD_H >= KERNEL_H && width + 2 * PAD_W >= KERNEL_W, "a kernel of ", KERNEL_H, " x ", KERNEL_W,
+              " does not fit into an image of ", height, " x ", width, " padded by ", padding);
+        CHECK(height < (1ll << 30) && width < (1ll << 30), "expected less than 2^30 rows and columns, got sizes ", x.sizes());
         return x.device();
     }
 
