@@ -1,105 +1,47 @@
-"""alexnet_conv1, v5: warpgroups multiply scaled halves where they lie; producers load, scale and convert beside them.
+"""alexnet_conv1, v5: implicit GEMM by Hopper's wgmma, on rows of scaled fp16 in shared memory.
 
-In this text v4 is the first v4, with TF32 operands (see the ladder). Products are wgmma's here: in the forward pass on halves,
-twice the rate of TF32, both operands from shared memory; in the gradient of the weights on TF32, one operand from registers.
-Warpgroups of their own prepare what these read.
+Warp-specialized, persistent kernels: producer warpgroups load, scale and convert into a multistage pipeline, consumer
+warpgroups multiply. PyTorch's precision setting is obeyed: TF32's precision where it permits that, else fp32's.
 
 Why it is faster
-    v4's eight warps load, convert, multiply and write in turn, and mma.sync keeps the tensor cores busy for half of the time. A
-    half has TF32's 11 bits, if not its range, and wgmma multiplies it at twice the rate. Four columns of two rows of x are 16
-    bytes of halves, and neighbouring outputs, at stride 4, read neighbouring pieces: so rows as they lie are wgmma's operand,
-    and a tap is an address. Two warpgroups multiply, each at a tile of its own, so that one writes while the other multiplies;
-    each has a warpgroup that fills its ring. What it costs: a scale that follows the data, 83 KB of weights in shared memory,
-    and compute capability 9.0.
-
-    design, H200, ms                 predicted  measured  v4     what was counted to bind it
-    forward                          0.15       0.197     0.371  bytes 0.106; shared memory 0.100; products 0.073
-    forward, strict: three products  0.35       0.490     1.05   shared memory 0.31; products 0.219
-    gradients of weight and bias     0.20       0.287     0.454  products 0.120, shared memory 0.116
-    training step, weights           0.40       0.478            forward and gradients
-    Forward and step by the project's stopwatch in a CUDA graph; the gradients by PyTorch's profiler, as all that follows, from
-    before every lane arrived at the rings' barriers for itself.
-    Measured on the way, forward and strict: 0.245 and 0.583 with one warpgroup of producers for both rings (0.226 without the
-    stores, 0.200 without the loads); 0.230 and 0.535 with one for each (0.201 with neither loads nor stores): instructions
-    around products, loads and copies bind, not memory. Stores of 4 bytes, as v4's, take 0.255 where bulk copies take 0.245;
-    asking for rows ahead with L2 prefetches made it slower, 0.246 instead of 0.230. Then those instructions were cut: an
-    epilogue without branches, descriptors and bulk copies from uniform registers, half of the address arithmetic, 0.195 and
-    0.494. (Kernels by PyTorch's profiler, L2 flushed; packing the weights adds 0.003.)
-    The gradient's way, its main kernel alone (adding the splits' sums comes on top): v4's mma.sync 0.440. A wgmma on halves, x
-    by ldmatrix, 0.515: dropped. Three warpgroups that multiply TF32 and one that produces: 0.415, where producers alone took
-    0.253 and products alone 0.179. Its producers had a proxy fence, which waits for what a thread has asked for from memory, so
-    nothing was ever asked for ahead: the fence is the readers' now. Each value of x was rounded 8 times, once for each tap that
-    reads it: now once. Two warpgroups that multiply and two that produce: 0.282, where producers alone take 0.197 and products
-    alone 0.162; products hold up the others' issue. To wait for each tile's products by themselves: 0.280, no gain.
-    Adding the splits' sums: 0.025 with a thread a sum, 0.005 with eight. The gradient of the input is PyTorch's own
-    convolution_backward, as in v4.
+    v4's operands reach mma.sync through registers, by ldmatrix, at 622 of wgmma's 767 TFLOP/s. wgmma reads both operands from
+    shared memory, and one instruction multiplies 64 positions x 96 outputs. Four columns of two rows of x are 16 bytes of fp16,
+    and neighbouring outputs, at stride 4, read neighbouring pieces: so rows of x are wgmma's operand as they are, and a tap is
+    an address in a descriptor. Two consumer warpgroups have a tile each, so that one writes while the other multiplies; each
+    has a producer warpgroup of its own. What binds is the instructions around products, loads and copies.
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
-    Taps are taken in units of 2 rows and 4 columns, 11 x 11 as 12 x 12: of 432 of the inner size 363 are taps, the rest have
-    weight zero. Positions are numbered along the rows of units, 57 of them for 55 outputs; two are computed in vain.
-
-    x is scaled by a power of two for each span (at most 192 positions), weights for each output channel; these leave the sums
-    as powers of two. A span's is taken from the first rows that are not all zeros: their largest magnitude comes to between
-    2^10 and 2^11. Where a later value does not fit into a half then, the span begins anew with what that value calls for. So x
-    is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the span's largest, whichever is more; weights by 2^-38 of the
-    channel's largest, unless that is below 2^-48. Scaled products add up to less than 2^38, so fp32 holds them.
-
-    NaN and infinities count in no scale. Zero weights would spread them to outputs whose windows do not hold them, so a span
-    that reads one is computed a second way, in plain fp32 from x and the weights as they are: right, but slow, and so are the
-    spans that its warpgroup has between two such.
-
-    Where PyTorch permits TF32 to convolutions (torch.backends.cudnn.conv.fp32_precision or allow_tf32, read in each call) this
-    is all. Otherwise x and weights are two halves each, high and low, which leaves 2^-22 of a number; the product is low * high
-    + high * low + high * high. The tensor core cuts off what a sum does not hold, always towards zero; so strict sums begin
-    anew with each channel and are added as fp32 numbers. An infinite weight gives NaN in strict sums.
-
     grad_weight[o,c,u,v] = sum over b,i,j of grad[b,o,i,j] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
-    is a product of taps times positions and positions times outputs, with v4's precision: TF32, or two TF32 values and three
-    products. Taps are rows of the left operand, and each meets x as it lies, shifted by the tap: so lanes load it from rows of
-    x, 8 taps at 4 positions at a time, all in different banks at a stride of 4. Each block adds its part of the output rows;
-    add_splits adds the blocks'. grad_bias is the sum of grad in fp32.
-
-Where to read
-    The forward pass is `convolve`: producers run `produce` (load_batch, store_batch), multipliers run multiply_spans
-    (multiply_stage, write_span); make_plan cuts a shape into lines and spans. The weights' gradient is weight_gradient:
-    produce_gradient and multiply_gradient. What begins with general:: is plain fp32, for shapes that do not fit and for spans
-    that read a NaN or an infinity.
+    Taps are taken in units of 2 rows and 4 columns, 11 x 11 as 12 x 12, where weights are zero. Each tile of x and each output
+    channel's weights are scaled by a power of two. So x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the
+    tile's largest, whichever is more; weights by 2^-38 of the channel's largest, unless that is below 2^-48. Scaled products
+    add up to less than 2^38, so fp32 holds them. The gradient takes TF32 values, unscaled; grad_bias is the sum of grad.
+    Strict (3xTF32's scheme): operands are two values each, high and low, which leaves 2^-22; the product is low * high + high *
+    low + high * high. The tensor core cuts off what a sum does not hold, so strict sums begin again with each channel or row.
+    NaN and infinities count in no scale. A tile that reads one is computed in plain fp32, and so are those between two such:
+    zero weights would spread it. An infinite weight gives NaN in strict sums.
 
 Launches
-    kernel           grid                                block  shared        work
-    pack_weights     (output channels)                   128    0             a block a channel: its scale, and halves
-    convolve         multiprocessors                     512    219 (218) KB  a warpgroup 192 positions x 96 (48) channels
-    weight_gradient  multiprocessors                     512    206 (207) KB  a warpgroup 192 taps x 96 (48) channels
-    add_splits       (sums of a block / 128)             256    4 KB          a warp an eighth of the blocks, for 128 sums
-    general::*       (outputs / 256), (weights / 8)      256    0             see v1; a warp a weight's gradient
-
-    In brackets: strict. Sizes are those of the original. A stage of convolve is a channel's rows for a span, 12 KB as halves
-    (strict: 25), with 4 (2) in each ring. Outputs go out through 3 buffers of 8 channels for each warpgroup, 6 KB each. A stage
-    of weight_gradient is an output row: 96 channels of grad, 21 KB, and the 11 rows of x that it meets, in a ring of 44 that
-    have room for four stages.
+    kernel           grid                        block  shared, KB  work, at the original's size (in brackets: strict)
+    pack_weights     output channels             128    0           a block a channel: its scale, and fp16 weights
+    convolve         SMs                         512    219 (218)   a warpgroup: tiles of 192 positions x 96 (48) outputs
+    weight_gradient  SMs                         512    206 (207)   a warpgroup: 192 taps x 96 (48) outputs
+    add_splits       sums of a block / 128       256    4           a block: 128 sums over all splits of the batch
+    plain_*          outputs / 256, weights / 8  256    0           what the others do not take
 
 Floor
-    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP at the 767 TFLOP/s that halves reach in large products, 0.070.
-    Counted for a multiprocessor, in thousands of cycles at 1.755 GHz (33 spans; strict: 66):
-                                  forward  strict
-    products                      128      385
-    shared memory, wavefronts     175      550
-    of these: operands            107      449
-    19% of the inner size is padding, and 8% of the positions. A channel's run in a span is 181 floats, and planes of 3025 begin
-    at any float: spans overlap by 3 positions, so that runs begin where 16 bytes do, and 9.7 million sectors are written, 9.3
-    at least.
+    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200. 54 GFLOP take 0.070 ms at the 767 TFLOP/s of large fp16 products. With
+    padding, wgmma's own cycles are 0.073 (strict: 0.219), those of shared memory 0.100 (0.31).
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width) on a GPU of compute capability 9.0, of any strides, batch 0
-    included; any channels, kernel, stride, padding and image size (below 2^30 rows and columns), bias or none. The warpgroups
-    serve a stride of 4 across and an even one down, where the weights for 48 output channels and the rows fit into a block's
-    shared memory: with 3 channels, kernels up to 20 x 20. What does not fit goes through plain fp32 kernels in this file:
-    right, but slow. Rows of some hundred outputs and more are lines of their own, cut into spans; narrow images waste the units
-    between their rows. The gradients' serve any stride, and kernels of at most 384 taps whose rows fit twice. Dilation, groups
-    and padding modes other than the default raise, and so does anything else. Trains, and computes only the gradients that are
-    asked for; second derivatives raise, and so do forward-mode ones. Deterministic on a GPU; the gradients of another number of
-    multiprocessors add in another order.
+    float32 CUDA tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
+    padding and image size (below 2^30 rows and columns), bias or none; compute capability 9.0. Forward, the fast path serves a
+    stride of 4 across and an even one down where weights for 48 outputs and two stages fit into shared memory (make_plan): with
+    3 channels, kernels up to 20 x 20. The gradient's serves any stride, and kernels of at most 384 taps whose rows fit twice
+    (GRADIENT_FITS). Others go through plain fp32 kernels, right, but slow: v3_tiled serves them better. Dilation, groups and
+    other padding modes raise, as does anything else. Trains, and computes only the gradients that are asked for; the input's is
+    PyTorch's own. Second and forward-mode derivatives raise. Deterministic; the number of SMs sets the order of additions.
 """
 
 import functools
@@ -114,211 +56,221 @@ import torch.nn as nn
 
 NAME = "alexnet_conv1_v5_hopper"
 
-CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W.
-#include <cuda_fp16.h>
+INTERFACE = r"""
+// Both sources begin with this. Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W.
 #include <cuda_runtime.h>
-#include <cmath>
 #include <cstdint>
+
+constexpr int TAPS = KERNEL_H * KERNEL_W, PLAIN_THREADS = 256;  // of a block of a plain kernel
+constexpr int64_t WEIGHTS = static_cast<int64_t>(OUT_CHANNELS) * IN_CHANNELS * TAPS;
+
+struct Problem {
+    const float *x, *weight;
+    int64_t batch;
+    int height, width, out_h, out_w;
+    bool strict;  // TF32 is forbidden
+    cudaStream_t stream;
+};
+
+// The floats that the kernels of a pass hand on to each other: packed weights, and the splits' terms of gradients. 0 where the
+// fast path does not take the problem and a plain kernel runs: make_plan and GRADIENT_FITS decide.
+int64_t packed_floats(const Problem&);
+int64_t gradient_floats(const Problem&);
+
+// out (batch, OUT_CHANNELS, out_h, out_w). bias, grad_weight and grad_bias may be null.
+cudaError_t launch_convolve(const Problem&, const float* bias, float* packed, float* out);
+cudaError_t launch_parameter_gradients(const Problem&, const float* grad, float* terms, float* grad_weight, float* grad_bias);
+"""
+
+CUDA = r"""
+#include <cuda_fp16.h>
+#include <cmath>
 #include <initializer_list>
+
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+template <class T>
+__host__ __device__ __forceinline__ T larger(T a, T b) { return a > b ? a : b; }
 
-constexpr int WARP = 32, WARPS = 8, THREADS = WARP * WARPS;
-constexpr int MAX_SHARED_BYTES = 227 * 1024;  // of any device so far
+// ---- constants and layout
+// A unit is 16 bytes of fp16: 4 columns of 2 rows of x, in the order shown. Neighbouring output positions, at stride 4, read
+// neighbouring units. So the units of 8 positions are a core matrix of wgmma's operand, and another tap is another address.
+// Pairs of rows are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
+//
+//     a unit:    row 2r      | 0  1 | 4  5 |        a plane, `pitch` units wide, at stride 4:
+//                row 2r + 1  | 2  3 | 6  7 |            | row pair 0 (or 1)  | row pair 2 (or 3)  | row pair 4 (or 5) | ..
+//
+// What a block of convolve keeps in shared memory, in bytes, at the original's size; strict: the same with 48 outputs.
+//
+//     0                  82,944                185,088                   222,720                                  223,816
+//     | weights          | stages              | staging                 | scales, biases, StageInfo, largest,    |
+//     | [high, low]      | [consumer][4 (2)]   | [consumer][3]           | mbarriers: weights, then [consumer]    |
+//     | [channel][unit]  | [high, low][plane]  | [8 channels][196        | [full, empty][4 (2)]                   |
+//     | [output] 16 B    | [row][unit] 16 B    | floats]                 |                                        |
+constexpr int WARP = 32, WARPGROUP = 128, MAX_SHARED_BYTES = 227 * 1024;
+constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
+constexpr int UNIT_BYTES = 16, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
+constexpr int PHASES = ceil_div(STRIDE_H, 2), TAP_PAIRS = ceil_div(KERNEL_H, 2);
+constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
+// A position reads UNITS of a channel: [plane][row][quad]. A step is the inner size of one wgmma, two of them.
+constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2);
+[[maybe_unused]] constexpr int UNROLLED_STEPS = STEPS <= 16 ? STEPS : 1;
 
-constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side
-constexpr int64_t WEIGHTS = static_cast<int64_t>(OUT_CHANNELS) * IN_CHANNELS * TAPS;
+// Each consumer warpgroup has M_TILES x 64 positions at a time, and a producer warpgroup of its own.
+constexpr int CONSUMERS = 2, FORWARD_THREADS = 2 * CONSUMERS * WARPGROUP;
+constexpr int M_TILES = 3, POSITIONS = 64 * M_TILES;
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 184;  // a thread of each is launched with 128
+constexpr int MOST_OUTS = 96, FEW_OUTS = 48;                      // of a block; strict: FEW_OUTS, whose weights have two parts
+constexpr int STAGING_BUFFERS = 3, STAGING_ROW = POSITIONS + 4, STAGING = 8 * STAGING_ROW;  // floats: 8 channels
+__host__ __device__ constexpr int64_t weight_units(int outs) { return static_cast<int64_t>(IN_CHANNELS) * STEPS * 2 * outs; }
 
-// ---- instructions
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+// ---- PTX
+DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void arrive(uint32_t barrier) {
+DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-            barrier),
-        "r"(parity)
-        : "memory");
-}
-__device__ __forceinline__ float to_tf32(float x) {
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return __uint_as_float(bits);
-}
-__device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
+DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
+DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
+                 ::"r"(barrier), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void bulk_store(float* to, uint32_t from, int bytes) {
+DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+DEVICE void cp_async_bulk_load(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+DEVICE void cp_async_bulk_store(float* to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void cp_async_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void cp_async_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 template <int PENDING>
-__device__ __forceinline__ void store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-__device__ __forceinline__ void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void named_barrier(int name, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
+DEVICE void cp_async_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
 template <int REGISTERS>
-__device__ __forceinline__ void give_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
+DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-__device__ __forceinline__ float load1(uint32_t address) {
+DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+DEVICE float ld_shared(uint32_t address) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
 }
-__device__ __forceinline__ void store1(uint32_t address, float v) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+DEVICE void st_shared(uint32_t address, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory"); }
+DEVICE void st_shared_v2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
+                 ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
 }
-__device__ __forceinline__ void store2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
-    asm volatile(
-        "{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}" ::"r"(address), "r"(a),
-        "r"(b), "r"(static_cast<uint32_t>(exists))
-        : "memory");
+DEVICE float cvt_rna_tf32(float x) {
+    uint32_t bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+    return __uint_as_float(bits);
 }
-__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void mma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// d (64 x N) = a * b, or += where `accumulate` is not 0; N is 96 or 48. A warp has 16 rows of d. With g = lane / 4 and
+// t = lane % 4 a lane has columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8, for each j.
+#define D24 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define D48 D24 ", %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, " \
+                "%45, %46, %47"
 #define EIGHT(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-// d (64 x 96 or 64 x 48) = or += a (64 x 16) * b (16 x 96 or 48), halves in shared memory, given by their descriptors. A warp
-// has 16 rows of d, with g = lane / 4 and t = lane % 4: columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8.
-__device__ __forceinline__ void multiply(float(&d)[48], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-        "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-        "%48, %49, accumulate, 1, 1, 0, 0;\n}"
-        : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
-        : "l"(a), "l"(b), "r"(accumulate));
+// a (64 x 16) and b (16 x N): fp16 in shared memory, given by their descriptors.
+DEVICE void wgmma_m64nNk16_f16(float(&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" D48 "}, %48, %49, accumulate, 1, 1, 0, 0;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                 : "l"(a), "l"(b), "r"(accumulate));
 }
-__device__ __forceinline__ void multiply(float(&d)[24], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
-        "%24, %25, accumulate, 1, 1, 0, 0;\n}"
-        : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16)
-        : "l"(a), "l"(b), "r"(accumulate));
+DEVICE void wgmma_m64nNk16_f16(float(&d)[24], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {" D24 "}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
 }
-__device__ __forceinline__ uint32_t half_pair(float a, float b) {
-    const __half2 pair = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&pair);
+// a (64 x 8): TF32 in registers, rows g and g + 8 of column t, then of column t + 4; b (8 x N): TF32 in shared memory.
+DEVICE void wgmma_m64nNk8_tf32(float(&d)[48], const float(&a)[4], uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %53, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 {" D48 "}, {%48, %49, %50, %51}, %52, "
+                 "accumulate, 1, 1;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+                   "r"(__float_as_uint(a[3])), "l"(b), "r"(accumulate));
 }
-// What rounding to a half leaves of x; nothing of an infinity.
-__device__ __forceinline__ float half_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
-__device__ __forceinline__ float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
-template <class T>
-__host__ __device__ __forceinline__ T larger(T a, T b) {
-    return a > b ? a : b;
+DEVICE void wgmma_m64nNk8_tf32(float(&d)[24], const float(&a)[4], uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %29, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k8.f32.tf32.tf32 {" D24 "}, {%24, %25, %26, %27}, %28, "
+                 "accumulate, 1, 1;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16)
+                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+                   "r"(__float_as_uint(a[3])), "l"(b), "r"(accumulate));
 }
-__device__ __forceinline__ uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
-// v, which is the same in all lanes, so that the compiler knows it: descriptors and bulk copies are asked for with registers of
-// the warp.
-__device__ __forceinline__ int uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }
-__device__ __forceinline__ uint64_t uniform(uint64_t v) {
+// Describes an operand in shared memory without swizzle, made of core matrices of 8 rows x 16 bytes. Core matrices adjacent in
+// the rows are 128 bytes apart, those adjacent in k `k_stride` units. `unit` has at most 18 bits, so fields never overflow.
+DEVICE uint64_t descriptor(int unit, int k_stride) {
+    return static_cast<uint64_t>(128 / UNIT_BYTES) << 32 | static_cast<uint32_t>(unit + (k_stride << 16));
+}
+
+DEVICE uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
+// v, the same in all lanes, in a form that tells the compiler so: descriptors and bulk copies then use uniform registers.
+DEVICE int uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }
+DEVICE uint64_t uniform(uint64_t v) {
     const uint32_t upper = uniform(static_cast<int>(v >> 32)), lower = uniform(static_cast<int>(v));
     return static_cast<uint64_t>(upper) << 32 | lower;
 }
 
-// A number as two TF32 values: high is rounded to 11 bits, as cvt.rna does it, but without its care for NaNs, which costs more
-// instructions. Of low the tensor core drops the last bit, which errs up as often as down. Infinities and NaNs have NaN there.
-struct Split {
-    float high, low;
-};
-__device__ __forceinline__ Split split(float v) {
-    const float high = __uint_as_float((__float_as_uint(v) + 0x1000u) & 0xffffe000u);
-    return {high, v - high};
+// ---- fp16 values and powers of two
+constexpr float LARGEST_HALF = 65504, LARGEST_POWER = 0x1p127f;
+constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
+DEVICE uint32_t half2_of(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+// What rounding to fp16 leaves of x; nothing of an infinity.
+DEVICE float half_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
+DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
+DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
+// The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
+DEVICE int scale_exponent(float largest, int target) {
+    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
+    return smaller(target - exponent, 126);
 }
 
-// ---- the work
+// ==== forward: implicit GEMM, positions x taps times taps x outputs
+// A line is output positions that are contiguous in memory: a channel's whole plane, or a row of it where the image is so wide
+// that a stage would be too large. A tile is at most POSITIONS of a line. Neighbouring tiles overlap by OVERLAP positions, so
+// that each channel's part of the output can begin 16-byte aligned. A stage holds a channel's rows for a tile: `rows` rows of
+// each plane, `pitch` units in each, of which `columns` begin at a position.
+constexpr int OVERLAP = 3;
+
 struct Shape {
     int64_t batch;
     int height, width, out_h, out_w;
     int runs;     // of an output row: see the gradient
     bool paired;  // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
 
-    __device__ __forceinline__ int64_t plane() const { return static_cast<int64_t>(height) * width; }
-    __device__ __forceinline__ int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
-    __host__ __device__ __forceinline__ int64_t out_rows() const { return batch * runs * out_h; }  // runs of them
+    DEVICE int64_t plane() const { return static_cast<int64_t>(height) * width; }
+    DEVICE int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
+    __host__ __device__ __forceinline__ int64_t row_runs() const { return batch * runs * out_h; }
 };
 
-// ---- an output in plain fp32
-namespace general {
-
-__device__ __forceinline__ float output(const Shape& shape, const float* __restrict__ x, const float* __restrict__ weight,
-                                        const float* __restrict__ bias, int64_t sample, int o, int i, int j) {
-    const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
-    float sum = 0;
-#pragma unroll 1
-    for (int c = 0; c < IN_CHANNELS; ++c) {
-        const float* plane = x + (sample * IN_CHANNELS + c) * shape.plane();
-        const float* taps = weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
-#pragma unroll 1
-        for (int k = 0; k < TAPS; ++k) {
-            const int h = top + k / KERNEL_W, w = left + k % KERNEL_W;
-            const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
-            if (inside) sum += plane[static_cast<int64_t>(h) * shape.width + w] * taps[k];
-        }
-    }
-    return bias ? sum + bias[o] : sum;
-}
-
-}  // namespace general
-
-// ---- forward: positions x taps times taps x outputs, both as halves in shared memory
-// A unit is 16 bytes of halves: 4 columns of 2 rows of x, columns 0 and 1 of both rows first. Output positions side by side
-// read units side by side, so eight of them are a core matrix of wgmma as they lie, and another tap is another address. Row
-// pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
-constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
-constexpr int PHASES = ceil_div(STRIDE_H, 2), TAP_PAIRS = ceil_div(KERNEL_H, 2);
-constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
-// A position's units in a channel: [plane][row][column]. A step is one instruction's inner size, two of them.
-constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2), UNIT_BYTES = 16;
-[[maybe_unused]] constexpr int UNROLLED_STEPS = STEPS <= 16 ? STEPS : 1;
-
-// Two warpgroups multiply, each M_TILES x 64 positions at a time, and each has a warpgroup of producers.
-constexpr int WARPGROUP = 128, MULTIPLIERS = 2, STREAM_THREADS = 2 * MULTIPLIERS * WARPGROUP;
-constexpr int M_TILES = 3, POSITIONS = 64 * M_TILES;
-constexpr int PRODUCER_REGISTERS = 72, MULTIPLIER_REGISTERS = 184;  // a thread of each has 128 as launched
-constexpr int MOST_OUTS = 96, FEW_OUTS = 48;                        // of a block; strict takes as many weights for fewer
-
-// A line is output positions that lie side by side in memory: a channel's whole plane, or a row of it where the image is so
-// wide that a stage would be too large. A span is a tile's part of a line. Stages hold `rows` rows of each plane, `pitch` units
-// in each, of which `columns` begin at a position. Spans overlap by the OVERLAP positions that let each channel's part of the
-// output begin where 16 bytes do.
-constexpr int OVERLAP = 3;
 struct Plan {
-    bool by_rows;
-    int positions, columns, pitch, rows, lines, step, outs, places;  // positions: of a span, those between columns included
-    int blocks;                                                      // that share the spans: of a group of outputs
-    int64_t line, spans, all_spans;                                  // positions; spans of a line, and of the whole batch
+    bool by_rows;                            // lines are rows
+    int positions, columns, pitch, rows;     // positions: of a tile, those between columns included
+    int lines, step, outs, stages, blocks;   // lines: of a sample; step: from tile to tile; blocks: of a group of outputs
+    int64_t line, tiles_of_line, all_tiles;  // line: its positions
 
     __host__ __device__ __forceinline__ int stage_bytes(bool strict) const {
         return (strict ? 2 : 1) * PLANES * rows * pitch * UNIT_BYTES;
@@ -326,19 +278,24 @@ struct Plan {
     __host__ __device__ __forceinline__ int groups() const { return ceil_div(OUT_CHANNELS, outs); }
 };
 
-struct Span {
-    int64_t sample, line, begin, end;  // positions: of the line in its plane, of the span in its line
+// The static tile scheduler: blocks and their consumers take tiles in turn. `ordinal` counts a consumer's own.
+DEVICE int64_t tile_number(const Plan& plan, int ordinal, int consumer) {
+    return blockIdx.x / plan.groups() + (static_cast<int64_t>(ordinal) * CONSUMERS + consumer) * plan.blocks;
+}
+
+struct Tile {
+    int64_t sample, line, begin, end;  // positions: of the line in its plane, of the tile in its line
     int row, left, column;             // of the output: the stage's first; and the first position's column in the stage
     bool is_first, is_last;            // of its line
 
-    __device__ __forceinline__ void set(const Shape& shape, const Plan& plan, int64_t number) {
-        const int64_t in_order = number / plan.spans, k = number - in_order * plan.spans;
-        sample = in_order / plan.lines;
-        begin = k * plan.step;
-        is_first = k == 0, is_last = k + 1 == plan.spans;
+    DEVICE void set(const Shape& shape, const Plan& plan, int64_t number) {
+        const int64_t line_number = number / plan.tiles_of_line, of_line = number - line_number * plan.tiles_of_line;
+        sample = line_number / plan.lines;
+        begin = of_line * plan.step;
+        is_first = of_line == 0, is_last = of_line + 1 == plan.tiles_of_line;
         end = is_last ? plan.line : begin + plan.step;
         if (plan.by_rows) {
-            row = static_cast<int>(in_order - sample * plan.lines), left = static_cast<int>(begin), column = 0;
+            row = static_cast<int>(line_number - sample * plan.lines), left = static_cast<int>(begin), column = 0;
             line = static_cast<int64_t>(row) * shape.out_w;
         } else {
             row = static_cast<int>(begin / shape.out_w), left = 0;
@@ -347,101 +304,84 @@ struct Span {
         }
     }
     // Rows of each plane that the products read.
-    __device__ __forceinline__ int rows(const Plan& plan) const {
-        return (column + plan.positions - 1 + QUADS - 1) / plan.pitch + TAP_ROWS;
-    }
+    DEVICE int rows(const Plan& plan) const { return (column + plan.positions - 1 + QUADS - 1) / plan.pitch + TAP_ROWS; }
 };
 
-// The spans that a multiplier of a block has.
-__device__ __forceinline__ int64_t span_number(const Plan& plan, int ordinal, int multiplier) {
-    return blockIdx.x / plan.groups() + (static_cast<int64_t>(ordinal) * MULTIPLIERS + multiplier) * plan.blocks;
-}
-
-// ---- its shared memory: weights, a ring of stages for each multiplier, outputs on their way out, and small things
-constexpr int STAGING_ROW = POSITIONS + 4, STAGING_ROWS = 8, STAGING = STAGING_ROWS * STAGING_ROW;  // floats
-constexpr int STAGING_BUFFERS = 3;
-__host__ __device__ constexpr int64_t weight_units(int outs) { return static_cast<int64_t>(IN_CHANNELS) * STEPS * 2 * outs; }
-
-// What a multiplier has to know of a stage.
-struct StageNote {
-    int exponent;  // x was scaled by 2^exponent
-    int is_first, is_last;
-    int plain;  // the span has a NaN or an infinity: its outputs are to be computed without the tensor core
+// What a consumer has to know of a stage.
+struct StageInfo {
+    int exponent;           // x was scaled by 2^exponent
+    int is_first, is_last;  // channel of an attempt at the tile: the first one drops the sums of the attempt before
+    int plain;              // the tile reads a NaN or an infinity: its outputs are computed without the tensor core
 };
 
-struct StreamMemory {
-    int weights, stages, staging, scales, notes, largest, barriers;
+// Offsets of what a block keeps in shared memory; see the diagram above.
+struct SharedLayout {
+    int weights, stages, staging, scales, infos, largest, barriers;
     int64_t bytes;
 
-    __host__ __device__ __forceinline__ StreamMemory(const Plan& plan, bool strict) {
+    __host__ __device__ __forceinline__ SharedLayout(const Plan& plan, bool strict) {
         const int64_t weight_bytes = (strict ? 2 : 1) * weight_units(plan.outs) * UNIT_BYTES;
-        const int64_t stage_bytes = static_cast<int64_t>(MULTIPLIERS) * plan.places * plan.stage_bytes(strict);
-        const int64_t staging_bytes = MULTIPLIERS * STAGING_BUFFERS * STAGING * 4;
+        const int64_t stage_bytes = static_cast<int64_t>(CONSUMERS) * plan.stages * plan.stage_bytes(strict);
+        const int64_t staging_bytes = CONSUMERS * STAGING_BUFFERS * STAGING * 4;
         weights = 0, stages = weight_bytes, staging = weight_bytes + stage_bytes;
         scales = weight_bytes + stage_bytes + staging_bytes;
-        notes = scales + 2 * plan.outs * 4;
-        largest = notes + MULTIPLIERS * plan.places * static_cast<int>(sizeof(StageNote));
-        barriers = largest + MULTIPLIERS * 2 * (WARPGROUP / WARP) * 4;
-        bytes = weight_bytes + stage_bytes + staging_bytes + (barriers - scales) + (2 * MULTIPLIERS * plan.places + 1) * 8;
+        infos = scales + 2 * plan.outs * 4;
+        largest = infos + CONSUMERS * plan.stages * static_cast<int>(sizeof(StageInfo));
+        barriers = largest + CONSUMERS * 2 * (WARPGROUP / WARP) * 4;
+        bytes = weight_bytes + stage_bytes + staging_bytes + (barriers - scales) + (2 * CONSUMERS * plan.stages + 1) * 8;
     }
 };
 
-// A place in a ring, and the parity of the barriers' phases there.
-struct Turn {
-    int place = 0;
+// Where a warpgroup is in its pipeline: a stage, and the parity of the phase that its mbarriers are in.
+struct PipelineState {
+    int stage = 0;
     uint32_t parity = 0;
 
-    __device__ __forceinline__ void advance(int places) {
-        if (++place == places) place = 0, parity ^= 1;
-    }
+    DEVICE void advance(int stages) { if (++stage == stages) stage = 0, parity ^= 1; }
 };
 
-// The ring of one multiplier.
-struct Ring {
+// The pipeline of one consumer and its producer. A producer waits until a stage is empty, fills it and arrives at its full
+// mbarrier; a consumer the other way round. Each lane arrives for itself.
+struct Pipeline {
     uint32_t data, barriers;  // shared addresses; barriers: full, then empty
-    StageNote* notes;
-    int stage_bytes, places;
+    StageInfo* infos;
+    int stage_bytes, stages;
 
-    __device__ __forceinline__ Ring(char* memory, const StreamMemory& at, const Plan& plan, bool strict, int multiplier) {
-        stage_bytes = plan.stage_bytes(strict), places = plan.places;
-        data = shared_address(memory + at.stages) + multiplier * places * stage_bytes;
-        notes = reinterpret_cast<StageNote*>(memory + at.notes) + multiplier * places;
-        barriers = shared_address(memory + at.barriers) + 8 + multiplier * places * 16;
+    DEVICE Pipeline(char* memory, const SharedLayout& layout, const Plan& plan, bool strict, int consumer) {
+        stage_bytes = plan.stage_bytes(strict), stages = plan.stages;
+        data = shared_address(memory + layout.stages) + consumer * stages * stage_bytes;
+        infos = reinterpret_cast<StageInfo*>(memory + layout.infos) + consumer * stages;
+        barriers = shared_address(memory + layout.barriers) + 8 + consumer * stages * 16;
     }
-    __device__ __forceinline__ uint32_t address(const Turn& turn) const { return data + turn.place * stage_bytes; }
-    __device__ __forceinline__ uint32_t full(int place) const { return barriers + place * 8; }
-    __device__ __forceinline__ uint32_t empty(int place) const { return barriers + (places + place) * 8; }
-    __device__ __forceinline__ void wait_full(const Turn& turn) const { wait(full(turn.place), turn.parity); }
-    __device__ __forceinline__ void wait_empty(const Turn& turn) const { wait(empty(turn.place), turn.parity ^ 1); }
-    // Each lane arrives for itself.
-    __device__ __forceinline__ void arrive_full(const Turn& turn) const { arrive(full(turn.place)); }
-    __device__ __forceinline__ void arrive_empty(const Turn& turn) const { arrive(empty(turn.place)); }
+    DEVICE uint32_t address(const PipelineState& at) const { return data + at.stage * stage_bytes; }
+    DEVICE uint32_t full(int stage) const { return barriers + stage * 8; }
+    DEVICE uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
+    DEVICE void consumer_wait(const PipelineState& at) const { mbarrier_wait(full(at.stage), at.parity); }
+    DEVICE void consumer_arrive(const PipelineState& at) const { mbarrier_arrive(empty(at.stage)); }
+    DEVICE void producer_wait(const PipelineState& at) const { mbarrier_wait(empty(at.stage), at.parity ^ 1); }
+    DEVICE void producer_arrive(const PipelineState& at) const { mbarrier_arrive(full(at.stage)); }
 };
-
-// ---- powers of two
-constexpr float LARGEST_POWER = 0x1p127f;
-__device__ __forceinline__ float power_of_2(int exponent) {
-    return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-}
-// The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
-__device__ __forceinline__ int scale_exponent(float largest, int target) {
-    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
-    return smaller(target - exponent, 126);
-}
 
 // ---- weights as right operands: [group of outputs][high, low][channel][unit][output], 16 bytes each; then what undoes their
-// scales. A block an output channel.
-constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62;  // so that a factor of two scales cannot be too small
-__host__ __device__ constexpr int64_t packed_floats(int outs, bool strict) {
-    return ceil_div(OUT_CHANNELS, outs) * ((strict ? 2 : 1) * weight_units(outs) * (UNIT_BYTES / 4) + outs);
-}
+// scales. A block an output channel: it finds the largest weight, and scales, converts and packs.
+constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62;  // so that the product of two scales can be undone
+
+// A unit's place among those that a position reads, and element e of it as the tap (u, v).
+struct Unit {
+    int number;
+    DEVICE int plane() const { return number / (QUADS * TAP_ROWS); }
+    DEVICE int row() const { return number / QUADS % TAP_ROWS; }
+    DEVICE int quad() const { return number % QUADS; }
+    DEVICE int u(int e) const { return 2 * (row() * PHASES + plane()) + e / 2 % 2; }
+    DEVICE int v(int e) const { return quad() * 4 + e / 4 * 2 + e % 2; }
+};
 
 __global__ void __launch_bounds__(WARPGROUP)
     pack_weights(const float* __restrict__ weight, uint4* __restrict__ packed, int outs, bool strict) {
     __shared__ uint32_t warp_largest[WARPGROUP / WARP];
     const int o = blockIdx.x, group = o / outs, groups = ceil_div(OUT_CHANNELS, outs);
     const float* const mine = weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS;
-    uint32_t largest = 0;  // magnitudes are ordered as their bits are
+    uint32_t largest = 0;
     if (o < OUT_CHANNELS)
         for (int i = threadIdx.x; i < IN_CHANNELS * TAPS; i += WARPGROUP)
             largest = larger(largest, __float_as_uint(finite_or_zero(fabsf(mine[i]))));
@@ -452,54 +392,55 @@ __global__ void __launch_bounds__(WARPGROUP)
     const int exponent = smaller(scale_exponent(__uint_as_float(largest), WEIGHT_TARGET), MOST_WEIGHT_EXPONENT);
     const int64_t part = weight_units(outs);
     for (int i = threadIdx.x; i < IN_CHANNELS * STEPS * 2; i += WARPGROUP) {
-        const int channel = i / (2 * STEPS), unit = i % (2 * STEPS);
-        const int pair = unit / QUADS % TAP_ROWS * PHASES + unit / (QUADS * TAP_ROWS);
+        const int channel = i / (2 * STEPS);
+        const Unit unit{i % (2 * STEPS)};
         float w[8];
-#pragma unroll
+#pragma unroll 8
         for (int e = 0; e < 8; ++e) {
-            const int u = 2 * pair + e / 2 % 2, v = unit % QUADS * 4 + e / 4 * 2 + e % 2;
-            const bool exists = o < OUT_CHANNELS && unit < UNITS && u < KERNEL_H && v < KERNEL_W;
+            const int u = unit.u(e), v = unit.v(e);
+            const bool exists = o < OUT_CHANNELS && unit.number < UNITS && u < KERNEL_H && v < KERNEL_W;
             w[e] = exists ? mine[channel * TAPS + u * KERNEL_W + v] * power_of_2(exponent) : 0;
         }
         uint4* const to = packed + group * (strict ? 2 : 1) * part + static_cast<int64_t>(i) * outs + o % outs;
-        to[0] = make_uint4(half_pair(w[0], w[1]), half_pair(w[2], w[3]), half_pair(w[4], w[5]), half_pair(w[6], w[7]));
+        to[0] = make_uint4(half2_of(w[0], w[1]), half2_of(w[2], w[3]), half2_of(w[4], w[5]), half2_of(w[6], w[7]));
         if (!strict) continue;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) w[e] = half_rest(w[e]);
-        to[part] = make_uint4(half_pair(w[0], w[1]), half_pair(w[2], w[3]), half_pair(w[4], w[5]), half_pair(w[6], w[7]));
+        UNROLL for (int e = 0; e < 8; ++e) w[e] = half_rest(w[e]);
+        to[part] = make_uint4(half2_of(w[0], w[1]), half2_of(w[2], w[3]), half2_of(w[4], w[5]), half2_of(w[6], w[7]));
     }
     float* const unscales = reinterpret_cast<float*>(packed + groups * (strict ? 2 : 1) * part);
     if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
 }
 
-// ---- producing
-// Loads go ahead by a batch: 8 row pairs x 128 column pairs of a stage, of which a warp has every fourth row pair. Halves have
-// TF32's 11 bits, but not its range: so a span's values are scaled by a power of two. It is taken from the span's first batch
-// that is not all zeros, with room for values 31 times as large. Where a later batch needs more, the span begins anew.
+// ---- the producer warpgroups: from device memory through registers to a stage
+// A batch is in registers while the one before it is being stored: 8 row pairs x 128 column pairs, of which a warp has every
+// fourth row pair. fp16 has TF32's 11 bits, but not its range: so a tile's values are scaled by a power of two. It is taken
+// from the tile's first batch that is not all zeros, with room for values 31 times as large. Where a later batch needs more,
+// the tile begins again, with the power that this batch calls for.
 constexpr int PRODUCER_WARPS = WARPGROUP / WARP, BATCH_PAIRS = 2, BATCH_PASSES = 4;
 constexpr int FIRST_TARGET = 11, NO_EXPONENT = 1000;
-constexpr float LARGEST_HALF = 65504;
-constexpr uint32_t INFINITE = 0x7f800000u;
+using Batch = float2[BATCH_PAIRS][BATCH_PASSES][2];  // [row pair][column pair][row]: two columns
 
-struct Source {
-    const float* sample;                          // of x
-    int row, left, row_pairs;                     // as a span has them; row pairs that its products read
-    int ordinal, channel, row_pair, column_pair;  // of the span among those of the producers; of the batch, its first
+// Where a producer is: a tile, a channel of it, and the first row pair and column pair of a batch.
+struct Cursor {
+    const float* sample;           // of x
+    int row, left, row_pairs;      // as the tile has them; row pairs that its products read
+    int ordinal;                   // of the tile among the producer's own
+    int channel, row_pair, column_pair;
 
-    // Where there is such a span.
-    __device__ __forceinline__ bool begin_span(const float* x, const Shape& shape, const Plan& plan, int64_t number) {
-        if (number >= plan.all_spans) return false;
-        Span span;
-        span.set(shape, plan, number);
-        sample = x + span.sample * IN_CHANNELS * shape.plane();
-        row = span.row, left = span.left, row_pairs = span.rows(plan) * PLANES;
+    // False where there is no such tile.
+    DEVICE bool begin_tile(const float* x, const Shape& shape, const Plan& plan, int64_t number) {
+        if (number >= plan.all_tiles) return false;
+        Tile tile;
+        tile.set(shape, plan, number);
+        sample = x + tile.sample * IN_CHANNELS * shape.plane();
+        row = tile.row, left = tile.left, row_pairs = tile.rows(plan) * PLANES;
         begin_attempt();
         return true;
     }
-    __device__ __forceinline__ void begin_attempt() { channel = 0, row_pair = 0, column_pair = 0; }
-    __device__ __forceinline__ bool begins_stage() const { return row_pair == 0 && column_pair == 0; }
+    DEVICE void begin_attempt() { channel = 0, row_pair = 0, column_pair = 0; }
+    DEVICE bool begins_stage() const { return row_pair == 0 && column_pair == 0; }
     // To the next batch; whether that is in another stage.
-    __device__ __forceinline__ bool next(const Plan& plan) {
+    DEVICE bool next(const Plan& plan) {
         column_pair += WARP * BATCH_PASSES;
         if (column_pair < 2 * plan.pitch) return false;
         column_pair = 0, row_pair += PRODUCER_WARPS * BATCH_PAIRS;
@@ -509,38 +450,29 @@ struct Source {
     }
 };
 
-using Batch = float2[BATCH_PAIRS][BATCH_PASSES][2];  // [..][..][row]
-
 // The first row of a pair: pairs of one row of all planes come before those of the next.
-__device__ __forceinline__ int row_of_pair(int pair) {
-    return PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + 2 * (pair % PLANES);
-}
+DEVICE int row_of_pair(int pair) { return PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + 2 * (pair % PLANES); }
 
-// PAIRED: rows of x begin at multiples of 8 bytes, and pairs of columns exist as a whole or not at all.
+// PAIRED: rows of x begin at multiples of 8 bytes, and pairs of columns exist as a whole or not at all. Loads are coalesced.
 template <bool PAIRED>
-__device__ __forceinline__ void load_batch(const Shape& shape, const Plan& plan, const Source& source, Batch& values) {
+DEVICE void load_batch(const Shape& shape, const Plan& plan, const Cursor& at, Batch& values) {
     const int warp = threadIdx.x / WARP % PRODUCER_WARPS, lane = threadIdx.x % WARP;
-    const int first_pair = source.column_pair + lane, w = source.left * STRIDE_W - PAD_W + 2 * first_pair;
+    const int first_pair = at.column_pair + lane, w = at.left * STRIDE_W - PAD_W + 2 * first_pair;
     bool left_exists[BATCH_PASSES], right_exists[BATCH_PASSES];  // of a pair of columns
-#pragma unroll
-    for (int k = 0; k < BATCH_PASSES; ++k) {
+    UNROLL for (int k = 0; k < BATCH_PASSES; ++k) {
         const bool in_stage = first_pair + WARP * k < 2 * plan.pitch;
         const unsigned column = w + 2 * WARP * k, width = shape.width;  // less than 0 is very large
         left_exists[k] = in_stage && column < width;
         right_exists[k] = PAIRED ? left_exists[k] : in_stage && column + 1 < width;
     }
-    const float* const plane = source.sample + source.channel * shape.plane() + w;
-    const int top = source.row * STRIDE_H - PAD_H;
-#pragma unroll
-    for (int i = 0; i < BATCH_PAIRS; ++i) {
-        const int pair = source.row_pair + i * PRODUCER_WARPS + warp, h = top + row_of_pair(pair);
+    const float* const plane = at.sample + at.channel * shape.plane() + w;
+    const int top = at.row * STRIDE_H - PAD_H;
+    UNROLL for (int i = 0; i < BATCH_PAIRS; ++i) {
+        const int pair = at.row_pair + i * PRODUCER_WARPS + warp, h = top + row_of_pair(pair);
         const float* row = plane + static_cast<int64_t>(h) * shape.width;
-#pragma unroll
-        for (int r = 0; r < 2; ++r, row += shape.width) {
-            const bool row_exists =
-                pair < source.row_pairs && static_cast<unsigned>(h + r) < static_cast<unsigned>(shape.height);
-#pragma unroll
-            for (int k = 0; k < BATCH_PASSES; ++k) {
+        UNROLL for (int r = 0; r < 2; ++r, row += shape.width) {
+            const bool row_exists = pair < at.row_pairs && static_cast<unsigned>(h + r) < static_cast<unsigned>(shape.height);
+            UNROLL for (int k = 0; k < BATCH_PASSES; ++k) {
                 float2& v = values[i][k][r];
                 v = make_float2(0, 0);
                 if constexpr (PAIRED) {
@@ -554,13 +486,13 @@ __device__ __forceinline__ void load_batch(const Shape& shape, const Plan& plan,
     }
 }
 
-// The bits of the batch's largest magnitude, of all producers: two calls with one `slot` have another one between them.
-__device__ __forceinline__ uint32_t largest_of_batch(const Batch& values, uint32_t* warp_largest, int slot, int barrier) {
+// The bits of the largest magnitude in the batch of all four warps. One barrier is enough, since calls alternate two slots.
+DEVICE uint32_t largest_of_batch(const Batch& values, uint32_t* warp_largest, int slot, int barrier) {
     int largest_positive = 0;  // numbers of one sign are ordered as their bits are
     uint32_t largest_negative = 0;
-#pragma unroll
-    for (int i = 0; i < BATCH_PAIRS * BATCH_PASSES * 2; ++i) {
-        const float2 v = values[i / (2 * BATCH_PASSES)][i / 2 % BATCH_PASSES][i % 2];
+    UNROLL for (int i = 0; i < BATCH_PAIRS * BATCH_PASSES * 2; ++i) {
+        const int row_pair = i / (2 * BATCH_PASSES), column_pair = i / 2 % BATCH_PASSES, row = i % 2;
+        const float2 v = values[row_pair][column_pair][row];
         const uint32_t x = __float_as_uint(v.x), y = __float_as_uint(v.y);
         largest_positive = larger(largest_positive, larger(static_cast<int>(x), static_cast<int>(y)));
         largest_negative = larger(largest_negative, larger(x, y));
@@ -568,52 +500,52 @@ __device__ __forceinline__ uint32_t largest_of_batch(const Batch& values, uint32
     uint32_t largest = larger(static_cast<uint32_t>(largest_positive), largest_negative & 0x7fffffffu);
     largest = warp_max(largest);
     if (threadIdx.x % WARP == 0) warp_largest[slot * PRODUCER_WARPS + threadIdx.x / WARP % PRODUCER_WARPS] = largest;
-    named_barrier(barrier, WARPGROUP);
-#pragma unroll
-    for (int warp = 0; warp < PRODUCER_WARPS; ++warp) largest = larger(largest, warp_largest[slot * PRODUCER_WARPS + warp]);
+    bar_sync(barrier, WARPGROUP);
+    UNROLL for (int warp = 0; warp < PRODUCER_WARPS; ++warp)
+        largest = larger(largest, warp_largest[slot * PRODUCER_WARPS + warp]);
     return largest;
 }
 
+// Stores half a unit, two columns of two rows, for each row pair and column pair; strict: the low parts, too.
 template <bool STRICT>
-__device__ __forceinline__ void store_batch(uint32_t stage, const Plan& plan, const Source& source, float scale,
-                                            const Batch& values) {
+DEVICE void store_batch(uint32_t stage, const Plan& plan, const Cursor& at, float scale, const Batch& values) {
+    constexpr int PAIR_BYTES = UNIT_BYTES / 2;
     const int warp = threadIdx.x / WARP % PRODUCER_WARPS, lane = threadIdx.x % WARP;
-    const int first_pair = source.column_pair + lane;
-#pragma unroll
-    for (int i = 0; i < BATCH_PAIRS; ++i) {
-        const int pair = source.row_pair + i * PRODUCER_WARPS + warp;
+    const int first_pair = at.column_pair + lane;
+    UNROLL for (int i = 0; i < BATCH_PAIRS; ++i) {
+        const int pair = at.row_pair + i * PRODUCER_WARPS + warp;
         const int row = pair % PLANES * plan.rows + pair / PLANES;  // of all planes
-        const uint32_t to = stage + row * plan.pitch * UNIT_BYTES + first_pair * (UNIT_BYTES / 2);
-#pragma unroll
-        for (int k = 0; k < BATCH_PASSES; ++k) {
-            const bool exists = pair < source.row_pairs && first_pair + WARP * k < 2 * plan.pitch;
+        const uint32_t to = stage + row * plan.pitch * UNIT_BYTES + first_pair * PAIR_BYTES;
+        UNROLL for (int k = 0; k < BATCH_PASSES; ++k) {
+            const bool exists = pair < at.row_pairs && first_pair + WARP * k < 2 * plan.pitch;
             float v[4];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) v[2 * r] = values[i][k][r].x * scale, v[2 * r + 1] = values[i][k][r].y * scale;
-            store2_if(exists, to + WARP * k * (UNIT_BYTES / 2), half_pair(v[0], v[1]), half_pair(v[2], v[3]));
+            UNROLL for (int r = 0; r < 2; ++r) v[2 * r] = values[i][k][r].x * scale, v[2 * r + 1] = values[i][k][r].y * scale;
+            st_shared_v2_if(exists, to + WARP * k * PAIR_BYTES, half2_of(v[0], v[1]), half2_of(v[2], v[3]));
             if (STRICT)
-                store2_if(exists, to + plan.stage_bytes(false) + WARP * k * (UNIT_BYTES / 2),
-                          half_pair(half_rest(v[0]), half_rest(v[1])), half_pair(half_rest(v[2]), half_rest(v[3])));
+                st_shared_v2_if(exists, to + plan.stage_bytes(false) + WARP * k * PAIR_BYTES,
+                                half2_of(half_rest(v[0]), half_rest(v[1])), half2_of(half_rest(v[2]), half_rest(v[3])));
         }
     }
 }
 
+// A producer warpgroup: for each tile of its consumer, for each channel, fills a stage, batch by batch. The first batch of the
+// stage waits until the stage is empty; the last one publishes its StageInfo and arrives. A tile that begins again does so in
+// the stage that it has reached: is_first tells the consumer to drop its sums.
 template <bool STRICT, bool PAIRED>
-__device__ __forceinline__ void produce(const float* __restrict__ x, const Shape& shape, const Plan& plan, char* memory,
-                                        const StreamMemory& at, int multiplier) {
-    uint32_t* const warp_largest = reinterpret_cast<uint32_t*>(memory + at.largest) + multiplier * 2 * PRODUCER_WARPS;
-    const Ring ring(memory, at, plan, STRICT, multiplier);
-    Turn turn;
-    Source source;
-    source.ordinal = 0;
-    if (!source.begin_span(x, shape, plan, span_number(plan, 0, multiplier))) return;
+DEVICE void produce(const float* __restrict__ x, const Shape& shape, const Plan& plan, char* memory, const SharedLayout& layout,
+                    int consumer) {
+    uint32_t* const warp_largest = reinterpret_cast<uint32_t*>(memory + layout.largest) + consumer * 2 * PRODUCER_WARPS;
+    const Pipeline pipeline(memory, layout, plan, STRICT, consumer);
+    PipelineState state;
+    Cursor at;
+    at.ordinal = 0;
+    if (!at.begin_tile(x, shape, plan, tile_number(plan, 0, consumer))) return;
     Batch values;
-    load_batch<PAIRED>(shape, plan, source, values);
+    load_batch<PAIRED>(shape, plan, at, values);
     int exponent = NO_EXPONENT, slot = 0;
     bool plain = false;
-#pragma unroll 1
-    while (true) {
-        const uint32_t largest = largest_of_batch(values, warp_largest, slot, 1 + MULTIPLIERS + multiplier);
+    UNROLL_1 while (true) {
+        const uint32_t largest = largest_of_batch(values, warp_largest, slot, 1 + CONSUMERS + consumer);
         slot ^= 1;
         if (largest >= INFINITE) {
             plain = true;
@@ -622,164 +554,143 @@ __device__ __forceinline__ void produce(const float* __restrict__ x, const Shape
             if (begins || __uint_as_float(largest) * power_of_2(exponent) > LARGEST_HALF) {
                 exponent = scale_exponent(__uint_as_float(largest), FIRST_TARGET);
                 if (!begins) {
-                    source.begin_attempt();
-                    load_batch<PAIRED>(shape, plan, source, values);
+                    at.begin_attempt();
+                    load_batch<PAIRED>(shape, plan, at, values);
                     continue;
                 }
             }
         }
-        if (source.begins_stage()) ring.wait_empty(turn);
+        if (at.begins_stage()) pipeline.producer_wait(state);
         const int used_exponent = exponent == NO_EXPONENT ? 0 : exponent;
-        store_batch<STRICT>(ring.address(turn), plan, source, power_of_2(used_exponent), values);
-        if (source.next(plan)) {
-            const bool is_last = source.channel == IN_CHANNELS;
+        store_batch<STRICT>(pipeline.address(state), plan, at, power_of_2(used_exponent), values);
+        if (at.next(plan)) {
+            const bool is_last = at.channel == IN_CHANNELS;
             if (threadIdx.x % WARPGROUP == 0) {
-                StageNote& note = ring.notes[turn.place];
-                note.exponent = used_exponent, note.is_first = source.channel == 1, note.is_last = is_last, note.plain = plain;
+                StageInfo& info = pipeline.infos[state.stage];
+                info.exponent = used_exponent, info.is_first = at.channel == 1, info.is_last = is_last, info.plain = plain;
             }
-            async_proxy_fence();
-            ring.arrive_full(turn);
-            turn.advance(plan.places);
+            fence_proxy_async();
+            pipeline.producer_arrive(state);
+            state.advance(plan.stages);
             if (is_last) {
-                ++source.ordinal;
-                if (!source.begin_span(x, shape, plan, span_number(plan, source.ordinal, multiplier))) break;
+                ++at.ordinal;
+                if (!at.begin_tile(x, shape, plan, tile_number(plan, at.ordinal, consumer))) break;
                 exponent = NO_EXPONENT, plain = false;
             }
         }
-        load_batch<PAIRED>(shape, plan, source, values);
+        load_batch<PAIRED>(shape, plan, at, values);
     }
 }
 
-// ---- multiplying
-// Descriptors of matrices without swizzle, made of core matrices of 8 rows x 16 bytes. Those adjacent in the rows are 128 bytes
-// apart, those adjacent in k `adjacent_k` units. Addresses have 18 bits, so that offsets, in units, never leave their field.
-__device__ __forceinline__ uint64_t descriptor(int unit, int adjacent_k) {
-    return static_cast<uint64_t>(128 / UNIT_BYTES) << 32 | static_cast<uint32_t>(unit + (adjacent_k << 16));
-}
-
+// ---- the consumer warpgroups: wgmma, and outputs through shared memory to device memory
 template <int OUTS>
-using Sums = float[M_TILES][OUTS / 2];
+using Sums = float[M_TILES][OUTS / 2];  // a lane's part of M_TILES x 64 positions x OUTS
 
-// sums (or, where `accumulate` is 0, zeros) += the products of a stage's taps, at TILES x 64 positions. `x` and `weights` are
-// in units of shared memory, x from the first position on.
-template <int TILES, int OUTS>
-__device__ __forceinline__ void multiply_stage(int x, int weights, const Plan& plan, int accumulate,
-                                               float(&sums)[TILES][OUTS]) {
+// sums += (or, where `accumulate` is 0, =) the products of a stage's taps, at TILES x 64 positions. `x` and `weights` are in
+// units of shared memory, x from the tile's first position on.
+template <int TILES, int SUMS>
+DEVICE void multiply_stage(int x, int weights, const Plan& plan, int accumulate, float(&sums)[TILES][SUMS]) {
+    constexpr int OUTS = 2 * SUMS;
     const int pitch = plan.pitch, plane = plan.rows * pitch;
-    const auto unit_offset = [&](int unit) {
-        return unit / (QUADS * TAP_ROWS) * plane + unit / QUADS % TAP_ROWS * pitch + unit % QUADS;
-    };
+    const auto offset_of = [&](const Unit& unit) { return unit.plane() * plane + unit.row() * pitch + unit.quad(); };
 #pragma unroll (UNROLLED_STEPS)
     for (int step = 0; step < STEPS; ++step) {
-        const int first = unit_offset(2 * step), second = unit_offset(smaller(2 * step + 1, UNITS - 1));
-#pragma unroll
-        for (int m = 0; m < TILES; ++m)
-            multiply(sums[m], descriptor(x + 64 * m + first, second - first),
-                     descriptor(weights + 2 * step * (2 * OUTS), 2 * OUTS), accumulate || step > 0);
+        const int first = offset_of({2 * step}), second = offset_of({smaller(2 * step + 1, UNITS - 1)});
+        UNROLL for (int m = 0; m < TILES; ++m)
+            wgmma_m64nNk16_f16(sums[m], descriptor(x + 64 * m + first, second - first),
+                               descriptor(weights + 2 * step * OUTS, OUTS), accumulate || step > 0);
     }
 }
 
-// A span's output in one channel of those that a block has. Positions [first, last), counted from the span's first, begin where
-// 16 bytes do unless the line begins there.
+// A tile's output in one channel: positions [first, last), counted from the tile's first, begin 16-byte aligned unless the line
+// begins there. [whole_first, whole_last) of them go out by a bulk copy, in whole 16 bytes. Up to three are before and after.
 struct ChannelRange {
-    float* out;              // the span's first position
-    int shift, first, last;  // shift: of that position, in floats from 16 bytes
+    float* out;                   // the tile's first position
+    int shift;                    // of that position, in floats from 16 bytes
+    int first, last, whole_first, whole_last;
 
-    __device__ __forceinline__ ChannelRange(float* plane, const Span& span) {
-        out = plane + span.line + span.begin;
-        const int size = static_cast<int>(span.end - span.begin);
+    DEVICE ChannelRange(float* plane, const Tile& tile) {
+        out = plane + tile.line + tile.begin;
+        const int size = static_cast<int>(tile.end - tile.begin);
         shift = misalignment(out);
-        first = span.is_first ? 0 : (4 - shift) % 4;
-        last = span.is_last ? size : size + (4 - misalignment(out + size)) % 4;
+        first = tile.is_first ? 0 : (4 - shift) % 4;
+        last = tile.is_last ? size : size + (4 - misalignment(out + size)) % 4;
+        whole_first = smaller(first + (4 - (shift + first) % 4) % 4, last);
+        whole_last = larger(last - (shift + last) % 4, whole_first);
     }
-    static __device__ __forceinline__ int misalignment(const float* p) { return reinterpret_cast<uintptr_t>(p) / 4 % 4; }
-};
-
-// The part of it that goes by a bulk copy, in whole 16 bytes: [whole_first, whole_last). Up to three positions are before and
-// after, at the ends of a line.
-struct ChannelParts {
-    ChannelRange range;
-    int whole_first, whole_last;
-
-    __device__ __forceinline__ ChannelParts(float* plane, const Span& span) : range(plane, span) {
-        whole_first = smaller(range.first + (4 - (range.shift + range.first) % 4) % 4, range.last);
-        whole_last = larger(range.last - (range.shift + range.last) % 4, whole_first);
-    }
-    // The position that one of 6 threads writes, where it exists.
-    __device__ __forceinline__ int single(int thread) const {
-        return thread < 3 ? range.first + thread : whole_last + thread - 3;
-    }
-    __device__ __forceinline__ bool has_single(int thread) const {
-        return thread < 3 ? single(thread) < whole_first : thread < 6 && single(thread) < range.last;
+    static DEVICE int misalignment(const float* p) { return reinterpret_cast<uintptr_t>(p) / 4 % 4; }
+    // The position outside of the bulk copy that one of 6 threads writes, where it exists.
+    DEVICE int single(int thread) const { return thread < 3 ? first + thread : whole_last + thread - 3; }
+    DEVICE bool has_single(int thread) const {
+        return thread < 3 ? single(thread) < whole_first : thread < 6 && single(thread) < last;
     }
 };
 
-// Writes the outputs of a span. Through shared memory, 8 channels at a time: a channel's positions lie there as they will lie
-// in device memory, and go there by bulk copies of whole 16 bytes. Single floats remain at the ends of a line.
+// Writes a tile's outputs through shared memory, 8 channels at a time: a channel's positions lie there as they will lie in
+// device memory. Two channels of each 8 go out by a warp: one lane issues the bulk copies, six lanes a channel write what is
+// before and after. With STAGING_BUFFERS, a buffer is written while the copies of the one before still read theirs.
 template <int OUTS>
-__device__ __forceinline__ void write_span(const Sums<OUTS>& sums, const Shape& shape, const Plan& plan, const Span& span,
-                                           int exponent, const float* scales, float* staging, float* __restrict__ out,
-                                           int channels, int multiplier) {
+DEVICE void write_tile(const Sums<OUTS>& sums, const Shape& shape, const Plan& plan, const Tile& tile, int exponent,
+                       const float* scales, float* staging, float* __restrict__ out, int channels, int consumer) {
     const int warp = uniform(static_cast<int>(threadIdx.x / WARP % 4));
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int64_t out_plane = shape.out_plane();
-    // Of the lane's positions in the span, in bytes. What is computed in vain, between the rows, goes to the end.
-    int places[2 * M_TILES];
-#pragma unroll
-    for (int i = 0; i < 2 * M_TILES; ++i) {
-        const int unit = span.column + i / 2 * 64 + warp * 16 + g + i % 2 * 8, row = unit / plan.pitch;
+    // Of the lane's positions in the tile, in bytes. What is computed in vain, between the rows, goes to the end.
+    int offsets[M_TILES][2];
+    UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
+        const int m = i / 2, r = i % 2, unit = tile.column + m * 64 + warp * 16 + g + r * 8, row = unit / plan.pitch;
         const int column = unit - row * plan.pitch, in_vain = row * (plan.pitch - plan.columns) + column - plan.columns;
-        places[i] = (column < plan.columns ? row * plan.columns + column - span.column : POSITIONS - 1 - in_vain) * 4;
+        const bool is_output = column < plan.columns;
+        offsets[m][r] = (is_output ? row * plan.columns + column - tile.column : POSITIONS - 1 - in_vain) * 4;
     }
     const uint32_t first_staged = shared_address(staging);
-    const ChannelRange lane_ranges[2] = {{out + 2 * t * out_plane, span}, {out + (2 * t + 1) * out_plane, span}};
+    const ChannelRange lane_ranges[2] = {{out + 2 * t * out_plane, tile}, {out + (2 * t + 1) * out_plane, tile}};
     const uint32_t lane_row = first_staged + (2 * t * STAGING_ROW + lane_ranges[0].shift) * 4;
     const uint32_t next_row = first_staged + ((2 * t + 1) * STAGING_ROW + lane_ranges[1].shift) * 4;
-    // Two channels of each 8 go out by a warp: one lane asks for the bulk copies, six write what is before and after those.
-    float* const out_begin = reinterpret_cast<float*>(uniform(reinterpret_cast<uint64_t>(out + span.line + span.begin)));
+    // The bulk copies of the warp's two channels.
+    float* const out_begin = reinterpret_cast<float*>(uniform(reinterpret_cast<uint64_t>(out + tile.line + tile.begin)));
     int whole_first[2], whole_bytes[2], whole_from[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const ChannelParts parts(out + (2 * warp + r) * out_plane, span);
-        whole_first[r] = uniform(parts.whole_first), whole_bytes[r] = uniform((parts.whole_last - parts.whole_first) * 4);
+    UNROLL for (int r = 0; r < 2; ++r) {
+        const ChannelRange range(out + (2 * warp + r) * out_plane, tile);
+        whole_first[r] = uniform(range.whole_first), whole_bytes[r] = uniform((range.whole_last - range.whole_first) * 4);
         whole_from[r] = uniform(static_cast<int>(first_staged) +
-                                ((2 * warp + r) * STAGING_ROW + parts.range.shift + parts.whole_first) * 4);
+                                ((2 * warp + r) * STAGING_ROW + range.shift + range.whole_first) * 4);
     }
+    // The lane's single position.
     const int single_row = 2 * warp + lane / 16;
-    const ChannelParts mine(out + single_row * out_plane, span);
-    const int single = mine.single(lane % 16), single_place = single_row * STAGING_ROW + mine.range.shift + single;
+    const ChannelRange mine(out + single_row * out_plane, tile);
+    const int single = mine.single(lane % 16), single_staged = single_row * STAGING_ROW + mine.shift + single;
     const bool has_single = mine.has_single(lane % 16);
+
     const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
-#pragma unroll
-    for (int j = 0; j < OUTS / 8; ++j) {
+    UNROLL for (int j = 0; j < OUTS / 8; ++j) {
         const int buffer = j % STAGING_BUFFERS * STAGING;
         const float2 unscale = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * t);
         const float2 bias = *reinterpret_cast<const float2*>(scales + OUTS + 8 * j + 2 * t);
         const float factor_x = fminf(half_unscale * unscale.x, LARGEST_POWER);
         const float factor_y = fminf(half_unscale * unscale.y, LARGEST_POWER);
-#pragma unroll
-        for (int i = 0; i < 2 * M_TILES; ++i) {
-            const float(&tile)[OUTS / 2] = sums[i / 2];
-            const int first = 4 * j + i % 2 * 2;
-            const float left = fmaf(tile[first] * factor_x, other_half, bias.x);
-            const float right = fmaf(tile[first + 1] * factor_y, other_half, bias.y);
-            store1(lane_row + places[i] + buffer * 4, left);
-            store1(next_row + places[i] + buffer * 4, right);
-        }
-        async_proxy_fence();
-        if (lane == 0) store_wait_read<STAGING_BUFFERS - 2>();  // then the buffer of the next 8 is free
-        named_barrier(multiplier, WARPGROUP);
+        UNROLL for (int m = 0; m < M_TILES; ++m)
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float* pair = sums[m] + 4 * j + 2 * r;
+                const float left = fmaf(pair[0] * factor_x, other_half, bias.x);
+                const float right = fmaf(pair[1] * factor_y, other_half, bias.y);
+                st_shared(lane_row + offsets[m][r] + buffer * 4, left);
+                st_shared(next_row + offsets[m][r] + buffer * 4, right);
+            }
+        fence_proxy_async();
+        if (lane == 0) cp_async_bulk_wait_read<STAGING_BUFFERS - 2>();  // then the buffer of the next 8 is free
+        bar_sync(consumer, WARPGROUP);
         if (lane == 0) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
+            UNROLL for (int r = 0; r < 2; ++r) {
                 const int channel = 8 * j + 2 * warp + r;
                 if (channel < channels && whole_bytes[r] > 0)
-                    bulk_store(out_begin + channel * out_plane + whole_first[r], whole_from[r] + buffer * 4, whole_bytes[r]);
+                    cp_async_bulk_store(out_begin + channel * out_plane + whole_first[r], whole_from[r] + buffer * 4,
+                                        whole_bytes[r]);
             }
-            store_commit();
+            cp_async_bulk_commit();
         }
         if (has_single && 8 * j + single_row < channels)
-            out_begin[(8 * j + single_row) * out_plane + single] = staging[buffer + single_place];
+            out_begin[(8 * j + single_row) * out_plane + single] = staging[buffer + single_staged];
     }
 }
 
@@ -790,155 +701,163 @@ struct Tensors {
     float* __restrict__ out;
 };
 
-// A span's outputs without the tensor core, from x and the weights as they are, by a warpgroup.
-__device__ __forceinline__ void write_span_plainly(const Shape& shape, const Plan& plan, int64_t number,
-                                                   const Tensors& tensors) {
-    Span span;
-    span.set(shape, plan, number);
+// An output in plain fp32, from x and the weights as they are.
+DEVICE float plain_output(const Shape& shape, const float* __restrict__ x, const float* __restrict__ weight,
+                          const float* __restrict__ bias, int64_t sample, int o, int i, int j);
+
+// A tile that reads a NaN or an infinity, without the tensor core, by a warpgroup.
+DEVICE void write_plain_tile(const Shape& shape, const Plan& plan, int64_t number, const Tensors& tensors) {
+    Tile tile;
+    tile.set(shape, plan, number);
     const int group = blockIdx.x % plan.groups();
-#pragma unroll 1
-    for (int o = group * plan.outs; o < smaller((group + 1) * plan.outs, OUT_CHANNELS); ++o) {
-        const ChannelRange range(tensors.out + (span.sample * OUT_CHANNELS + o) * shape.out_plane(), span);
-#pragma unroll 1
-        for (int position = range.first + threadIdx.x % WARPGROUP; position < range.last; position += WARPGROUP) {
-            const int64_t place = span.line + span.begin + position;
-            const int i = static_cast<int>(place / shape.out_w),
-                      j = static_cast<int>(place - static_cast<int64_t>(i) * shape.out_w);
-            range.out[position] = general::output(shape, tensors.x, tensors.weight, tensors.bias, span.sample, o, i, j);
+    UNROLL_1 for (int o = group * plan.outs; o < smaller((group + 1) * plan.outs, OUT_CHANNELS); ++o) {
+        const ChannelRange range(tensors.out + (tile.sample * OUT_CHANNELS + o) * shape.out_plane(), tile);
+        UNROLL_1 for (int position = range.first + threadIdx.x % WARPGROUP; position < range.last; position += WARPGROUP) {
+            const int64_t in_plane = tile.line + tile.begin + position;
+            const int i = static_cast<int>(in_plane / shape.out_w);
+            const int j = static_cast<int>(in_plane - static_cast<int64_t>(i) * shape.out_w);
+            range.out[position] = plain_output(shape, tensors.x, tensors.weight, tensors.bias, tile.sample, o, i, j);
         }
     }
 }
 
+// A consumer warpgroup: for each of its tiles, waits for a channel's stage, multiplies, and gives the stage back; after the
+// last channel it writes the outputs. Sums of 192 positions x OUTS are in registers. Plain tiles come at the end.
 template <int OUTS, bool STRICT>
-__device__ __forceinline__ void multiply_spans(const Shape& shape, const Plan& plan, char* memory, const StreamMemory& at,
-                                               const Tensors& tensors, int multiplier) {
+DEVICE void consume(const Shape& shape, const Plan& plan, char* memory, const SharedLayout& layout, const Tensors& tensors,
+                    int consumer) {
     const int first_channel = blockIdx.x % plan.groups() * OUTS;
     const int channels = smaller(OUTS, OUT_CHANNELS - first_channel);
-    float* const staging = reinterpret_cast<float*>(memory + at.staging) + multiplier * STAGING_BUFFERS * STAGING;
-    const Ring ring(memory, at, plan, STRICT, multiplier);
-    const int first_weight = shared_address(memory + at.weights) / UNIT_BYTES;
-    int first_plain = 1 << 30, last_plain = -1;  // of the spans, in the order in which they come
-    Turn turn;
-    wait(shared_address(memory + at.barriers), 0);  // the weights
-#pragma unroll 1
-    for (int ordinal = 0; span_number(plan, ordinal, multiplier) < plan.all_spans; ++ordinal) {
-        Span span;
-        span.set(shape, plan, span_number(plan, ordinal, multiplier));
+    float* const staging = reinterpret_cast<float*>(memory + layout.staging) + consumer * STAGING_BUFFERS * STAGING;
+    const Pipeline pipeline(memory, layout, plan, STRICT, consumer);
+    const int first_weight = shared_address(memory + layout.weights) / UNIT_BYTES;
+    int first_plain = 1 << 30, last_plain = -1;  // ordinals
+    PipelineState state;
+    mbarrier_wait(shared_address(memory + layout.barriers), 0);  // the weights
+    UNROLL_1 for (int ordinal = 0; tile_number(plan, ordinal, consumer) < plan.all_tiles; ++ordinal) {
+        Tile tile;
+        tile.set(shape, plan, tile_number(plan, ordinal, consumer));
         Sums<OUTS> sums;
-        StageNote note;
+        StageInfo info;
         int channel = 0;
-#pragma unroll 1
-        do {
-            ring.wait_full(turn);
-            note = ring.notes[turn.place];
-            if (note.is_first) channel = 0;
-            const int stage = uniform(static_cast<int>(ring.address(turn) / UNIT_BYTES) + span.column);
+        UNROLL_1 do {
+            pipeline.consumer_wait(state);
+            info = pipeline.infos[state.stage];
+            if (info.is_first) channel = 0;
+            const int x = uniform(static_cast<int>(pipeline.address(state) / UNIT_BYTES) + tile.column);
             const int weights = first_weight + channel * STEPS * 2 * OUTS;
             if constexpr (!STRICT) {
-                mma_fence();
-                multiply_stage(stage, weights, plan, !note.is_first, sums);
-                mma_commit();
-                mma_wait<0>();
-                ring.arrive_empty(turn);
+                wgmma_fence();
+                multiply_stage(x, weights, plan, !info.is_first, sums);
+                wgmma_commit();
+                wgmma_wait();
+                pipeline.consumer_arrive(state);
             } else {
                 // The tensor core cuts off what a sum does not hold, always towards zero: so a stage is summed from zero, small
                 // terms first, and the sums of stages are added as fp32 numbers are.
-                const int low = plan.stage_bytes(false) / UNIT_BYTES, low_weights = static_cast<int>(weight_units(OUTS));
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
+                const int low_x = plan.stage_bytes(false) / UNIT_BYTES, low_weights = static_cast<int>(weight_units(OUTS));
+                UNROLL for (int m = 0; m < M_TILES; ++m) {
                     float part[1][OUTS / 2];
-#pragma unroll 1
-                    for (int k = 0; k < 3; ++k) {  // low * high, high * low, high * high
-                        mma_fence();
-                        multiply_stage(stage + 64 * m + (k == 0 ? low : 0), weights + (k == 1 ? low_weights : 0), plan, k > 0,
+                    UNROLL_1 for (int k = 0; k < 3; ++k) {  // low * high, high * low, high * high
+                        wgmma_fence();
+                        multiply_stage(x + 64 * m + (k == 0 ? low_x : 0), weights + (k == 1 ? low_weights : 0), plan, k > 0,
                                        part);
                     }
-                    mma_commit();
-                    mma_wait<0>();
-                    if (m == M_TILES - 1) ring.arrive_empty(turn);
-#pragma unroll
-                    for (int i = 0; i < OUTS / 2; ++i) sums[m][i] = part[0][i] + (note.is_first ? 0 : sums[m][i]);
+                    wgmma_commit();
+                    wgmma_wait();
+                    if (m == M_TILES - 1) pipeline.consumer_arrive(state);
+                    UNROLL for (int i = 0; i < OUTS / 2; ++i) sums[m][i] = part[0][i] + (info.is_first ? 0 : sums[m][i]);
                 }
             }
-            turn.advance(plan.places), ++channel;
-        } while (!note.is_last);
-        if (note.plain)
+            state.advance(plan.stages), ++channel;
+        } while (!info.is_last);
+        if (info.plain)
             last_plain = ordinal, first_plain = smaller(first_plain, ordinal);
         else
-            write_span<OUTS>(sums, shape, plan, span, note.exponent, reinterpret_cast<const float*>(memory + at.scales),
-                             staging, tensors.out + (span.sample * OUT_CHANNELS + first_channel) * shape.out_plane(), channels,
-                             1 + multiplier);
+            write_tile<OUTS>(sums, shape, plan, tile, info.exponent, reinterpret_cast<const float*>(memory + layout.scales),
+                             staging, tensors.out + (tile.sample * OUT_CHANNELS + first_channel) * shape.out_plane(), channels,
+                             1 + consumer);
     }
-    store_wait();
-    named_barrier(1 + multiplier, WARPGROUP);  // spans between two plain ones are written again
-#pragma unroll 1
-    for (int k = first_plain; k <= last_plain; ++k) write_span_plainly(shape, plan, span_number(plan, k, multiplier), tensors);
+    cp_async_bulk_wait();
+    bar_sync(1 + consumer, WARPGROUP);  // tiles between two plain ones are written again
+    UNROLL_1 for (int k = first_plain; k <= last_plain; ++k)
+        write_plain_tile(shape, plan, tile_number(plan, k, consumer), tensors);
 }
 
+// A block: all weights of a group of outputs stay in shared memory; TMA loads them while the first tiles are on their way. Of
+// its four warpgroups 0 and 1 consume, 2 and 3 produce for them; registers go from producers to consumers.
 template <int OUTS, bool STRICT>
-__global__ void __launch_bounds__(STREAM_THREADS, 1)
+__global__ void __launch_bounds__(FORWARD_THREADS, 1)
     convolve(const Shape shape, const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    const StreamMemory at(plan, STRICT);
+    const SharedLayout layout(plan, STRICT);
     const int groups = plan.groups(), group = blockIdx.x % groups;
-    const uint32_t weights_here = shared_address(memory + at.barriers);
+    const uint32_t weights_full = shared_address(memory + layout.barriers);
     if (threadIdx.x == 0) {
-        barrier_init(weights_here, 1);
-        for (int multiplier = 0; multiplier < MULTIPLIERS; ++multiplier) {
-            const Ring ring(memory, at, plan, STRICT, multiplier);
-            for (int place = 0; place < plan.places; ++place)
-                barrier_init(ring.full(place), PRODUCER_WARPS * WARP), barrier_init(ring.empty(place), WARPGROUP);
+        mbarrier_init(weights_full, 1);
+        for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
+            const Pipeline pipeline(memory, layout, plan, STRICT, consumer);
+            for (int stage = 0; stage < plan.stages; ++stage)
+                mbarrier_init(pipeline.full(stage), PRODUCER_WARPS * WARP), mbarrier_init(pipeline.empty(stage), WARPGROUP);
         }
-        barrier_init_fence();
+        fence_mbarrier_init();
         constexpr int PARTS = (STRICT ? 2 : 1) * IN_CHANNELS, BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
-        expect_bytes(weights_here, PARTS * BYTES);
+        mbarrier_arrive_expect_tx(weights_full, PARTS * BYTES);
         for (int part = 0; part < PARTS; ++part)
-            bulk_load(shared_address(memory + at.weights) + part * BYTES,
-                      packed + (static_cast<int64_t>(group) * PARTS + part) * (BYTES / UNIT_BYTES), BYTES, weights_here);
+            cp_async_bulk_load(shared_address(memory + layout.weights) + part * BYTES,
+                               packed + (static_cast<int64_t>(group) * PARTS + part) * (BYTES / UNIT_BYTES), BYTES,
+                               weights_full);
     }
     const float* const unscales = reinterpret_cast<const float*>(packed + groups * (STRICT ? 2 : 1) * weight_units(OUTS));
     if (threadIdx.x < OUTS) {
         const int o = group * OUTS + threadIdx.x;
-        float* const scales = reinterpret_cast<float*>(memory + at.scales);
+        float* const scales = reinterpret_cast<float*>(memory + layout.scales);
         scales[threadIdx.x] = unscales[o];
         scales[OUTS + threadIdx.x] = tensors.bias && o < OUT_CHANNELS ? tensors.bias[o] : 0;
     }
     __syncthreads();
-    const int role = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    if (role >= MULTIPLIERS) {
-        give_registers<PRODUCER_REGISTERS>();
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    if (warpgroup >= CONSUMERS) {
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (shape.paired)
-            produce<STRICT, true>(tensors.x, shape, plan, memory, at, role - MULTIPLIERS);
+            produce<STRICT, true>(tensors.x, shape, plan, memory, layout, warpgroup - CONSUMERS);
         else
-            produce<STRICT, false>(tensors.x, shape, plan, memory, at, role - MULTIPLIERS);
+            produce<STRICT, false>(tensors.x, shape, plan, memory, layout, warpgroup - CONSUMERS);
     } else {
-        take_registers<MULTIPLIER_REGISTERS>();
-        multiply_spans<OUTS, STRICT>(shape, plan, memory, at, tensors, role);
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        consume<OUTS, STRICT>(shape, plan, memory, layout, tensors, warpgroup);
     }
 }
 
-// ---- the gradient of the weights: x (64 taps x 8 positions) times grad (8 positions x outputs), summed over all positions
-// All taps of a chunk of channels are the rows of a product, in tiles of 64. Two warpgroups multiply: each has GRAD_TILES of
-// them, and all outputs of the block. A lane's part of the left operand comes from rows of x as they are; the right operand is
-// grad. Two more warpgroups round both to TF32 and fill the rings.
-constexpr int GRAD_MULTIPLIERS = 2, GRAD_PRODUCERS = 2, GRAD_THREADS = (GRAD_MULTIPLIERS + GRAD_PRODUCERS) * WARPGROUP;
-constexpr int GRAD_PRODUCER_WARPS = GRAD_PRODUCERS * WARPGROUP / WARP;
-constexpr int MOST_TAPS = 3 * 64 * GRAD_MULTIPLIERS;                        // a thread has registers for three tiles
+// ========================================================= training =========================================================
+// The gradient of the weights: x (taps x positions) times grad (positions x outputs), summed over all positions; TF32 operands.
+// The taps of a chunk of channels are the rows of a product, in tiles of 64. A lane loads its part of the left operand from
+// rows of x as they are: its taps only shift where. The right operand is grad. Two consumer warpgroups have GRAD_TILES tiles
+// each, and all outputs of the block; two producer warpgroups, together, load, round to TF32 and fill the pipeline.
+//
+// What a block of weight_gradient keeps in shared memory, in bytes, at the original's size:
+//
+//     0           64                                86,976                                                       211,116
+//     | mbarriers | stages of grad [4][high, low]   | x [channel][44 rows][235 columns]: a ring of rows, of which a stage's   |
+//     | 4 x 2     | [14 x 4 positions][output] 16 B | 11 lie anywhere, and neighbouring stages share 7                        |
+constexpr int GRAD_CONSUMERS = 2, GRAD_PRODUCERS = 2, GRAD_THREADS = (GRAD_CONSUMERS + GRAD_PRODUCERS) * WARPGROUP;
+constexpr int GRAD_CONSUMER_LANES = GRAD_CONSUMERS * WARPGROUP, GRAD_PRODUCER_LANES = GRAD_PRODUCERS * WARPGROUP;
+constexpr int GRAD_PRODUCER_WARPS = GRAD_PRODUCER_LANES / WARP;
+constexpr int MOST_TAPS = 3 * 64 * GRAD_CONSUMERS;                          // a thread has registers for three tiles
 constexpr int GRAD_OUTS = OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS;  // of a block; strict: FEW_OUTS
 
 // A run is the positions of an output row that one stage holds: RUN_STEPS instructions' inner size. The inner index k of a step
 // is position 2k, or 2(k - 4) + 1 from 4 on.
 constexpr int RUN_STEPS = 7, RUN = 8 * RUN_STEPS, RUN_COLUMNS = (RUN - 1) * STRIDE_W + KERNEL_W;
-// Lanes of a load read 8 taps side by side, in the order of the weights, at 4 positions, 2 * STRIDE_W apart: at a stride of 4
-// all lie in different banks where distances of rows and of channels are alike in number and in banks, modulo 8.
+// Lanes of a load read 8 taps side by side, in the order of the weights, at 4 positions, 2 * STRIDE_W apart. At a stride of 4
+// that is free of bank conflicts where distances of rows and of channels are alike in number and in banks, modulo 8.
 __host__ __device__ constexpr int alike(int least, int number) { return least + ((number - least) % 8 + 8) % 8; }
 constexpr int PITCH = alike(RUN_COLUMNS, KERNEL_W);
 
-// A stage of the gradient: [high, low][four positions][output], 16 bytes each, for an output row's run. With the bytes between
-// planes the 32 positions that a warp stores lie in different banks.
+// A stage of grad: [high, low][four positions][output], 16 bytes each. The 16 bytes between planes of four positions make the
+// stores of a warp, 32 positions, free of bank conflicts.
 __host__ __device__ constexpr int grad_plane(int outs) { return outs * 16 + 16; }
 __host__ __device__ constexpr int grad_part(int outs) { return 2 * RUN_STEPS * grad_plane(outs); }
-// Rows of x lie in a ring of their own, a stage's KERNEL_H rows anywhere in it: [channel][row][column].
 __host__ __device__ constexpr int ring_rows(int stages) { return stages * KERNEL_H; }
 __host__ __device__ constexpr int channel_pitch(int stages) { return alike(ring_rows(stages) * PITCH, TAPS); }
 __host__ __device__ constexpr int64_t gradient_bytes(bool strict, int outs, int channels, int stages) {
@@ -954,54 +873,46 @@ constexpr int most_chunk() {
         --channels;
     return channels;
 }
+// The one predicate of what this kernel takes.
 constexpr bool GRADIENT_FITS = most_chunk() > 0;
 constexpr int CHUNKS = ceil_div(IN_CHANNELS, GRADIENT_FITS ? most_chunk() : 1), CHUNK = ceil_div(IN_CHANNELS, CHUNKS);
-constexpr int GRAD_TILES = GRADIENT_FITS ? ceil_div(CHUNK * TAPS, 64 * GRAD_MULTIPLIERS) : 1;
+constexpr int GRAD_TILES = GRADIENT_FITS ? ceil_div(CHUNK * TAPS, 64 * GRAD_CONSUMERS) : 1;
 constexpr int most_stages(bool strict, int outs) {
     int stages = 4;
     while (stages > 2 && gradient_bytes(strict, outs, CHUNK, stages) > MAX_SHARED_BYTES) --stages;
     return stages;
 }
-
-// d (64 x 96 or 64 x 48) = or += a (64 x 8) * b (8 x 96 or 48), TF32: a from registers, b from shared memory. A warp has 16
-// rows of a and d. With g = lane / 4 and t = lane % 4: a has rows g and g + 8 of column t, then of column t + 4; d: see above.
-__device__ __forceinline__ void multiply(float(&d)[48], const float(&a)[4], uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %53, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-        "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-        "{%48, %49, %50, %51}, %52, accumulate, 1, 1;\n}"
-        : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
-        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-          "l"(b), "r"(accumulate));
-}
-__device__ __forceinline__ void multiply(float(&d)[24], const float(&a)[4], uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %29, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k8.f32.tf32.tf32 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
-        "{%24, %25, %26, %27}, %28, accumulate, 1, 1;\n}"
-        : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16)
-        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-          "l"(b), "r"(accumulate));
+// Of the 16 rows of a tile that a warp has, the first one's tap, among those of the chunk.
+template <class T>
+__host__ __device__ constexpr T first_tap(int warp, T tile) {
+    return ((warp / 4 * GRAD_TILES + tile) * 4 + warp % 4) * 16;
 }
 
-// What a stage holds: an output row's run. Rows of a run's column follow each other, then runs, then samples; where the row
-// before is at hand, so are those of its rows of x that this one reads again.
-constexpr int FRESH_ROWS = smaller(STRIDE_H, KERNEL_H);
+// A number as two TF32 values: high is rounded to 11 bits, as cvt.rna does it, but without its care for NaNs, which costs more
+// instructions. Of low the tensor core drops the last bit, which errs up as often as down. Infinities and NaNs have NaN there.
+struct Split {
+    float high, low;
+};
+DEVICE Split split(float v) {
+    const float high = __uint_as_float((__float_as_uint(v) + 0x1000u) & 0xffffe000u);
+    return {high, v - high};
+}
+
+// What a stage holds: a run of an output row. Rows of a run's column follow each other, then runs, then samples. Where the row
+// before it was in the stage before, the ring still holds the rows of x that both read.
+constexpr int FRESH_ROWS = smaller(STRIDE_H, KERNEL_H), SHARED_ROWS = KERNEL_H - FRESH_ROWS;
 struct OutputRow {
     int64_t sample;
     int run, row;
     int x_row = 0;  // where its first row of x is in the ring
     bool follows = false;
 
-    __device__ __forceinline__ OutputRow(const Shape& shape, int64_t number) {
+    DEVICE OutputRow(const Shape& shape, int64_t number) {
         const int64_t column = number / shape.out_h;
         row = static_cast<int>(number - column * shape.out_h);
         sample = column / shape.runs, run = static_cast<int>(column - sample * shape.runs);
     }
-    __device__ __forceinline__ void advance(const Shape& shape, int ring_rows) {
+    DEVICE void advance(const Shape& shape, int ring_rows) {
         follows = ++row < shape.out_h;
         if (!follows) {
             row = 0;
@@ -1010,7 +921,7 @@ struct OutputRow {
         x_row += follows ? FRESH_ROWS : KERNEL_H;
         if (x_row >= ring_rows) x_row -= ring_rows;
     }
-    __device__ __forceinline__ int columns(const Shape& shape) const { return smaller(RUN, shape.out_w - run * RUN); }
+    DEVICE int columns(const Shape& shape) const { return smaller(RUN, shape.out_w - run * RUN); }
 };
 
 // What a block has: a group of outputs, a chunk of channels, and output rows [first, last) of the whole batch.
@@ -1019,7 +930,6 @@ struct GradientPart {
     int64_t first, last;
 };
 
-// The shared memory of a block: barriers, stages of grad, the ring of rows of x.
 template <bool STRICT, int OUTS>
 struct GradientMemory {
     static constexpr int STAGES = most_stages(STRICT, OUTS), ROWS = ring_rows(STAGES), CHANNEL = channel_pitch(STAGES);
@@ -1027,15 +937,15 @@ struct GradientMemory {
     static constexpr int64_t BYTES = gradient_bytes(STRICT, OUTS, CHUNK, STAGES);
     uint32_t barriers, stages, rows;  // shared addresses
 
-    __device__ __forceinline__ explicit GradientMemory(const char* memory)
+    DEVICE explicit GradientMemory(const char* memory)
         : barriers(shared_address(memory)), stages(barriers + STAGES * 16), rows(stages + STAGES * STAGE_BYTES) {}
-    __device__ __forceinline__ uint32_t stage(const Turn& turn) const { return stages + turn.place * STAGE_BYTES; }
-    __device__ __forceinline__ uint32_t full(int place) const { return barriers + place * 16; }
-    __device__ __forceinline__ uint32_t empty(int place) const { return barriers + place * 16 + 8; }
-    __device__ __forceinline__ void release(const Turn& turn) const { arrive(empty(turn.place)); }
+    DEVICE uint32_t stage(const PipelineState& at) const { return stages + at.stage * STAGE_BYTES; }
+    DEVICE uint32_t full(int stage) const { return barriers + stage * 16; }
+    DEVICE uint32_t empty(int stage) const { return barriers + stage * 16 + 8; }
 };
 
-// A column of x in an output row's window.
+// ---- producers
+// A column of x in an output row's window: its rows go to the ring.
 template <bool STRICT, class Memory>
 struct WindowColumn {
     const float* x;  // row 0 of the first channel
@@ -1043,70 +953,63 @@ struct WindowColumn {
     bool exists;
     uint32_t ring;
 
-    __device__ __forceinline__ WindowColumn(const Memory& memory, const Shape& shape, const GradientPart& part,
-                                            const OutputRow& at, const float* all, int column) {
+    DEVICE WindowColumn(const Memory& memory, const Shape& shape, const GradientPart& part, const OutputRow& at,
+                        const float* all, int column) {
         const int w = at.run * RUN * STRIDE_W - PAD_W + column;
         x = all + (at.sample * IN_CHANNELS + part.first_channel) * shape.plane() + w;
         top = at.row * STRIDE_H - PAD_H, x_row = at.x_row;
         exists = column < RUN_COLUMNS && w >= 0 && w < shape.width;
         ring = memory.rows + column * 4;
     }
-    __device__ __forceinline__ float load(const Shape& shape, int channel, int row) const {
+    DEVICE float load(const Shape& shape, int channel, int row) const {
         const int h = top + row;
         const bool row_exists = h >= 0 && h < shape.height;
         return exists && row_exists ? x[channel * shape.plane() + static_cast<int64_t>(h) * shape.width] : 0;
     }
-    __device__ __forceinline__ void store(int channel, int row, float v) const {
-        const int place = x_row + row - (x_row + row >= Memory::ROWS ? Memory::ROWS : 0);
-        store1(ring + (channel * Memory::CHANNEL + place * PITCH) * 4, STRICT ? v : to_tf32(v));
+    DEVICE void store(int channel, int row, float v) const {
+        const int ring_row = x_row + row - (x_row + row >= Memory::ROWS ? Memory::ROWS : 0);
+        st_shared(ring + (channel * Memory::CHANNEL + ring_row * PITCH) * 4, STRICT ? v : cvt_rna_tf32(v));
     }
-    __device__ __forceinline__ void copy(const Shape& shape, int channel, int first, int last) const {
+    DEVICE void copy(const Shape& shape, int channel, int first, int last) const {
         constexpr int BATCH = 8;  // on their way at a time
-#pragma unroll 1
-        for (; first < last; first += BATCH) {
+        UNROLL_1 for (; first < last; first += BATCH) {
             float values[BATCH];
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) values[i] = first + i < last ? load(shape, channel, first + i) : 0;
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i)
+            UNROLL for (int i = 0; i < BATCH; ++i) values[i] = first + i < last ? load(shape, channel, first + i) : 0;
+            UNROLL for (int i = 0; i < BATCH; ++i)
                 if (first + i < last) store(channel, first + i, values[i]);
         }
     }
 };
 
-// The rows that a window does not share with the one before it, in a lane's first column and the first channels: they are
+// The rows of x that a window does not share with the one before it, in a lane's first column and the first channels: they are
 // asked for an output row ahead. A lane has every GRAD_PRODUCER_LANES-th column.
-constexpr int GRAD_PRODUCER_LANES = GRAD_PRODUCERS * WARPGROUP, MOST_AHEAD = 12;
-constexpr int SHARED_ROWS = KERNEL_H - FRESH_ROWS, AHEAD_CHANNELS = smaller(MOST_AHEAD / FRESH_ROWS, CHUNK);
+constexpr int MOST_AHEAD = 12, AHEAD_CHANNELS = smaller(MOST_AHEAD / FRESH_ROWS, CHUNK);
 template <bool STRICT, class Memory>
 struct RowsAhead {
     float values[AHEAD_CHANNELS > 0 ? AHEAD_CHANNELS : 1][FRESH_ROWS];
 
-    __device__ __forceinline__ static int column() { return threadIdx.x % GRAD_PRODUCER_LANES; }
-    __device__ __forceinline__ void load(const Memory& memory, const Shape& shape, const GradientPart& part,
-                                         const OutputRow& at, const float* x) {
+    static DEVICE int column() { return threadIdx.x % GRAD_PRODUCER_LANES; }
+    DEVICE void load(const Memory& memory, const Shape& shape, const GradientPart& part, const OutputRow& at, const float* x) {
         const WindowColumn<STRICT, Memory> window(memory, shape, part, at, x, column());
-#pragma unroll
-        for (int i = 0; i < AHEAD_CHANNELS * FRESH_ROWS; ++i)
-            if (i / FRESH_ROWS < part.channels)
-                values[i / FRESH_ROWS][i % FRESH_ROWS] = window.load(shape, i / FRESH_ROWS, SHARED_ROWS + i % FRESH_ROWS);
+        UNROLL for (int i = 0; i < AHEAD_CHANNELS * FRESH_ROWS; ++i) {
+            const int channel = i / FRESH_ROWS, row = i % FRESH_ROWS;
+            if (channel < part.channels) values[channel][row] = window.load(shape, channel, SHARED_ROWS + row);
+        }
     }
     // These, and what else of the window is not in the ring.
-    __device__ __forceinline__ void store(const Memory& memory, const Shape& shape, const GradientPart& part,
-                                          const OutputRow& at, const float* x) const {
+    DEVICE void store(const Memory& memory, const Shape& shape, const GradientPart& part, const OutputRow& at,
+                      const float* x) const {
         if (column() < RUN_COLUMNS) {
             const WindowColumn<STRICT, Memory> window(memory, shape, part, at, x, column());
-#pragma unroll
-            for (int i = 0; i < AHEAD_CHANNELS * FRESH_ROWS; ++i)
-                if (i / FRESH_ROWS < part.channels)
-                    window.store(i / FRESH_ROWS, SHARED_ROWS + i % FRESH_ROWS, values[i / FRESH_ROWS][i % FRESH_ROWS]);
+            UNROLL for (int i = 0; i < AHEAD_CHANNELS * FRESH_ROWS; ++i) {
+                const int channel = i / FRESH_ROWS, row = i % FRESH_ROWS;
+                if (channel < part.channels) window.store(channel, SHARED_ROWS + row, values[channel][row]);
+            }
         }
         if (at.follows && part.channels <= AHEAD_CHANNELS && RUN_COLUMNS <= GRAD_PRODUCER_LANES) return;
-#pragma unroll 1
-        for (int k = column(); k < RUN_COLUMNS; k += GRAD_PRODUCER_LANES) {
+        UNROLL_1 for (int k = column(); k < RUN_COLUMNS; k += GRAD_PRODUCER_LANES) {
             const WindowColumn<STRICT, Memory> window(memory, shape, part, at, x, k);
-#pragma unroll 1
-            for (int channel = 0; channel < part.channels; ++channel) {
+            UNROLL_1 for (int channel = 0; channel < part.channels; ++channel) {
                 const bool ahead = k == column() && channel < AHEAD_CHANNELS;
                 window.copy(shape, channel, at.follows ? SHARED_ROWS : 0, ahead ? SHARED_ROWS : KERNEL_H);
             }
@@ -1116,12 +1019,11 @@ struct RowsAhead {
 
 // sums[i] over the lanes of a warp, where lane / (WARP / SIZE) is i. With each exchange lanes keep half of the sums they have.
 template <int OFFSET, int SIZE>
-__device__ __forceinline__ float add_lanes(const float (&sums)[SIZE]) {
+DEVICE float add_lanes(const float (&sums)[SIZE]) {
     const bool upper = threadIdx.x & OFFSET;
     if constexpr (SIZE > 1) {
         float kept[SIZE / 2];
-#pragma unroll
-        for (int i = 0; i < SIZE / 2; ++i) {
+        UNROLL for (int i = 0; i < SIZE / 2; ++i) {
             const float given = upper ? sums[i] : sums[i + SIZE / 2];
             kept[i] = (upper ? sums[i + SIZE / 2] : sums[i]) + __shfl_xor_sync(0xffffffffu, given, OFFSET);
         }
@@ -1134,114 +1036,109 @@ __device__ __forceinline__ float add_lanes(const float (&sums)[SIZE]) {
     }
 }
 
-// Of a row of grad a lane has the positions `lane` and `lane` + 32, in each of the outputs that its warp has.
+// Half of a run of grad: a lane has the positions `lane` and `lane` + 32, in each output that its warp has.
 template <int OUTS>
 struct GradBatch {
-    static constexpr int SIZE = OUTS / (2 * GRAD_PRODUCER_WARPS);  // outputs; a row's are two batches
+    static constexpr int SIZE = OUTS / (2 * GRAD_PRODUCER_WARPS);  // outputs of a warp
     float values[SIZE][2];
 
-    __device__ __forceinline__ static int output(int batch, int i) {
+    static DEVICE int output(int batch, int i) {
         return (batch * SIZE + i) * GRAD_PRODUCER_WARPS + uniform(static_cast<int>(threadIdx.x / WARP % GRAD_PRODUCER_WARPS));
     }
-    __device__ __forceinline__ void load(int batch, const Shape& shape, const GradientPart& part, const OutputRow& at,
-                                         const float* __restrict__ grad) {
+    DEVICE void load(int batch, const Shape& shape, const GradientPart& part, const OutputRow& at,
+                     const float* __restrict__ grad) {
         const int lane = threadIdx.x % WARP, columns = at.columns(shape);
         const float* from = grad + (at.sample * OUT_CHANNELS + part.first_out + output(batch, 0)) * shape.out_plane() +
                             static_cast<int64_t>(at.row) * shape.out_w + at.run * RUN + lane;
-#pragma unroll
-        for (int i = 0; i < SIZE; ++i, from += GRAD_PRODUCER_WARPS * shape.out_plane()) {
+        UNROLL for (int i = 0; i < SIZE; ++i, from += GRAD_PRODUCER_WARPS * shape.out_plane()) {
             const bool exists = OUT_CHANNELS % OUTS == 0 || part.first_out + output(batch, i) < OUT_CHANNELS;
             values[i][0] = exists && lane < columns ? from[0] : 0;
             values[i][1] = exists && lane + WARP < columns ? from[WARP] : 0;
         }
     }
+    // Position p is in step p / 8. There it has the inner index p % 8 / 2, or 4 more where p is odd.
     template <bool STRICT>
-    __device__ __forceinline__ void store(int batch, uint32_t stage) const {
-        const int lane = threadIdx.x % WARP;
-        const uint32_t to = stage + (lane / 8 * 2 + lane % 2) * grad_plane(OUTS) + output(batch, 0) * 16 + lane % 8 / 2 * 4;
-#pragma unroll
-        for (int i = 0; i < SIZE; ++i) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                if (lane + k * WARP >= RUN) continue;
-                const uint32_t address = to + k * (WARP / 4) * grad_plane(OUTS) + i * GRAD_PRODUCER_WARPS * 16;
-                if constexpr (STRICT) {
-                    const Split parts = split(values[i][k]);
-                    store1(address, parts.high), store1(address + grad_part(OUTS), parts.low);
-                } else {
-                    store1(address, to_tf32(values[i][k]));
-                }
-            }
+    DEVICE void store(int batch, uint32_t stage) const {
+        const int lane = threadIdx.x % WARP, plane = lane / 8 * 2 + lane % 2, in_plane = lane % 8 / 2;
+        const uint32_t to = stage + plane * grad_plane(OUTS) + output(batch, 0) * 16 + in_plane * 4;
+        UNROLL for (int i = 0; i < SIZE; ++i) {
+            const uint32_t address = to + i * GRAD_PRODUCER_WARPS * 16;
+            store_value<STRICT>(address, values[i][0]);
+            if (lane + WARP < RUN) store_value<STRICT>(address + WARP / 4 * grad_plane(OUTS), values[i][1]);
+        }
+    }
+    template <bool STRICT>
+    static DEVICE void store_value(uint32_t address, float v) {
+        if constexpr (STRICT) {
+            const Split parts = split(v);
+            st_shared(address, parts.high), st_shared(address + grad_part(OUTS), parts.low);
+        } else {
+            st_shared(address, cvt_rna_tf32(v));
         }
     }
 
     // The sum over a warp's lanes of their values in output lane / SHARERS of the batch.
     static constexpr int POWER_OF_2 = SIZE <= 8 ? 8 : 16, SHARERS = WARP / POWER_OF_2;
     static_assert(SIZE <= POWER_OF_2, "a lane has one output in the end");
-    __device__ __forceinline__ float sum_over_lanes() const {
+    DEVICE float sum_over_lanes() const {
         float sums[POWER_OF_2];
-#pragma unroll
-        for (int i = 0; i < POWER_OF_2; ++i) sums[i] = i < SIZE ? values[i][0] + values[i][1] : 0;
+        UNROLL for (int i = 0; i < POWER_OF_2; ++i) sums[i] = i < SIZE ? values[i][0] + values[i][1] : 0;
         return add_lanes<WARP / 2>(sums);
     }
 };
 
 constexpr int BIAS_FLOATS = round_up(OUT_CHANNELS, 4);  // of a split's sums
 
-// What the producers do: they have an output row in registers, from which they fill a stage and add what is for the bias, and
-// ask for the next in the meantime.
+// The producer warpgroups have an output row in registers. They wait until a stage is empty, fill it, add what is for the bias,
+// and ask for the next row; then they arrive. No proxy fence here: it would wait for the loads that are on their way.
 template <bool STRICT, int OUTS>
-__device__ __forceinline__ void produce_gradient(const Shape& shape, const GradientPart& part,
-                                                 const GradientMemory<STRICT, OUTS>& memory, const float* __restrict__ x,
-                                                 const float* __restrict__ grad, float* bias_terms) {
+DEVICE void produce_gradient(const Shape& shape, const GradientPart& part, const GradientMemory<STRICT, OUTS>& memory,
+                             const float* __restrict__ x, const float* __restrict__ grad, float* bias_terms) {
     using Memory = GradientMemory<STRICT, OUTS>;
     using Batch = GradBatch<OUTS>;
     Batch batches[2];
     RowsAhead<STRICT, Memory> rows;
     float bias_sums[2] = {};
     OutputRow at(shape, part.first);
-    Turn turn;
+    PipelineState state;
     rows.load(memory, shape, part, at, x);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) batches[k].load(k, shape, part, at, grad);
-#pragma unroll 1
-    for (int64_t left = part.last - part.first; left > 0; --left) {
-        const uint32_t stage = memory.stage(turn), full = memory.full(turn.place);
-        wait(memory.empty(turn.place), turn.parity ^ 1);  // so the ring has room for a stage's rows, too
+    UNROLL for (int k = 0; k < 2; ++k) batches[k].load(k, shape, part, at, grad);
+    UNROLL_1 for (int64_t left = part.last - part.first; left > 0; --left) {
+        const uint32_t stage = memory.stage(state), full = memory.full(state.stage);
+        mbarrier_wait(memory.empty(state.stage), state.parity ^ 1);  // so the ring has room for a stage's rows, too
         rows.store(memory, shape, part, at, x);
         at.advance(shape, Memory::ROWS);
         if (left > 1) rows.load(memory, shape, part, at, x);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < 2; ++k) {
             batches[k].template store<STRICT>(k, stage);
             bias_sums[k] += batches[k].sum_over_lanes();
             if (left > 1) batches[k].load(k, shape, part, at, grad);
         }
-        arrive(full);
-        turn.advance(Memory::STAGES);
+        mbarrier_arrive(full);
+        state.advance(Memory::STAGES);
     }
     const int lane = threadIdx.x % WARP, of_batch = lane / Batch::SHARERS;
-#pragma unroll
-    for (int batch = 0; batch < 2; ++batch) {
+    UNROLL for (int batch = 0; batch < 2; ++batch) {
         const int o = part.first_out + Batch::output(batch, of_batch);
         if (part.first_channel == 0 && lane % Batch::SHARERS == 0 && of_batch < Batch::SIZE && o < BIAS_FLOATS)
             bias_terms[o] = bias_sums[batch];
     }
 }
 
+// ---- consumers
 // A lane's part of a tile of the left operand, rows g and g + 8: what a step of positions meets at its taps. Producers have
 // rounded it, unless STRICT.
 template <bool STRICT>
 struct TapTile {
     float high[4], low[STRICT ? 4 : 1];
 
-    // `columns`: positions from the step's first on that exist. Where there is none, grad is zero; but x may be infinite.
-    __device__ __forceinline__ void load(const uint32_t* taps, int step, int columns) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int position = 8 * step + i / 2;  // from the lane's first
-            float v = load1(taps[i % 2] + position * STRIDE_W * 4);
-            if (columns < 8 && 2 * static_cast<int>(threadIdx.x % 4) + i / 2 >= columns) v = 0;
+    // `taps`: shared addresses of x at the two rows' taps and the lane's first position. `columns`: positions from the step's
+    // first on that exist. Where there is none, grad is zero; but x may be infinite.
+    DEVICE void load(const uint32_t* taps, int step, int columns) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int row = i % 2, odd = i / 2;
+            float v = ld_shared(taps[row] + (8 * step + odd) * STRIDE_W * 4);
+            if (columns < 8 && 2 * static_cast<int>(threadIdx.x % 4) + odd >= columns) v = 0;
             if constexpr (STRICT) {
                 const Split parts = split(v);
                 high[i] = parts.high, low[i] = parts.low;
@@ -1252,86 +1149,83 @@ struct TapTile {
     }
 };
 
-// The sums of a split are written as they lie in registers: [group of outputs][chunk of channels][tile of a warpgroup][8
+// The sums of a split are written as they are in registers: [group of outputs][chunk of channels][tile of a warpgroup][8
 // outputs][thread], a float4 each; then come those of the biases.
-constexpr int GRAD_LANES = GRAD_MULTIPLIERS * WARPGROUP;
 __host__ __device__ constexpr int out_groups(int outs) { return ceil_div(OUT_CHANNELS, outs); }
-__host__ __device__ constexpr int64_t part_floats(int outs) { return 4ll * GRAD_TILES * (outs / 8) * GRAD_LANES; }
+__host__ __device__ constexpr int64_t part_floats(int outs) { return 4ll * GRAD_TILES * (outs / 8) * GRAD_CONSUMER_LANES; }
 __host__ __device__ constexpr int64_t split_floats(int outs) {
     return out_groups(outs) * CHUNKS * part_floats(outs) + BIAS_FLOATS;
 }
 
-// Strict sums begin anew with each output row and are added as fp32 numbers: see multiply_spans.
+// The consumer warpgroups: for each output row, wait for its stage, load the left operand and multiply, step by step, and give
+// the stage back. A warpgroup's sums, GRAD_TILES x 64 taps x OUTS, are in registers. Strict sums begin again with each output
+// row and are added as fp32 numbers: see consume.
 template <bool STRICT, int OUTS>
-__device__ __forceinline__ void multiply_gradient(const Shape& shape, const GradientPart& part,
-                                                  const GradientMemory<STRICT, OUTS>& memory, float* part_terms) {
+DEVICE void consume_gradient(const Shape& shape, const GradientPart& part, const GradientMemory<STRICT, OUTS>& memory,
+                             float* part_terms) {
     using Memory = GradientMemory<STRICT, OUTS>;
     constexpr int PLANE = grad_plane(OUTS) / UNIT_BYTES, LOW = grad_part(OUTS) / UNIT_BYTES;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    uint32_t tap_rows[2 * GRAD_TILES], first_taps[2 * GRAD_TILES];  // bytes to a lane's taps: their rows, and from there
-#pragma unroll
-    for (int i = 0; i < 2 * GRAD_TILES; ++i) {
-        const int place = ((warp / 4 * GRAD_TILES + i / 2) * 4 + warp % 4) * 16 + i % 2 * 8 + lane / 4;
-        const int tap = place < part.channels * TAPS ? place : 0;  // or any: that row's sums are not used
-        tap_rows[i] = tap % TAPS / KERNEL_W * PITCH * 4;
-        first_taps[i] = memory.rows + (tap / TAPS * Memory::CHANNEL + tap % KERNEL_W + 2 * (lane % 4) * STRIDE_W) * 4;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    uint32_t tap_rows[GRAD_TILES][2], first_taps[GRAD_TILES][2];  // bytes to a lane's taps: their rows, and from there
+    UNROLL for (int i = 0; i < 2 * GRAD_TILES; ++i) {
+        const int m = i / 2, r = i % 2, of_chunk = first_tap(warp, m) + r * 8 + g;
+        const int tap = of_chunk < part.channels * TAPS ? of_chunk : 0;  // or any: that row's sums are not used
+        const int channel = tap / TAPS, u = tap % TAPS / KERNEL_W, v = tap % KERNEL_W;
+        tap_rows[m][r] = u * PITCH * 4;
+        first_taps[m][r] = memory.rows + (channel * Memory::CHANNEL + v + 2 * t * STRIDE_W) * 4;
     }
     float sums[GRAD_TILES][OUTS / 2], row_sums[STRICT ? GRAD_TILES : 1][OUTS / 2];
-#pragma unroll
-    for (int i = 0; i < GRAD_TILES * OUTS / 2; ++i) sums[i / (OUTS / 2)][i % (OUTS / 2)] = 0;
+    UNROLL for (int m = 0; m < GRAD_TILES; ++m)
+        UNROLL for (int i = 0; i < OUTS / 2; ++i) sums[m][i] = 0;
     OutputRow at(shape, part.first);
-    Turn turn;
-#pragma unroll 1
-    for (int64_t number = part.first; number < part.last; ++number) {
+    PipelineState state;
+    UNROLL_1 for (int64_t number = part.first; number < part.last; ++number) {
         constexpr uint32_t RING_BYTES = Memory::ROWS * PITCH * 4;
-        uint32_t taps[2 * GRAD_TILES];
-#pragma unroll
-        for (int i = 0; i < 2 * GRAD_TILES; ++i) {
-            const uint32_t row = at.x_row * PITCH * 4 + tap_rows[i];
-            taps[i] = first_taps[i] + row - (row >= RING_BYTES ? RING_BYTES : 0);
-        }
-        const int columns = at.columns(shape), stage = uniform(static_cast<int>(memory.stage(turn) / UNIT_BYTES));
-        wait(memory.full(turn.place), turn.parity);
-        async_proxy_fence();  // here, since in a producer it would wait for what that has asked for
-#pragma unroll
-        for (int step = 0; step < RUN_STEPS; ++step) {
+        uint32_t taps[GRAD_TILES][2];
+        UNROLL for (int m = 0; m < GRAD_TILES; ++m)
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const uint32_t row = at.x_row * PITCH * 4 + tap_rows[m][r];
+                taps[m][r] = first_taps[m][r] + row - (row >= RING_BYTES ? RING_BYTES : 0);
+            }
+        const int columns = at.columns(shape), stage = uniform(static_cast<int>(memory.stage(state) / UNIT_BYTES));
+        mbarrier_wait(memory.full(state.stage), state.parity);
+        fence_proxy_async();  // here, since in a producer it would wait for what that has asked for
+        UNROLL for (int step = 0; step < RUN_STEPS; ++step) {
             if (8 * step >= columns) break;
             const int planes = stage + 2 * step * PLANE;
             TapTile<STRICT> tiles[GRAD_TILES];
-#pragma unroll
-            for (int i = 0; i < GRAD_TILES; ++i) tiles[i].load(taps + 2 * i, step, columns - 8 * step);
-            mma_fence();
-#pragma unroll
-            for (int i = 0; i < GRAD_TILES; ++i) {
+            UNROLL for (int m = 0; m < GRAD_TILES; ++m) tiles[m].load(taps[m], step, columns - 8 * step);
+            wgmma_fence();
+            UNROLL for (int m = 0; m < GRAD_TILES; ++m) {
                 if constexpr (STRICT) {  // small terms first
-                    multiply(row_sums[i], tiles[i].low, descriptor(planes, PLANE), step > 0);
-                    multiply(row_sums[i], tiles[i].high, descriptor(planes + LOW, PLANE), 1);
-                    multiply(row_sums[i], tiles[i].high, descriptor(planes, PLANE), 1);
+                    wgmma_m64nNk8_tf32(row_sums[m], tiles[m].low, descriptor(planes, PLANE), step > 0);
+                    wgmma_m64nNk8_tf32(row_sums[m], tiles[m].high, descriptor(planes + LOW, PLANE), 1);
+                    wgmma_m64nNk8_tf32(row_sums[m], tiles[m].high, descriptor(planes, PLANE), 1);
                 } else {
-                    multiply(sums[i], tiles[i].high, descriptor(planes, PLANE), 1);
+                    wgmma_m64nNk8_tf32(sums[m], tiles[m].high, descriptor(planes, PLANE), 1);
                 }
             }
-            mma_commit();
-            mma_wait<0>();
+            wgmma_commit();
+            wgmma_wait();
         }
-        memory.release(turn);
-        if constexpr (STRICT) {
-#pragma unroll
-            for (int i = 0; i < GRAD_TILES * OUTS / 2; ++i)
-                sums[i / (OUTS / 2)][i % (OUTS / 2)] += row_sums[i / (OUTS / 2)][i % (OUTS / 2)];
-        }
-        turn.advance(Memory::STAGES);
+        mbarrier_arrive(memory.empty(state.stage));
+        if constexpr (STRICT)
+            UNROLL for (int m = 0; m < GRAD_TILES; ++m)
+                UNROLL for (int i = 0; i < OUTS / 2; ++i) sums[m][i] += row_sums[m][i];
+        state.advance(Memory::STAGES);
         at.advance(shape, Memory::ROWS);
     }
 
-    float4* const terms = reinterpret_cast<float4*>(part_terms) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < GRAD_TILES * OUTS / 8; ++i) {
-        const float* of_8 = sums[i / (OUTS / 8)] + i % (OUTS / 8) * 4;
-        terms[i * GRAD_LANES] = make_float4(of_8[0], of_8[1], of_8[2], of_8[3]);
-    }
+    float4* terms = reinterpret_cast<float4*>(part_terms) + threadIdx.x;
+    UNROLL for (int m = 0; m < GRAD_TILES; ++m)
+        UNROLL for (int j = 0; j < OUTS / 8; ++j, terms += GRAD_CONSUMER_LANES) {
+            const float* of_8 = sums[m] + 4 * j;
+            *terms = make_float4(of_8[0], of_8[1], of_8[2], of_8[3]);
+        }
 }
 
+// A block: a part of the gradient over a split of the output rows, which it writes to `terms`. Warpgroups 0 and 1 consume, 2
+// and 3 produce.
 template <bool STRICT, int OUTS>
 __global__ void __launch_bounds__(GRAD_THREADS, 1)
     weight_gradient(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
@@ -1343,92 +1237,105 @@ __global__ void __launch_bounds__(GRAD_THREADS, 1)
     const int part_number = blockIdx.x % PARTS, chunk = part_number / GROUPS;
     const int64_t split = blockIdx.x / PARTS, splits = gridDim.x / PARTS;
     const GradientPart part = {part_number % GROUPS * OUTS, chunk * CHUNK, smaller(CHUNK, IN_CHANNELS - chunk * CHUNK),
-                               shape.out_rows() * split / splits, shape.out_rows() * (split + 1) / splits};
+                               shape.row_runs() * split / splits, shape.row_runs() * (split + 1) / splits};
     if (threadIdx.x == 0) {
-        for (int place = 0; place < Memory::STAGES; ++place)
-            barrier_init(memory.full(place), GRAD_PRODUCER_WARPS * WARP), barrier_init(memory.empty(place), GRAD_LANES);
-        barrier_init_fence();
+        for (int stage = 0; stage < Memory::STAGES; ++stage)
+            mbarrier_init(memory.full(stage), GRAD_PRODUCER_LANES), mbarrier_init(memory.empty(stage), GRAD_CONSUMER_LANES);
+        fence_mbarrier_init();
     }
     __syncthreads();
     terms += split * split_floats(OUTS);
-    const int role = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    if (role >= GRAD_MULTIPLIERS) {
-        give_registers<STRICT ? 64 : 72>();  // a thread of each has 128 as launched; strict sums take more
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    if (warpgroup >= GRAD_CONSUMERS) {
+        warpgroup_reg_dealloc<STRICT ? 64 : 72>();  // a thread of each is launched with 128; strict sums take more
         produce_gradient(shape, part, memory, x, grad, terms + PARTS * part_floats(OUTS));
     } else {
-        take_registers<STRICT ? 192 : 184>();
-        multiply_gradient(shape, part, memory, terms + part_number * part_floats(OUTS));
+        warpgroup_reg_alloc<STRICT ? 192 : 184>();
+        consume_gradient(shape, part, memory, terms + part_number * part_floats(OUTS));
     }
 }
 
-// Adds the splits' terms in an order of its own, and puts the sums where they belong. Either gradient may be null. A warp adds
-// every SUM_SHARES-th split, 4 terms a lane.
-constexpr int SUM_PLACES = WARP, SUM_SHARES = THREADS / WARP;
-__global__ void __launch_bounds__(THREADS)
+// Adds the splits' terms, always in the same order, and puts the sums where they belong. Either gradient may be null. A block
+// has SUM_TERMS of a split: each warp adds every SUM_WARPS-th split, 4 terms a lane; then a thread adds the warps' sums of one.
+constexpr int SUM_WARPS = 8, SUM_TERMS = 4 * WARP;
+__global__ void __launch_bounds__(SUM_WARPS * WARP)
     add_splits(const float* __restrict__ terms, float* __restrict__ grad_weight, float* __restrict__ grad_bias, int64_t splits,
                int outs) {
-    __shared__ float4 shares[SUM_SHARES][SUM_PLACES];
-    const int share = threadIdx.x / SUM_PLACES, k = threadIdx.x % SUM_PLACES;
-    const int64_t size = split_floats(outs), first = (static_cast<int64_t>(blockIdx.x) * SUM_PLACES + k) * 4;
+    __shared__ float4 shares[SUM_WARPS][WARP];
+    const int share = threadIdx.x / WARP, of_4 = threadIdx.x % WARP;
+    const int64_t size = split_floats(outs), first = (static_cast<int64_t>(blockIdx.x) * WARP + of_4) * 4;
     float4 sum = {};
     if (first < size)
 #pragma unroll 8
-        for (int64_t split = share; split < splits; split += SUM_SHARES) {
+        for (int64_t split = share; split < splits; split += SUM_WARPS) {
             const float4 v = *reinterpret_cast<const float4*>(terms + split * size + first);
             sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
         }
-    shares[share][k] = sum;
+    shares[share][of_4] = sum;
     __syncthreads();
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * SUM_PLACES * 4 + threadIdx.x;
-    if (threadIdx.x >= SUM_PLACES * 4 || place >= size) return;
+    const int64_t term = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + threadIdx.x;
+    if (threadIdx.x >= SUM_TERMS || term >= size) return;
     float total = 0;
-#pragma unroll
-    for (int i = 0; i < SUM_SHARES; ++i) total += reinterpret_cast<const float*>(shares[i])[threadIdx.x];
-    const int64_t of_bias = place - (size - BIAS_FLOATS);
+    UNROLL for (int i = 0; i < SUM_WARPS; ++i) total += reinterpret_cast<const float*>(shares[i])[threadIdx.x];
+    const int64_t of_bias = term - (size - BIAS_FLOATS);
     if (of_bias >= 0) {
         if (grad_bias && of_bias < OUT_CHANNELS) grad_bias[of_bias] = total;
         return;
     }
-    const int element = place % 4, lane = place / 4 % WARP, warp = place / (4 * WARP) % (GRAD_LANES / WARP);
-    const int64_t of_8 = place / (4 * GRAD_LANES), tile = of_8 / (outs / 8), part = tile / GRAD_TILES;
+    // Which part, tile, 8 outputs, thread and element of its float4 the term comes from.
+    const int element = term % 4, lane = term / 4 % WARP, warp = term / (4 * WARP) % (GRAD_CONSUMER_LANES / WARP);
+    const int64_t of_8 = term / (4 * GRAD_CONSUMER_LANES), tile = of_8 / (outs / 8), part = tile / GRAD_TILES;
     const int group = part % out_groups(outs), chunk = part / out_groups(outs);
     const int o = group * outs + static_cast<int>(of_8 % (outs / 8)) * 8 + lane % 4 * 2 + element % 2;
-    const int tap = ((warp / 4 * GRAD_TILES + tile % GRAD_TILES) * 4 + warp % 4) * 16 + lane / 4 + element / 2 * 8;
+    const int tap = first_tap(warp, tile % GRAD_TILES) + lane / 4 + element / 2 * 8;
     if (grad_weight && o < OUT_CHANNELS && tap < smaller(CHUNK, IN_CHANNELS - chunk * CHUNK) * TAPS)
         grad_weight[(static_cast<int64_t>(o) * IN_CHANNELS + chunk * CHUNK) * TAPS + tap] = total;
 }
 
-// ---- plain kernels in fp32, for shapes whose weights or rows do not fit into shared memory
-namespace general {
+// ==================================================== the plain fallback ====================================================
+// Plain fp32, strict or not, for shapes that the fast path does not take, and for tiles that read a NaN or an infinity.
+DEVICE float plain_output(const Shape& shape, const float* __restrict__ x, const float* __restrict__ weight,
+                          const float* __restrict__ bias, int64_t sample, int o, int i, int j) {
+    const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
+    float sum = 0;
+    UNROLL_1 for (int c = 0; c < IN_CHANNELS; ++c) {
+        const float* plane = x + (sample * IN_CHANNELS + c) * shape.plane();
+        const float* taps = weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
+        UNROLL_1 for (int k = 0; k < TAPS; ++k) {
+            const int h = top + k / KERNEL_W, w = left + k % KERNEL_W;
+            const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
+            if (inside) sum += plane[static_cast<int64_t>(h) * shape.width + w] * taps[k];
+        }
+    }
+    return bias ? sum + bias[o] : sum;
+}
 
 // A thread an output, as in v1.
-__global__ void __launch_bounds__(THREADS)
-    convolve(const Shape shape, const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-             float* __restrict__ out) {
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    if (place >= shape.batch * OUT_CHANNELS * shape.out_plane()) return;
-    const int j = place % shape.out_w, i = place / shape.out_w % shape.out_h;
-    const int o = place / shape.out_plane() % OUT_CHANNELS;
-    out[place] = output(shape, x, weight, bias, place / shape.out_plane() / OUT_CHANNELS, o, i, j);
+__global__ void __launch_bounds__(PLAIN_THREADS)
+    plain_convolve(const Shape shape, const float* __restrict__ x, const float* __restrict__ weight,
+                   const float* __restrict__ bias, float* __restrict__ out) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x;
+    if (index >= shape.batch * OUT_CHANNELS * shape.out_plane()) return;
+    const int j = index % shape.out_w, i = index / shape.out_w % shape.out_h;
+    const int o = index / shape.out_plane() % OUT_CHANNELS;
+    out[index] = plain_output(shape, x, weight, bias, index / shape.out_plane() / OUT_CHANNELS, o, i, j);
 }
 
 // A warp a weight, then one a bias. Either gradient may be null.
-__global__ void __launch_bounds__(THREADS)
-    parameter_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
-                        float* __restrict__ grad_weight, float* __restrict__ grad_bias) {
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
-    const bool of_bias = place >= WEIGHTS;
-    if (place >= WEIGHTS + OUT_CHANNELS || !(of_bias ? grad_bias : grad_weight)) return;
-    const int o = of_bias ? place - WEIGHTS : place / (IN_CHANNELS * TAPS);
-    const int channel = of_bias ? 0 : place / TAPS % IN_CHANNELS, tap = of_bias ? 0 : place % TAPS;
+__global__ void __launch_bounds__(PLAIN_THREADS)
+    plain_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
+                    float* __restrict__ grad_weight, float* __restrict__ grad_bias) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * (PLAIN_THREADS / WARP) + threadIdx.x / WARP;
+    const bool of_bias = index >= WEIGHTS;
+    if (index >= WEIGHTS + OUT_CHANNELS || !(of_bias ? grad_bias : grad_weight)) return;
+    const int o = of_bias ? index - WEIGHTS : index / (IN_CHANNELS * TAPS);
+    const int channel = of_bias ? 0 : index / TAPS % IN_CHANNELS, tap = of_bias ? 0 : index % TAPS;
     float sum = 0;
-#pragma unroll 1
-    for (int64_t sample = 0; sample < shape.batch; ++sample) {
+    UNROLL_1 for (int64_t sample = 0; sample < shape.batch; ++sample) {
         const float* of_sample = grad + (sample * OUT_CHANNELS + o) * shape.out_plane();
         const float* plane = x + (sample * IN_CHANNELS + channel) * shape.plane();
         float sum_of_sample = 0;
-#pragma unroll 1
-        for (int64_t k = threadIdx.x % WARP; k < shape.out_plane(); k += WARP) {
+        UNROLL_1 for (int64_t k = threadIdx.x % WARP; k < shape.out_plane(); k += WARP) {
             const int h = static_cast<int>(k / shape.out_w) * STRIDE_H - PAD_H + tap / KERNEL_W;
             const int w = static_cast<int>(k % shape.out_w) * STRIDE_W - PAD_W + tap % KERNEL_W;
             const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
@@ -1437,14 +1344,11 @@ __global__ void __launch_bounds__(THREADS)
         }
         sum += sum_of_sample;
     }
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (threadIdx.x % WARP == 0) (of_bias ? grad_bias[o] : grad_weight[place]) = sum;
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (threadIdx.x % WARP == 0) (of_bias ? grad_bias[o] : grad_weight[index]) = sum;
 }
 
-}  // namespace general
-
-// ---- launchers
+// ======================================================== launchers =========================================================
 struct Device {
     int multiprocessors, shared_bytes;
     Device() {
@@ -1455,149 +1359,134 @@ struct Device {
     }
 };
 
-static Shape make_shape(const float* x, int64_t batch, int height, int width) {
+static Shape make_shape(const Problem& p) {
     Shape s;
-    s.batch = batch, s.height = height, s.width = width;
-    s.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1, s.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
+    s.batch = p.batch, s.height = p.height, s.width = p.width, s.out_h = p.out_h, s.out_w = p.out_w;
     s.runs = ceil_div(s.out_w, RUN);
-    s.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+    s.paired = s.width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(p.x) % 8 == 0;
     return s;
 }
 
-static int64_t blocks_of(int64_t threads) { return (threads + THREADS - 1) / THREADS; }
+static unsigned blocks_of(int64_t threads, int of_block) { return static_cast<unsigned>((threads + of_block - 1) / of_block); }
 
-constexpr int MOST_PLACES = 4, WIDEST = 4096;  // of a ring; of outputs whose planes are lines
-
-// Lines and spans of at most `positions`, of which neighbours share `overlap`.
-static void set_spans(Plan& plan, const Shape& shape, bool by_rows, int positions, int overlap) {
-    plan.by_rows = by_rows, plan.positions = positions;
-    plan.columns = by_rows ? positions : shape.out_w, plan.pitch = plan.columns + QUADS - 1;
-    plan.rows = ((by_rows ? 0 : plan.columns - 1) + positions - 1 + QUADS - 1) / plan.pitch + TAP_ROWS;
-    plan.lines = by_rows ? shape.out_h : 1;
-    plan.line = by_rows ? shape.out_w : static_cast<int64_t>(shape.out_h) * shape.out_w;
-    int fewest = positions;  // that a span holds, from whichever column it begins
-    for (int first = larger(plan.columns - positions, 0); !by_rows && first < plan.columns; ++first) {
-        const int units = first + positions;
-        fewest = smaller(fewest, units / plan.pitch * plan.columns + smaller(units % plan.pitch, plan.columns) - first);
-    }
-    plan.step = fewest - overlap;
-    plan.spans = plan.line <= fewest ? 1 : 1 + (plan.line - fewest + plan.step - 1) / plan.step;
-    plan.all_spans = shape.batch * plan.lines * plan.spans;
+template <class Kernel>
+static cudaError_t allow_shared(Kernel* kernel, int64_t bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
 }
 
-// Calls fits(plan) for whole planes as lines and for rows, with less and less places in the rings, until it returns true.
-template <class Fits>
-static bool find_spans(Plan& plan, const Shape& shape, int positions, int overlap, const Fits& fits) {
-    for (const bool by_rows : {false, true}) {
-        if (!by_rows && shape.out_w > WIDEST) continue;
-        set_spans(plan, shape, by_rows, positions, overlap);
-        for (plan.places = MOST_PLACES; plan.places >= 2; --plan.places)
-            if (fits(plan)) return true;
+// What is known of it without the image's size; convolve<outs, strict> is compiled where this holds.
+constexpr bool weights_fit(int outs, bool strict) {
+    return FITS_UNITS && (strict ? 2 : 1) * weight_units(outs) * UNIT_BYTES <= MAX_SHARED_BYTES;
+}
+
+// Lines and tiles of a plan.
+static void set_tiles(Plan& plan, const Shape& shape, bool by_rows) {
+    plan.by_rows = by_rows, plan.positions = POSITIONS;
+    plan.columns = by_rows ? POSITIONS : shape.out_w, plan.pitch = plan.columns + QUADS - 1;
+    plan.rows = ((by_rows ? 0 : plan.columns - 1) + POSITIONS - 1 + QUADS - 1) / plan.pitch + TAP_ROWS;
+    plan.lines = by_rows ? shape.out_h : 1;
+    plan.line = by_rows ? shape.out_w : static_cast<int64_t>(shape.out_h) * shape.out_w;
+    int fewest = POSITIONS;  // that a tile holds, from whichever column it begins
+    for (int first = larger(plan.columns - POSITIONS, 0); !by_rows && first < plan.columns; ++first) {
+        const int units = first + POSITIONS, whole_rows = units / plan.pitch, rest = units % plan.pitch;
+        fewest = smaller(fewest, whole_rows * plan.columns + smaller(rest, plan.columns) - first);
     }
+    plan.step = fewest - OVERLAP;
+    plan.tiles_of_line = plan.line <= fewest ? 1 : 1 + (plan.line - fewest + plan.step - 1) / plan.step;
+    plan.all_tiles = shape.batch * plan.lines * plan.tiles_of_line;
+}
+
+// The one predicate of what the fast path takes forward: whether weights and a pipeline of two stages or more fit into the
+// device's shared memory; `plan` is how. Whole planes are lines where they can be.
+static bool make_plan(Plan& plan, const Shape& shape, bool strict) {
+    constexpr int MOST_STAGES = 4, WIDEST = 4096;  // WIDEST: outputs of a row whose planes are lines
+    const Device device;
+    for (const int outs : {strict || OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS, FEW_OUTS})
+        for (const bool by_rows : {false, true}) {
+            if (!weights_fit(outs, strict) || (!by_rows && shape.out_w > WIDEST)) continue;
+            plan.outs = outs;
+            set_tiles(plan, shape, by_rows);
+            const int blocks = larger(device.multiprocessors / plan.groups(), 1);
+            plan.blocks = plan.all_tiles < blocks ? static_cast<int>(plan.all_tiles) : blocks;
+            for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages)
+                if (SharedLayout(plan, strict).bytes <= device.shared_bytes) return true;
+        }
     return false;
 }
 
-static void share_spans(Plan& plan, int blocks) {
-    plan.blocks = plan.all_spans < blocks ? static_cast<int>(plan.all_spans) : larger(blocks, 1);
-}
-
-// The forward pass's plan; with 0 outs where weights or stages do not fit into the device's shared memory.
-static Plan make_plan(const Shape& shape, bool strict) {
-    const Device device;
-    for (const int outs : {strict || OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS, FEW_OUTS}) {
-        Plan plan = {};
-        plan.outs = outs;
-        const auto fits = [&](const Plan& plan) { return StreamMemory(plan, strict).bytes <= device.shared_bytes; };
-        if (!FITS_UNITS || !find_spans(plan, shape, POSITIONS, OVERLAP, fits)) continue;
-        share_spans(plan, device.multiprocessors / plan.groups());
-        return plan;
-    }
-    return {};
-}
-
-// The floats that the packed weights take; 0 where the plain kernel is used.
-int64_t packed_weights(bool strict, int64_t batch, int height, int width) {
-    const Plan plan = make_plan(make_shape(nullptr, batch, height, width), strict);
-    return plan.outs ? packed_floats(plan.outs, strict) : 0;
+// Weights as pack_weights leaves them, and what undoes their scales.
+int64_t packed_floats(const Problem& p) {
+    Plan plan;
+    if (!make_plan(plan, make_shape(p), p.strict)) return 0;
+    return plan.groups() * ((p.strict ? 2 : 1) * weight_units(plan.outs) * (UNIT_BYTES / 4) + plan.outs);
 }
 
 template <int OUTS, bool STRICT>
-static cudaError_t launch_stream(const Shape& shape, const Plan& plan, const Tensors& tensors, const uint4* packed,
-                                 cudaStream_t stream) {
-    if constexpr (!FITS_UNITS || (STRICT ? 2 : 1) * weight_units(OUTS) * UNIT_BYTES > MAX_SHARED_BYTES) {
+static cudaError_t launch_fast(const Shape& shape, const Plan& plan, const Tensors& tensors, const uint4* packed,
+                               cudaStream_t stream) {
+    if constexpr (!weights_fit(OUTS, STRICT)) {
         return cudaErrorNotSupported;
     } else {
-        const int bytes = static_cast<int>(StreamMemory(plan, STRICT).bytes);
+        const int64_t bytes = SharedLayout(plan, STRICT).bytes;
         const auto convolution = convolve<OUTS, STRICT>;
-        const cudaError_t error = cudaFuncSetAttribute(convolution, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        const cudaError_t error = allow_shared(convolution, bytes);
         if (error != cudaSuccess) return error;
-        convolution<<<plan.blocks * plan.groups(), STREAM_THREADS, bytes, stream>>>(shape, plan, tensors, packed);
+        convolution<<<plan.blocks * plan.groups(), FORWARD_THREADS, bytes, stream>>>(shape, plan, tensors, packed);
         return cudaSuccess;
     }
 }
 
-// out (batch, OUT_CHANNELS, out_h, out_w); `packed` has packed_weights() floats, or is null where that is 0; bias may be null.
-cudaError_t launch_convolve(const float* x, const float* weight, const float* bias, float* packed, float* out, bool strict,
-                            int64_t batch, int height, int width, cudaStream_t stream) {
-    const Shape shape = make_shape(x, batch, height, width);
-    if (!packed) {
-        general::convolve<<<blocks_of(batch * OUT_CHANNELS * shape.out_h * shape.out_w), THREADS, 0, stream>>>(shape, x, weight,
-                                                                                                               bias, out);
+cudaError_t launch_convolve(const Problem& p, const float* bias, float* packed, float* out) {
+    const Shape shape = make_shape(p);
+    Plan plan;
+    if (!make_plan(plan, shape, p.strict)) {
+        const int64_t outputs = p.batch * OUT_CHANNELS * p.out_h * p.out_w;
+        plain_convolve<<<blocks_of(outputs, PLAIN_THREADS), PLAIN_THREADS, 0, p.stream>>>(shape, p.x, p.weight, bias, out);
         return cudaSuccess;
     }
-    const Plan plan = make_plan(shape, strict);
     uint4* const units = reinterpret_cast<uint4*>(packed);
-    pack_weights<<<plan.groups() * plan.outs, WARPGROUP, 0, stream>>>(weight, units, plan.outs, strict);
-    const auto launch = strict                   ? launch_stream<FEW_OUTS, true>
-                        : plan.outs == MOST_OUTS ? launch_stream<MOST_OUTS, false>
-                                                 : launch_stream<FEW_OUTS, false>;
-    return launch(shape, plan, Tensors{x, weight, bias, out}, units, stream);
+    pack_weights<<<plan.groups() * plan.outs, WARPGROUP, 0, p.stream>>>(p.weight, units, plan.outs, p.strict);
+    const auto launch = p.strict                 ? launch_fast<FEW_OUTS, true>
+                        : plan.outs == MOST_OUTS ? launch_fast<MOST_OUTS, false>
+                                                 : launch_fast<FEW_OUTS, false>;
+    return launch(shape, plan, Tensors{p.x, p.weight, bias, out}, units, p.stream);
 }
 
-// How a gradient is shared: OUTS output channels a block, and splits of the output rows, so that every multiprocessor has a
-// block; the order of additions depends on them.
+// How a gradient is shared: parts of OUTS output channels and CHUNK input channels, and splits of the output rows, so that each
+// SM has a block. The order of additions depends on them.
 constexpr int grad_outs(bool strict) { return strict ? FEW_OUTS : GRAD_OUTS; }
-static int64_t grad_parts(bool strict) { return out_groups(grad_outs(strict)) * CHUNKS; }
+constexpr int grad_parts(bool strict) { return out_groups(grad_outs(strict)) * CHUNKS; }
 static int64_t grad_splits(bool strict, const Shape& shape) {
     const int64_t most = ceil_div(Device().multiprocessors, grad_parts(strict));
-    return shape.out_rows() < most ? shape.out_rows() : most;
+    return shape.row_runs() < most ? shape.row_runs() : most;
 }
 
-// The floats between the kernels; none where the plain kernel is used.
-int64_t gradient_terms(bool strict, int64_t batch, int height, int width) {
-    if (!GRADIENT_FITS) return 0;
-    return grad_splits(strict, make_shape(nullptr, batch, height, width)) * split_floats(grad_outs(strict));
+int64_t gradient_floats(const Problem& p) {
+    return GRADIENT_FITS ? grad_splits(p.strict, make_shape(p)) * split_floats(grad_outs(p.strict)) : 0;
 }
 
 template <bool STRICT>
-static cudaError_t launch_gradient(const Shape& shape, const float* x, const float* grad, float* terms, cudaStream_t stream) {
+static cudaError_t launch_gradient(const Shape& shape, const Problem& p, const float* grad, float* terms, float* grad_weight,
+                                   float* grad_bias) {
     if constexpr (!GRADIENT_FITS) {
-        return cudaErrorNotSupported;
+        plain_gradients<<<blocks_of((WEIGHTS + OUT_CHANNELS) * WARP, PLAIN_THREADS), PLAIN_THREADS, 0, p.stream>>>(
+            shape, p.x, grad, grad_weight, grad_bias);
     } else {
-        constexpr int OUTS = grad_outs(STRICT), BYTES = static_cast<int>(GradientMemory<STRICT, OUTS>::BYTES);
+        constexpr int OUTS = grad_outs(STRICT);
+        const int64_t splits = grad_splits(STRICT, shape), bytes = GradientMemory<STRICT, OUTS>::BYTES;
         const auto gradient = weight_gradient<STRICT, OUTS>;
-        const cudaError_t error = cudaFuncSetAttribute(gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+        const cudaError_t error = allow_shared(gradient, bytes);
         if (error != cudaSuccess) return error;
-        gradient<<<grad_parts(STRICT) * grad_splits(STRICT, shape), GRAD_THREADS, BYTES, stream>>>(shape, x, grad, terms);
-        return cudaSuccess;
+        gradient<<<grad_parts(STRICT) * splits, GRAD_THREADS, bytes, p.stream>>>(shape, p.x, grad, terms);
+        add_splits<<<blocks_of(split_floats(OUTS), SUM_TERMS), SUM_WARPS * WARP, 0, p.stream>>>(terms, grad_weight, grad_bias,
+                                                                                               splits, OUTS);
     }
+    return cudaSuccess;
 }
 
-// grad_weight and grad_bias may be null; `terms` has gradient_terms floats.
-cudaError_t launch_parameter_gradients(const float* x, const float* grad, float* terms, float* grad_weight, float* grad_bias,
-                                       bool strict, int64_t batch, int height, int width, cudaStream_t stream) {
-    const Shape shape = make_shape(x, batch, height, width);
-    if (!GRADIENT_FITS) {
-        general::parameter_gradients<<<(WEIGHTS + OUT_CHANNELS + WARPS - 1) / WARPS, THREADS, 0, stream>>>(
-            shape, x, grad, grad_weight, grad_bias);
-        return cudaSuccess;
-    }
-    const int outs = grad_outs(strict);
-    const cudaError_t error = (strict ? launch_gradient<true> : launch_gradient<false>)(shape, x, grad, terms, stream);
-    if (error == cudaSuccess)
-        add_splits<<<(split_floats(outs) + 4 * SUM_PLACES - 1) / (4 * SUM_PLACES), THREADS, 0, stream>>>(
-            terms, grad_weight, grad_bias, grad_splits(strict, shape), outs);
-    return error;
+cudaError_t launch_parameter_gradients(const Problem& p, const float* grad, float* terms, float* grad_weight,
+                                       float* grad_bias) {
+    return (p.strict ? launch_gradient<true> : launch_gradient<false>)(make_shape(p), p, grad, terms, grad_weight, grad_bias);
 }
 """
 
@@ -1632,49 +1521,40 @@ static std::string text(at::IntArrayRef values) {
 }
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-int64_t packed_weights(bool strict, int64_t batch, int height, int width);
-int64_t gradient_terms(bool strict, int64_t batch, int height, int width);
-cudaError_t launch_convolve(const float*, const float*, const float*, float*, float*, bool, int64_t, int, int, cudaStream_t);
-cudaError_t launch_parameter_gradients(const float*, const float*, float*, float*, float*, bool, int64_t, int, int,
-                                       cudaStream_t);
-
-constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W;
+#define CHECK(condition, ...) TORCH_CHECK(condition, message("alexnet_conv1: ", __VA_ARGS__))
 
 // PyTorch's setting for convolutions, as its own read it at each call.
 static bool is_strict() { return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV); }
 
 static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
-    TORCH_CHECK(tensor.defined(), message("alexnet_conv1: expected ", name, " to be a tensor, got None"));
+    CHECK(tensor.defined(), "expected ", name, " to be a tensor, got None");
     bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
     for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits, message("alexnet_conv1: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                              " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ",
-                              tensor.device()));
+    CHECK(fits, "expected ", name, " as a float32 CUDA tensor of shape ", shape, " (-1: any), got ", tensor.scalar_type(),
+          " of shape ", tensor.sizes(), " on ", tensor.device());
 }
 
 static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device() == expected.device(), message("alexnet_conv1: expected all on ", expected.device(), ", got ",
-                                                              name, " on ", tensor.device()));
+    CHECK(tensor.device() == expected.device(), "expected all on ", expected.device(), ", got ", name, " on ", tensor.device());
 }
 
-static void check_blocks(int64_t threads) {
-    TORCH_CHECK(threads / 256 < (1ll << 31) - 1, message("alexnet_conv1: ", threads, " threads are more than a grid has"));
+static void check_blocks(int64_t plain_threads) {
+    CHECK(plain_threads / PLAIN_THREADS < (1ll << 31) - 1, plain_threads, " threads are more than a grid has");
 }
 
 // The input and weight of a pass, checked, as the kernels take them. The guard holds while this lives.
 struct Call {
-    int64_t batch, height, width, out_h, out_w;
     at::Tensor x, weight;
     c10::cuda::CUDAGuard guard;
-    cudaStream_t stream;
+    Problem problem;
 
     Call(const at::Tensor& x_in, const at::Tensor& weight_in, at::IntArrayRef stride, at::IntArrayRef padding)
         : guard(checked(x_in, weight_in, stride, padding)) {
         x = x_in.contiguous(), weight = weight_in.contiguous();
-        batch = x.size(0), height = x.size(2), width = x.size(3);
-        out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1, out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-        stream = c10::cuda::getCurrentCUDAStream();
+        const int height = x.size(2), width = x.size(3);
+        const int out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1, out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
+        problem = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), x.size(0), height, width, out_h, out_w,
+                   is_strict(), c10::cuda::getCurrentCUDAStream()};
         int major = 0, minor = 0;
         C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, x.get_device()));
         C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, x.get_device()));
@@ -1687,20 +1567,18 @@ struct Call {
         check("x", x, {-1, IN_CHANNELS, -1, -1});
         check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
         check_device(x, "weight", weight);
-        TORCH_CHECK(stride == at::IntArrayRef({STRIDE_H, STRIDE_W}) && padding == at::IntArrayRef({PAD_H, PAD_W}),
-                    message("alexnet_conv1: built for stride ", at::IntArrayRef({STRIDE_H, STRIDE_W}), " and padding ",
-                            at::IntArrayRef({PAD_H, PAD_W}), ", called with ", stride, " and ", padding));
+        CHECK(stride == at::IntArrayRef({STRIDE_H, STRIDE_W}) && padding == at::IntArrayRef({PAD_H, PAD_W}),
+              "built for stride ", at::IntArrayRef({STRIDE_H, STRIDE_W}), " and padding ", at::IntArrayRef({PAD_H, PAD_W}),
+              ", called with ", stride, " and ", padding);
         const int64_t height = x.size(2), width = x.size(3);
-        TORCH_CHECK(height + 2 * PAD_H >= KERNEL_H && width + 2 * PAD_W >= KERNEL_W,
-                    message("alexnet_conv1: a kernel of ", KERNEL_H, " x ", KERNEL_W, " does not fit into an image of ", height,
-                            " x ", width, " padded by ", padding));
-        TORCH_CHECK(height < (1ll << 30) && width < (1ll << 30),
-                    message("alexnet_conv1: expected less than 2^30 rows and columns, got sizes ", x.sizes()));
+        CHECK(height + 2 * PAD_H >= KERNEL_H && width + 2 * PAD_W >= KERNEL_W, "a kernel of ", KERNEL_H, " x ", KERNEL_W,
+              " does not fit into an image of ", height, " x ", width, " padded by ", padding);
+        CHECK(height < (1ll << 30) && width < (1ll << 30), "expected less than 2^30 rows and columns, got sizes ", x.sizes());
         return x.device();
     }
 
     at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
-    std::array<int64_t, 4> out_sizes() const { return {batch, OUT_CHANNELS, out_h, out_w}; }
+    std::array<int64_t, 4> out_sizes() const { return {problem.batch, OUT_CHANNELS, problem.out_h, problem.out_w}; }
     at::Tensor checked_grad(const at::Tensor& grad) const {
         check("grad", grad, out_sizes());
         check_device(x, "grad", grad);
@@ -1721,14 +1599,11 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::opti
     }
     at::Tensor out = call.empty(call.out_sizes());
     if (out.numel() == 0) return out;
-    const bool strict = is_strict();
-    const int64_t floats = packed_weights(strict, call.batch, call.height, call.width);
-    check_blocks(floats ? 256ll * OUT_CHANNELS : out.numel());
+    const int64_t floats = packed_floats(call.problem);
+    check_blocks(floats ? 0 : out.numel());
     at::Tensor packed = call.empty({floats});
-    C10_CUDA_CHECK(launch_convolve(call.x.const_data_ptr<float>(), call.weight.const_data_ptr<float>(),
-                                   bias.defined() ? bias.const_data_ptr<float>() : nullptr,
-                                   floats ? pointer_to(packed) : nullptr, pointer_to(out), strict, call.batch, call.height,
-                                   call.width, call.stream));
+    C10_CUDA_CHECK(launch_convolve(call.problem, bias.defined() ? bias.const_data_ptr<float>() : nullptr, pointer_to(packed),
+                                   pointer_to(out)));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return out;
 }
@@ -1748,12 +1623,11 @@ std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_in, co
         if (wanted[1]) grad_bias.zero_();
         return result;
     }
-    const bool strict = is_strict();
-    check_blocks(32 * (WEIGHTS + OUT_CHANNELS));
-    at::Tensor terms = call.empty({gradient_terms(strict, call.batch, call.height, call.width)});
-    C10_CUDA_CHECK(launch_parameter_gradients(call.x.const_data_ptr<float>(), grad.const_data_ptr<float>(), pointer_to(terms),
-                                              pointer_to(grad_weight), pointer_to(grad_bias), strict, call.batch, call.height,
-                                              call.width, call.stream));
+    const int64_t floats = gradient_floats(call.problem);
+    check_blocks(floats ? 0 : 32 * (WEIGHTS + OUT_CHANNELS));
+    at::Tensor terms = call.empty({floats});
+    C10_CUDA_CHECK(launch_parameter_gradients(call.problem, grad.const_data_ptr<float>(), pointer_to(terms),
+                                              pointer_to(grad_weight), pointer_to(grad_bias)));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return result;
 }
@@ -1910,7 +1784,8 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
 
 
 class ModelNew(nn.Module):
-    sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    sources = NAME, INTERFACE + BINDING, INTERFACE + CUDA, register
 
     def __init__(self, num_classes=1000):
         super().__init__()
