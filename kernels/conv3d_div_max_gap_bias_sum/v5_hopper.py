@@ -1,107 +1,47 @@
-"""conv3d_div_max_gap_bias_sum, v5: four warps turn the copy engine's stages into halves, eight multiply two taps at a time.
-
-In this text v4 is the first v4, with TF32 operands (see the ladder). The products take halves here, which the tensor core
-multiplies at twice the rate of TF32, and nothing is converted twice: x comes by the copy engine (TMA), is made into scaled
-halves once, and is read as operands by ldmatrix.
+"""conv3d_div_max_gap_bias_sum, v5: TMA brings x, each value becomes fp16 once, and consumer warps read it by ldmatrix.
 
 Why it is faster
-    v4 multiplies at TF32's rate, and its warps load and round each value again in every tile that it belongs to. A half has
-    TF32's 11 bits, if not its range, and mma.sync multiplies 622 TFLOP/s of them against 311. So warps of their own scale and
-    pack each value once, a column's 8 channels side by side; then 8 windows' columns are a matrix for ldmatrix, a product takes
-    two taps, and 32 matrices feed 112 products. Taps 0 and 2 of a row are a pair: the registers that they meet are neighbours
-    for even and for odd positions, and need not be moved. What it costs: a scale that follows the data, and compute capability
-    9.0; other widths and kernels take v4's or v3's kernels. wgmma was counted, too: it reads the weights from shared memory
-    again for every 64 positions, and that would bind as early as mma.sync's rate does.
-
-    design, H200, ms                            predicted  measured  v4     why
-    forward                                     0.093      0.129     0.345  108 products of 16 x 8 x 16 for 8 windows: 0.082
-    forward, strict: three products             0.27       0.396     0.865  324: 0.245
-    weights' gradient from places, by itself    0.10       0.136            108: 0.082; places are 14 MB
-    forward with the weights' gradient          0.20       0.292     0.745
-    input's gradient                            0.14       0.167     0.368  instructions 0.10; products 0.093; writes 0.065
-    training step, weights                      0.20       0.292     0.749
-    training step, weights and input            0.34       0.457     1.12
-    Kernels by PyTorch's profiler, L2 flushed, and with the figures of Nsight Compute from before the converters began early;
-    forward and steps by the project's stopwatch, the strict one and steps in a CUDA graph.
-
-    Why it is not what was predicted, by Nsight Compute: in the forward pass a computing warp spends 80% of its time among the
-    products, yet their pipe is busy for 59%. A warp issues one only every 8 or 9 cycles, so it takes two warps to fill a
-    scheduler's pipe, and two are all that registers allow (54 of a thread's 200 are weights); when one finds maxima or waits
-    for the slowest (8%), the other cannot make up for it. What was tried, ms: maxima as a tournament with max.NaN, and pointers
-    to places made once for all slabs, where there had been chains of comparisons and 64-bit products, 0.151 to 0.137 (0.173 to
-    0.158 with places); places asked for one unit ahead, 0.141 to 0.136; in the input's gradient, places one turn ahead and
-    one-hot halves by a comparison instead of a mask and a product, 0.228 to 0.167; strict: small sums added once a slab, 0.439
-    to 0.421, the ninth tap's two small products as one, 0.417, and all multiprocessors instead of as many as samples, for
-    samples are cut anyway, 0.410; of each pair of taps positions 0 to 3 before 4 to 7, whose plane is still on its way, 0.398
-    to 0.405 on another H200, dropped. Converters that begin while the weights are prepared, and computing warps that meet once
-    a segment instead of three times: 0.137 to 0.134 and, strict, 0.411 to 0.401 in one run. finish_samples put in place early
-    (programmatic dependent launch): no difference, dropped. A ring of four bands and two stages instead of three and three: no
-    difference, but 0.139 to 0.136 in the weights' gradient. Two slabs unrolled, so that no registers are moved between them:
-    0.138 to 0.140.
-
-    Counted for a sample of the original's size, the work of one multiprocessor, in thousands of cycles at 1.755 GHz:
-                                        forward  strict  weights' gradient
-    tensor cores, at 622 TFLOP/s        143      429     143
-    shared memory, 128 bytes in each    77       260     97
-    instructions of each scheduler      75       290     85
-    device memory, at 4.35 TB/s         108      122     114
-    Shared memory in the forward pass: 16 copied in, 16 read and 8 written where it is converted, 36 read as matrices.
-    Instructions: 216 for 8 windows' products and maxima (328 with their places), 126 for 1024 values converted.
+    v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. fp16 has TF32's 11 bits, and
+    a power of two for each block's part of a sample gives it the range. It is a persistent, warp-specialized kernel: TMA fills
+    stages of fp32, four producer warps scale and pack each value once, a column's 8 channels side by side, and eight consumer
+    warps multiply two taps at a time: 32 matrices loaded by ldmatrix feed 112 products. Compared with v4, TMA keeps 64 KB of x
+    under way, planes of x stay in registers from slab to slab, and all SMs have equal parts of the rows.
 
 Mathematics
-    v3's. A segment, a block's part of a sample, is scaled by a power of two. It is taken from the segment's first stage, whose
-    largest magnitude it brings to between 2^10 and 2^11. If a later value is too large for a half then, the segment is
-    attempted again, with the power that brings the largest to between 2^14 and 2^15. So x is off by at most 2^-11 of itself, as
-    in TF32, or by 2^-35 of the segment's largest value, whichever is more. The latter is more for values below 2^-24 of the
-    largest, and fp32 loses those, too, wherever it adds both. Weights are scaled by their largest, with 2^-38 in place of
-    2^-35. Scales leave the sums as powers of two. Scaled products add up to less than 2^38, so fp32 holds them. NaN and
-    infinities stay what they are as halves, and count in no scale. The project's judge accepts it as TF32, on all its probes.
-
-    Strict: x and weights are two halves each, high and low, which leaves 2^-22 of a number, or 2^-35 and 2^-38 of the largest.
-    The product is low * high + high * low, and high * high, each plane summed from zero, for the tensor core truncates.
-    All positions of a window add in the same order, so equal inputs give equal bits, and ties go to the first as in PyTorch.
-
-    The gradient of the weights is v4's product, of the one-hot places of the maxima and x, but in a pass of its own: its sums
-    and the forward pass's weights are more than a thread's registers. Places are 16 bytes a window, a bit in each. The input's
-    gradient takes halves, too: one-hot places times (upstream * weight), 16 outputs a product. Strict gradients are v3's
-    kernels' work. A NaN in x makes gradients of weights NaN. Which of them need not be PyTorch's choice: with TF32 also taps
-    that meet it beyond a row's end, strictly none that meet it as zero times NaN only.
-
-Where to read
-    The forward pass is stream_max_mean: four warps run convert_segments, eight run for_units with convolve_halves and
-    find_peaks; StreamMemory says what lies where. The gradients are stream_weight_gradient, which in training runs right behind
-    the forward pass, and input_gradient. copy_band, convolve and conv_max_mean are v4's; `namespace general` holds v3's
-    kernels.
+    v3's. A segment, a block's part of a sample, is scaled by a power of two that brings its first stage to between 2^10 and
+    2^11; if a later value is too large for fp16 then, the segment is attempted again, with the power that brings the largest to
+    between 2^14 and 2^15. So x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest value,
+    whichever is more; weights by 2^-38 of their largest. Scaled products add up to less than 2^38. NaN and infinities count in
+    no scale.
+    Strict (where PyTorch forbids TF32 to convolutions, read in each call), error-compensated: x and weights are two fp16 values
+    each, high + low, and a product is low * high + high * low + high * high. The tensor core truncates its sums; so each
+    plane's begin at zero, and are added as fp32 numbers. All positions of a window add in the same order, so equal inputs give
+    equal bits, and ties go to the first as in PyTorch. With hot[o,k] = 1 where position k is its window's maximum in output o:
+    grad_w[o,c,t] = 1/(N*d) * sum over b of grad[b,o] * (sum over k of hot[b,o,k] * x[b,c,k + t])
+    grad_x[b,c,p] = 1/(N*d) * sum over o,t of hot[b,o,p - t] * (grad[b,o] * w[o,c,t])
+    A NaN in x makes gradients of weights NaN; which of them need not be PyTorch's choice.
 
 Launches
-    kernel                  grid                             block  shared  work of a warp
-    stream_max_mean         multiprocessors, or samples      384    207 KB  8 windows x 16 outputs at a time, or 1024 values
-    stream_weight_gradient  multiprocessors, or samples      384    207 KB  8 windows x 16 outputs x 216 weights, or 1024 values
-    finish_samples          (samples)                        32     0       adds a sample's segments, where blocks share samples
-    add_segments            (samples x weights / 128)        128    0       the same for gradients
-    weighted_sum            (weights / 32)                   256    1 KB    the batch's gradient of 32 weights
-    input_gradient          multiprocessors                  384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
-    for other widths and kernels: v4's conv_max_mean; for other shapes and strict gradients: v3's
-
-    A stage is 2 rows of 8 planes, 32 KB; two are under way or being converted. Halves go to a ring of four bands of 2 rows and
-    all planes. A warp has 8 windows in half of the slabs of a row; which half is the larger changes from row to row. The shared
-    memory is that of the original's size. Strict takes 215 KB and a sample as two images of 4 and 3 slabs, for its bands are
-    twice as large.
+    kernel                  grid                     block  shared  work of a warp
+    stream_max_mean         SMs, or samples          384    207 KB  8 windows x 16 outputs at a time, or 1024 values
+    stream_weight_gradient  SMs, or samples          384    207 KB  8 windows x 16 outputs x 216 weights, or 1024 values
+    input_gradient          SMs                      384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
+    finish_samples          samples                  32     0       adds a sample's segments, where blocks share samples
+    add_segments            samples x weights / 128  128    0       the same for gradients
+    weighted_sum            weights / 32             256    1 KB    the batch's gradient of 32 weights
 
 Floor
-    Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 767 TFLOP/s that halves reach in large products, 0.062 as well.
-    mma.sync's 622 make it 0.077. Each gradient is as large a product again; the input's also writes 269 MB.
+    Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. Each gradient is as large a
+    product again; the input's also writes 269 MB.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, depth, height, width) on a GPU of compute capability 9.0, batch 0 included, a
-    channel below 2^31 pixels; any channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three;
-    a divisor whose size is a normal float32. The streaming kernels are for up to 8 channels in and 16 out, a kernel of 3 x 3 x
-    3, windows of 2 x 2 x 2, a width that is a multiple of 4, and x at a multiple of 16 bytes. For kernels up to 3 and any width
-    v4's kernels are in this file; for everything else, and strict gradients, v3's. Gradients of the weights take batch x
-    weights floats, and 16 bytes a window while they are computed. Anything else raises before a launch. Trains, and computes
-    only the gradients that are asked for; second and forward-mode derivatives raise. What torch.compile compiled for training
-    raises once PyTorch's setting of the precision is another. Deterministic on a GPU; another number of multiprocessors adds in
-    another order.
+    float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included, a channel below 2^31 pixels, on compute
+    capability 9.0; any channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three; a divisor
+    whose size is a normal float32. Fast: up to 8 channels in and 16 out, a kernel of 3 x 3 x 3, windows of 2 x 2 x 2; x whose
+    rows are no multiple of 16 bytes is copied first. Other shapes and strict gradients are right, but slow: v3 serves them
+    better. Anything else raises before a launch. Trains, and computes only the gradients that are asked for; second and
+    forward-mode derivatives raise. What torch.compile compiled for training raises once the precision is another.
+    Deterministic on a GPU; another number of SMs adds in another order.
 """
 
 import functools
@@ -145,7 +85,7 @@ struct Shape {
     __host__ __device__ int image_planes() const { return 2 * image_slabs + 2; }
     // Whether each image is one segment; its slot among all segments is then its own number.
     __host__ __device__ bool whole_images() const { return images() % blocks == 0; }
-    __host__ __device__ int windows() const { return slabs * rows * columns; }
+    __host__ __device__ unsigned windows() const { return static_cast<unsigned>(slabs) * rows * columns; }
 };
 
 struct Problem {
@@ -174,7 +114,7 @@ struct Upstream {
     __host__ __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
 };
 
-void plan(Problem&);  // sets all that follows from the sizes of x
+void plan(Problem&);  // sets how the work is cut, for a batch that is not empty
 // argmax may be null. gradients (batch, WEIGHTS) may be null, too; segment_gradients (segments, WEIGHTS) come with them, and
 // both kinds of segment_* are null where a sample is a segment.
 cudaError_t launch_forward(const Problem&, const Result&, float* segment_sums, Argmax* argmax, float* segment_gradients,
@@ -1033,11 +973,11 @@ constexpr int SUM_THREADS = 128, WEIGHT_BLOCKS = ceil_div(WEIGHTS, SUM_THREADS);
 __global__ void __launch_bounds__(SUM_THREADS)
     add_segments(const float* __restrict__ segment_gradients, float* __restrict__ gradients, const Shape shape) {
     const int64_t sample = blockIdx.x / WEIGHT_BLOCKS;
-    const int k = blockIdx.x % WEIGHT_BLOCKS * SUM_THREADS + threadIdx.x;
-    if (k >= WEIGHTS) return;
+    const int i = blockIdx.x % WEIGHT_BLOCKS * SUM_THREADS + threadIdx.x;
+    if (i >= WEIGHTS) return;
     float sum = 0;
-    for_segments(shape, sample, [&](int64_t slot) { sum += segment_gradients[slot * WEIGHTS + k]; });
-    gradients[sample * WEIGHTS + k] = sum;
+    for_segments(shape, sample, [&](int64_t slot) { sum += segment_gradients[slot * WEIGHTS + i]; });
+    gradients[sample * WEIGHTS + i] = sum;
 }
 
 // The gradient of the input: one-hot argmax indices (16 pixels x 16 outputs) times weights (16 outputs x 8 channels).
@@ -1186,12 +1126,12 @@ DEVICE int64_t pixel(const Shape& shape, int64_t sample, int c, int z, int y, in
     return (((sample * IN_CHANNELS + c) * shape.depth + z) * shape.height + y) * shape.width + x;
 }
 // The pixel of channel 0 where a position of a window begins to read.
-DEVICE int64_t corner(const Shape& shape, int64_t sample, int window, int position) {
+DEVICE int64_t corner(const Shape& shape, int64_t sample, unsigned window, int position) {
     const int slab = window / shape.columns / shape.rows, row = window / shape.columns % shape.rows;
     const int d = position / (POOL_H * POOL_W), h = position / POOL_W % POOL_H, w = position % POOL_W;
     return pixel(shape, sample, 0, slab * POOL_D + d, row * POOL_H + h, window % shape.columns * POOL_W + w);
 }
-__host__ __device__ int64_t chunks_of(const Shape& shape) { return ceil_div(shape.windows(), WARP); }
+__host__ __device__ int64_t chunks_of(const Shape& shape) { return (shape.windows() + WARP - 1) / WARP; }
 
 #if !FAST
 // A lane for a window, a warp for 32 windows of a sample in OUTS outputs. PART positions at a time have sums in registers.
@@ -1201,7 +1141,8 @@ __global__ void __launch_bounds__(WARP)
     plain_forward(const Shape shape, const float* __restrict__ x, const float* __restrict__ weight, const float sign,
                   float* __restrict__ sums, Argmax* __restrict__ argmax) {
     const int64_t chunk = blockIdx.x / OUT_GROUPS, sample = chunk / chunks_of(shape);
-    const int window = chunk % chunks_of(shape) * WARP + threadIdx.x, first_out = blockIdx.x % OUT_GROUPS * OUTS;
+    const unsigned window = chunk % chunks_of(shape) * WARP + threadIdx.x;
+    const int first_out = blockIdx.x % OUT_GROUPS * OUTS;
     const bool exists = window < shape.windows();
     float best[OUTS];
     int best_position[OUTS] = {};
@@ -1259,7 +1200,7 @@ __global__ void __launch_bounds__(WARP)
     const int k = blockIdx.x % TAP_GROUPS * GROUP, tap = k % TAPS, c = k / TAPS % IN_CHANNELS, o = k / TAPS / IN_CHANNELS;
     const int r = tap / (KERNEL_H * KERNEL_W), s = tap / KERNEL_W % KERNEL_H;
     float sums[GROUP] = {};
-    for (int window = threadIdx.x; window < shape.windows(); window += WARP) {
+    for (unsigned window = threadIdx.x; window < shape.windows(); window += WARP) {
         const int position = position_of(argmax[argmax_at(sample * shape.windows() + window, o)]);
         const float* const from = x + corner(shape, sample, window, position) + pixel(shape, 0, c, r, s, 0);
         UNROLL for (int i = 0; i < GROUP; ++i) sums[i] += from[pixel(shape, 0, 0, 0, i / KERNEL_W, i % KERNEL_W)];
@@ -1319,7 +1260,6 @@ void plan(Problem& problem) {
     Shape& s = problem.shape;
     const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
     const int limit = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    s.slabs = (s.depth - 2) / 2, s.rows = (s.height - 2) / 2, s.columns = (s.width - 2) / 2;
     s.image_slabs = s.slabs;
     while (s.image_slabs > 1 && Layout(s, problem.strict).bytes > limit) --s.image_slabs;
     s.slab_parts = ceil_div(s.slabs, s.image_slabs), s.image_slabs = ceil_div(s.slabs, s.slab_parts);
@@ -1397,9 +1337,7 @@ cudaError_t launch_forward(const Problem& problem, const Result& result, float* 
 #else
 
 void plan(Problem& problem) {
-    Shape& s = problem.shape;
-    s.slabs = (s.depth - KERNEL_D + 1) / POOL_D, s.rows = (s.height - KERNEL_H + 1) / POOL_H;
-    s.columns = (s.width - KERNEL_W + 1) / POOL_W;
+    const Shape& s = problem.shape;
     problem.segments = s.batch * chunks_of(s);
     problem.largest_grid = s.batch * TAP_GROUPS + problem.segments * OUT_GROUPS + pixel_blocks(s);
 }
@@ -1504,6 +1442,8 @@ struct Call {
           weight(weight_in.contiguous()), problem() {
         Shape& shape = problem.shape;
         shape.batch = x_in.size(0), shape.depth = x_in.size(2), shape.height = x_in.size(3), shape.width = x_in.size(4);
+        shape.slabs = (shape.depth - KERNEL_D + 1) / POOL_D, shape.rows = (shape.height - KERNEL_H + 1) / POOL_H;
+        shape.columns = (shape.width - KERNEL_W + 1) / POOL_W;
         problem.x = x.const_data_ptr<float>(), problem.weight = weight.const_data_ptr<float>();
         problem.divisor = divisor, problem.strict = strict, problem.stream = c10::cuda::getCurrentCUDAStream();
         int major = 0, minor = 0;
@@ -1512,8 +1452,6 @@ struct Call {
         CHECK(major == 9 && minor == 0, "v5 expects a GPU of compute capability 9.0 (Hopper), got ", major, ".", minor,
               "; v4_tensor_core runs on 8.0 and later");
         if (shape.batch > 0) plan(problem);
-        else shape.slabs = (shape.depth - KERNEL_D + 1) / POOL_D, shape.rows = (shape.height - KERNEL_H + 1) / POOL_H,
-             shape.columns = (shape.width - KERNEL_W + 1) / POOL_W;
         CHECK(problem.largest_grid < 1ll << 31, "the batch needs ", problem.largest_grid, " blocks, more than a grid has");
     }
 
