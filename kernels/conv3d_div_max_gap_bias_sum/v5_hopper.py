@@ -173,10 +173,10 @@ constexpr int ATTEMPTS = BANDS / 2 + 1;      // that may be under way: each has 
 //     fp32, as TMA writes it: [channel][plane][row][column], in half of the planes
 // The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
 // Strict: a band has the high parts of all planes, then the low parts, and a sample is two images, of 4 and 3 slabs: 215 KB.
-constexpr int ROW_BYTES = COLUMNS * 4;                                                    // of a stage
-constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;      // of a band
-constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;         // of a band
-constexpr int TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;                     // of the weights
+constexpr int ROW_BYTES = COLUMNS * 4;                                                // of a stage
+constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;  // of a band, and so are the next two
+constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
+constexpr int TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;  // of the weights
 
 struct Scales {
     float producer_largest[2][PRODUCER_WARPS];  // [at the start, at the end of an attempt]
@@ -220,6 +220,7 @@ DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int column, int row
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
         ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(plane), "r"(channel), "r"(sample), "r"(barrier) : "memory");
 }
+// Named barriers: 1 is the producers', 2 the consumers', and in input_gradient that of all threads.
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
@@ -319,6 +320,7 @@ __device__ float largest_weight(const float* __restrict__ weight, float* by_warp
     return largest;
 }
 
+// ==================================================================================================== forward
 // ---- the work, and the way of a band
 struct Segment {
     int64_t sample, slot;                                           // slot: among all segments
@@ -734,7 +736,7 @@ DEVICE void write_result(const Result& result, int64_t sample, float sum) {
     if (o == 0) result.out[sample] = average;
 }
 
-// ==================================================================================================== forward
+// ---- the kernel
 struct Tensors {
     const float *x, *weight;
     float *segment_sums, *segment_gradients;  // (segments, PITCH or WEIGHTS); the first is null where a sample is a segment
@@ -1039,7 +1041,8 @@ __global__ void __launch_bounds__(INPUT_THREADS, 1)
             const int at = slab * slab_words + row * row_words + column * 4 + t;
             const bool rows[2] = {row < shape.rows, row > 0 && row <= shape.rows};
             const bool columns[2] = {column < shape.columns, column > 0 && column <= shape.columns};
-            UNROLL for (int i = 0; i < 8; ++i) {
+#pragma unroll  // as a line, which the emulator follows, too: it counts the eight loads as nvcc issues them
+            for (int i = 0; i < 8; ++i) {
                 const int d = i / 4, h = i / 2 % 2, w = i % 2;
                 const bool exists = slabs[d] && rows[h] && columns[w];
                 words[d][h][w] = exists ? sample_words[at - d * slab_words - h * row_words - w * 4] : 0;
