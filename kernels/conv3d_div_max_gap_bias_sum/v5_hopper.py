@@ -38,10 +38,11 @@ Takes
     float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included, a channel below 2^31 pixels, on compute
     capability 9.0; any channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three; a divisor
     whose size is a normal float32. Fast: up to 8 channels in and 16 out, a kernel of 3 x 3 x 3, windows of 2 x 2 x 2; x whose
-    rows are no multiple of 16 bytes is copied first. Other shapes and strict gradients are right, but slow: v3 serves them
-    better. Anything else raises before a launch. Trains, and computes only the gradients that are asked for; second and
-    forward-mode derivatives raise. What torch.compile compiled for training raises once the precision is another.
-    Deterministic on a GPU; another number of SMs adds in another order.
+    rows are no multiple of 16 bytes is copied first (v4 needs no copy). Plain kernels do other shapes and strict gradients:
+    right, but slow; v3 serves such shapes better, v4 the strict gradient of x; the ladder has figures. Anything else raises
+    before a launch. Trains, and computes only the gradients that are asked for; second and forward-mode derivatives raise.
+    What torch.compile compiled for training raises once the precision is another. Deterministic on a GPU; another number of
+    SMs adds in another order.
 """
 
 import functools
