@@ -17,8 +17,8 @@ GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
 LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = threadIdx\.x; \1 < ([^;]+);")
 # For asynchronous copies and matrix products.
 WAIT = re.compile(r"(?<=[\s{])((?:\w+\.)?(?:wait|wait_\w+|\w+_wait|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));")
-# A kernel for shapes other than the emulator's: it starts and ends with these.
-NOT_RUN = {("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("    conv_max_mean(", "\n}\n")}
+# Kernels for shapes other than the emulator's stand between these.
+NOT_RUN = {("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("= all other shapes\n", "= launchers\n")}
 MOST = 2  # barriers and waits of a variant: each copy has to be compiled
 KINDS = {
     "barrier": "race",
@@ -29,7 +29,8 @@ KINDS = {
 
 
 def own(pattern, model, variant):
-    """The places of a variant's text that match and, with two lines on each side, stand in no earlier variant of the model."""
+    """The places of a variant's text that match, run, and, with two lines on each side, stand in no earlier variant of the
+    model."""
     text = variant.path.read_text()
     lines = text.splitlines()
     earlier = [each.path.read_text() for each in cuda_variants(model) if each.name < variant.name]
@@ -38,7 +39,12 @@ def own(pattern, model, variant):
         number = text[: match.start()].count("\n")
         return any("\n".join(lines[number - 2 : number + 3]) in other for other in earlier)
 
-    return [match for match in pattern.finditer(text) if not is_inherited(match)]
+    found = [match for match in pattern.finditer(text) if not is_inherited(match)]
+    if marks := NOT_RUN.get((model.name, variant.name)):
+        first = text.index(marks[0])
+        last = text.index(marks[1], first)
+        found = [match for match in found if not first < match.start() < last]
+    return found
 
 
 def evenly(found):
@@ -53,10 +59,6 @@ def planted(model, variant):
     off by one."""
     text = variant.path.read_text()
     waits, barriers = own(WAIT, model, variant), own(BARRIER, model, variant)
-    if marks := NOT_RUN.get((model.name, variant.name)):
-        first = text.index(marks[0])
-        last = text.index(marks[1], first)
-        barriers = [match for match in barriers if not first < match.start() < last]
     edits = [(f"barrier{k}", match.span(), ";") for k, match in enumerate(evenly(barriers), start=1)]
     edits += [(f"wait{k}", match.span(), ";") for k, match in enumerate(evenly(waits), start=1)]
     for match in own(GUARD, model, variant)[:1]:

@@ -85,10 +85,10 @@ with where:
     given = x, new.conv.weight.detach(), new.conv.bias.detach(), bias, 2.0, [2, 2, 2]
     for strict, precision, change in (True, "tf32", "now permits TF32"), (False, "ieee", "now forbids it"):
         set_to(precision)
-        keep = [True] * (name == "v5_hopper")
-        refused(change, lambda: operators.forward_for_training(*given, *keep, strict))
-        made = operators.forward_for_training(*given, *keep, not strict)
-        assert len(made[1]) == (0 if keep and not strict else len(x))
+        wanted = [True, True] if name == "v5_hopper" else []  # gradients of x and of the weights
+        refused(change, lambda: operators.forward_for_training(*given, *wanted, strict))
+        made = operators.forward_for_training(*given, *wanted, not strict)
+        assert len(made[1]) == (0 if wanted and not strict else len(x)) and len(made[-1]) == len(x)
 print("follows the setting")
 """
 
@@ -212,47 +212,58 @@ with where, torch.no_grad():
                     refused("float32 gradients", lambda: gradient(wrong, x, weight, argmax, 2.0, pool, strict))
                 for wrong in *without(argmax), argmax.flatten(), argmax.to(torch.int32), argmax.bool(), argmax.float():
                     refused("expected the argmax", lambda: gradient(grad, x, weight, wrong, 2.0, pool, strict))
-    else:
-        kept = {}  # which kernels' -> the arguments of weight_grad and of input_grad between weight and divisor
+    elif name == "v3_single_kernel":
         given = x, weight, conv_bias, bias, 2.0
-        if name == "v3_single_kernel":
-            refuses_pools(lambda pool: operators.forward(*given, pool, True))
-            _, places = operators.forward(*given, pool, True)
-            kept["general"] = (places,), (places,)
-        else:
-            refuses_pools(lambda pool: operators.forward(*given, pool, False))
-            for precision in "tf32", "ieee":
-                torch.backends.cudnn.conv.fp32_precision = precision
-                _, grads, places = operators.forward_for_training(*given, pool, True, precision == "ieee")
-                refuses_pools(lambda pool: operators.forward_for_training(*given, pool, True, precision == "ieee"))
-                kept["general" if precision == "ieee" else "tensor cores"] = (grads, places), (places,)
-        for for_weight, for_input in kept.values():
-            refuses_pools(lambda pool: operators.weight_grad(grad, x, weight, *for_weight, 2.0, pool))
-            refuses_pools(lambda pool: operators.input_grad(grad, x, weight, *for_input, 2.0, pool))
+        refuses_pools(lambda pool: operators.forward(*given, pool, True))
+        _, places = operators.forward(*given, pool, True)
+        for gradient in operators.weight_grad, operators.input_grad:
+            refuses_pools(lambda pool: gradient(grad, x, weight, places, 2.0, pool))
             for wrong in wrong_grads:
-                refused("float32 gradients", lambda: operators.weight_grad(wrong, x, weight, *for_weight, 2.0, pool))
-                refused("float32 gradients", lambda: operators.input_grad(wrong, x, weight, *for_input, 2.0, pool))
-            (places,) = for_input
+                refused("float32 gradients", lambda: gradient(wrong, x, weight, places, 2.0, pool))
             for wrong in *without(places), places.flatten(), places.to(torch.int32), places.to(torch.int8), places.float():
-                refused("expected the places", lambda: operators.input_grad(grad, x, weight, wrong, 2.0, pool))
-        *none, places = kept["general"][0]
-        for wrong in *without(places), places.flatten(), places.to(torch.int32), places.to(torch.int8), places.float():
-            refused("expected the places", lambda: operators.weight_grad(grad, x, weight, *none, wrong, 2.0, pool))
-        if "tensor cores" in kept:
-            grads, others = kept["tensor cores"][0]
-            refused("expected the places", lambda: operators.weight_grad(grad, x, weight, *none, others, 2.0, pool))
-            for wrong in grads[:1], torch.cat([grads, grads]), grads[:, :5], grads.double(), grads[0], grads.sum():
-                refused("expected grads", lambda: operators.weight_grad(grad, x, weight, wrong, others, 2.0, pool))
-            # More channels than the tensor-core kernels have: there are none to take these.
-            x, weight = torch.randn(batch, 2, 4, 5, 6), torch.randn(17, 2, 1, 1, 1)
-            operators = getattr(torch.ops, kind(2, 17, 1, 2.0, 2, (17, 1, 1, 1), 1).namespace())
-            places = torch.zeros(batch, 17, 2, 2, 3, dtype=torch.uint8)
-            wrong = torch.zeros(batch, 2, 2, 3, 4, 4, dtype=torch.uint8)
-            grads = torch.zeros(batch, weight.numel())
-            refused("expected the places", lambda: operators.input_grad(grad, x, weight, wrong, 2.0, pool))
-            refused("expected grads", lambda: operators.weight_grad(grad, x, weight, grads, places, 2.0, pool))
-            assert operators.input_grad(grad, x, weight, places, 2.0, pool).shape == x.shape
-            assert operators.weight_grad(grad, x, weight, grads[:0], places, 2.0, pool).shape == weight.shape
+                refused("expected the places", lambda: gradient(grad, x, weight, wrong, 2.0, pool))
+    else:
+        inputs = x, weight, conv_bias, bias, 2.0
+        refuses_pools(lambda pool: operators.forward(*inputs, pool, False))
+        for precision in "tf32", "ieee":
+            torch.backends.cudnn.conv.fp32_precision = precision
+            strict = precision == "ieee"
+            for for_x in True, False:  # what is kept is what the gradients need
+                for for_weight in True, False:
+                    made = operators.forward_for_training(*inputs, pool, for_x, for_weight, strict)
+                    assert len(made[1]) == (batch if for_weight and not strict else 0)
+                    assert len(made[2]) == (batch if for_x or for_weight and strict else 0)
+            _, grads, argmax = operators.forward_for_training(*inputs, pool, True, True, strict)
+            refuses_pools(lambda pool: operators.forward_for_training(*inputs, pool, True, True, strict))
+            refuses_pools(lambda pool: operators.weight_grad(grad, x, weight, grads, argmax, 2.0, pool, strict))
+            refuses_pools(lambda pool: operators.input_grad(grad, x, weight, argmax, 2.0, pool, strict))
+            for wrong in wrong_grads:
+                refused("float32 gradients", lambda: operators.weight_grad(wrong, x, weight, grads, argmax, 2.0, pool, strict))
+                refused("float32 gradients", lambda: operators.input_grad(wrong, x, weight, argmax, 2.0, pool, strict))
+            for wrong in *without(argmax), argmax.flatten(), argmax.to(torch.int32), argmax.to(torch.int8), argmax.float():
+                refused("expected the argmax", lambda: operators.input_grad(grad, x, weight, wrong, 2.0, pool, strict))
+                if strict:
+                    given = grad, x, weight, grads, wrong, 2.0, pool, strict
+                    refused("expected the argmax", lambda: operators.weight_grad(*given))
+            if strict:  # the weights' gradient follows from the argmax indices
+                others = [torch.zeros(batch, weight.numel())]
+            else:
+                others = grads[:1], grads[:0], torch.cat([grads, grads]), grads[:, :5], grads.double(), grads[0], grads.sum()
+            for wrong in others:
+                refused("expected gradients", lambda: operators.weight_grad(grad, x, weight, wrong, argmax, 2.0, pool, strict))
+        # More channels than the tensor-core kernels have: there are none to take these.
+        x, weight = torch.randn(batch, 2, 4, 5, 6), torch.randn(17, 2, 1, 1, 1)
+        operators = getattr(torch.ops, kind(2, 17, 1, 2.0, 2, (17, 1, 1, 1), 1).namespace())
+        argmax = torch.zeros(batch, 2, 2, 3, 17, dtype=torch.uint8)
+        grads = torch.zeros(batch, weight.numel())
+        for strict in False, True:
+            for wrong in argmax[..., :16], argmax.view(batch, 17, 2, 2, 3), argmax.int():
+                refused("expected the argmax", lambda: operators.input_grad(grad, x, weight, wrong, 2.0, pool, strict))
+                given = grad, x, weight, grads[:0], wrong, 2.0, pool, strict
+                refused("expected the argmax", lambda: operators.weight_grad(*given))
+            refused("expected gradients", lambda: operators.weight_grad(grad, x, weight, grads, argmax, 2.0, pool, strict))
+            assert operators.input_grad(grad, x, weight, argmax, 2.0, pool, strict).shape == x.shape
+            assert operators.weight_grad(grad, x, weight, grads[:0], argmax, 2.0, pool, strict).shape == weight.shape
 print("each was refused")
 """
 
