@@ -21,12 +21,13 @@ CUDA_MATRIX = 8192
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates a second, each from the median time of several runs; tf32_flops is None where the hardware has no TF32."""
+    """Rates a second, each from the median time of several runs; None where the hardware has no TF32, or is no GPU."""
 
     read_bytes_per_second: float
     copy_bytes_per_second: float
     fp32_flops: float
     tf32_flops: float | None
+    fp16_flops: float | None = None  # summed in float32
 
 
 def measure(device: str | torch.device) -> Ceilings:
@@ -35,7 +36,8 @@ def measure(device: str | torch.device) -> Ceilings:
     Bytes: a sum over n float32 values reads 4 n bytes; a copy of them reads 4 n and writes 4 n, 8 n in all. n is far larger
     than the caches. FLOPs: a product of two matrices of m x m takes m multiplications and m additions for each of its m^2
     elements (the first addition counted as the others), 2 m^3 in all, on random values: constants draw less power, so
-    that a GPU would run faster than it does on real data.
+    that a GPU would run faster than it does on real data. On the CPU the same product is also computed as a convolution with
+    a kernel of 1 x 1, by another library (oneDNN), and the faster one counts.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -56,7 +58,7 @@ def _measure_cpu() -> Ceilings:
     device = torch.device("cpu")
     read, copy = _memory_rates(device, tensor_bytes, _cpu_seconds)
     with _fp32_precision(torch.backends.mkldnn.matmul, "ieee"):
-        fp32 = _product_rate(device, CPU_MATRIX, _cpu_seconds)
+        fp32 = max(_product_rate(device, CPU_MATRIX, _cpu_seconds), _convolution_rate(CPU_MATRIX))
     return Ceilings(read, copy, fp32, None)
 
 
@@ -65,7 +67,7 @@ def _measure_cuda() -> Ceilings:
     device = torch.device("cuda", torch.cuda.current_device())
     tensor_bytes = min(4096 * MIB, free // 8)  # so large that a launch's few microseconds do not count
     size = CUDA_MATRIX if free > 2048 * MIB else CUDA_MATRIX // 2
-    tf32 = None
+    tf32 = fp16 = None
     try:
         read, copy = _memory_rates(device, tensor_bytes, _cuda_seconds)
         torch.cuda.empty_cache()  # or the product's workspace, which stays, would lie in a segment of such a tensor's size
@@ -74,9 +76,12 @@ def _measure_cuda() -> Ceilings:
         if torch.cuda.get_device_capability() >= (8, 0):
             with _fp32_precision(torch.backends.cuda.matmul, "tf32"):
                 tf32 = _product_rate(device, size, _cuda_seconds)
+        if torch.cuda.get_device_capability() >= (7, 0):
+            with _sums_of_halves_in_fp32():
+                fp16 = _product_rate(device, size, _cuda_seconds, torch.float16)
     finally:
         torch.cuda.empty_cache()
-    return Ceilings(read, copy, fp32, tf32)
+    return Ceilings(read, copy, fp32, tf32, fp16)
 
 
 def _memory_rates(device: torch.device, tensor_bytes: int, seconds: Callable) -> tuple[float, float]:
@@ -88,12 +93,33 @@ def _memory_rates(device: torch.device, tensor_bytes: int, seconds: Callable) ->
     return source.nbytes / read, 2 * source.nbytes / copy
 
 
-def _product_rate(device: torch.device, size: int, seconds: Callable) -> float:
-    """FLOPs a second of a product of two square float32 matrices (see `measure`), in the precision that is set."""
+def _product_rate(device: torch.device, size: int, seconds: Callable, dtype: torch.dtype = torch.float32) -> float:
+    """FLOPs a second of a product of two square matrices (see `measure`), in the precision that is set for float32."""
     generator = torch.Generator(device).manual_seed(0)
-    a, b = (torch.rand(size, size, device=device, dtype=torch.float32, generator=generator) for _ in range(2))
+    a, b = (torch.rand(size, size, device=device, dtype=torch.float32, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * size**3 / seconds(lambda: torch.mm(a, b, out=out))
+
+
+def _convolution_rate(size: int) -> float:
+    """FLOPs a second of that product as a convolution of `size` positions with a kernel of 1 x 1, on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1, size, size // 32, 32, generator=generator).to(memory_format=torch.channels_last)
+    weight = torch.rand(size, size, 1, 1, generator=generator).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        return 2 * size**3 / _cpu_seconds(lambda: torch.conv2d(x, weight))
+
+
+@contextlib.contextmanager
+def _sums_of_halves_in_fp32() -> Iterator[None]:
+    """Without PyTorch's permission to add parts of a product's sums in fp16."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_reduced_precision_reduction
+    matmul.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        matmul.allow_fp16_reduced_precision_reduction = before
 
 
 @contextlib.contextmanager
