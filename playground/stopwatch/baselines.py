@@ -36,9 +36,10 @@ BASELINES = {
 
 
 def names_for(place, mode, quick, max_autotune, strict):
-    """The baselines worth timing: channels_last for inference, few when in a hurry, and strict ones beside those with TF32.
+    """The baselines worth timing: channels_last for inference, few when in a hurry, strict ones beside those of a forward pass.
 
-    `strict` says that TF32 is forbidden to all.
+    `strict` says that TF32 is forbidden to all. Of a training step strict baselines take up to 20 times as long as the others:
+    only a strict run times them.
     """
     names = ["eager"]
     if not mode.startswith("weights"):
@@ -47,7 +48,7 @@ def names_for(place, mode, quick, max_autotune, strict):
         names.append("compile")
     if max_autotune:
         names.append("compile_max")
-    return names + [f"{name}_fp32" for name in names] if place == "cuda" and not strict else names
+    return names + [f"{name}_fp32" for name in names] if place == "cuda" and mode == "forward" and not strict else names
 
 
 def peers(names, precision):

@@ -116,14 +116,14 @@ STRICT = ["eager_fp32", "channels_last_fp32", "compile_fp32"]
         ("cpu", "weights_and_input", False, False, False, ["eager", "compile"]),
         ("cuda", "forward", True, False, False, ["eager", "channels_last", "eager_fp32", "channels_last_fp32"]),
         ("cuda", "forward", False, False, False, ["eager", "channels_last", "compile", *STRICT]),
-        ("cuda", "weights", False, False, False, ["eager", "compile", "eager_fp32", "compile_fp32"]),
+        ("cuda", "weights", False, False, False, ["eager", "compile"]),
         (
             "cuda",
             "weights",
             False,
             True,
             False,
-            ["eager", "compile", "compile_max", "eager_fp32", "compile_fp32", "compile_max_fp32"],
+            ["eager", "compile", "compile_max"],
         ),
         ("cuda", "forward", False, False, True, ["eager", "channels_last", "compile"]),
     ],
@@ -134,7 +134,7 @@ def test_names(place, mode, quick, max_autotune, strict, names):
 
 
 def test_peers_are_at_least_as_precise():
-    names = ["eager", "compile", "eager_fp32", "compile_fp32"]
+    names = ["eager", "compile"]
     assert peers(names, "tf32") == names, "what is stricter and faster counts as well"
     assert peers(names, "fp16") == names
     assert peers(names, "fp32") == ["eager_fp32", "compile_fp32"]

@@ -53,7 +53,7 @@ class Roofs:
 
     @classmethod
     def of(cls, ceilings):
-        rates = {"fp32": ceilings["fp32_flops"], "TF32": ceilings.get("tf32_flops")}
+        rates = {"fp32": ceilings["fp32_flops"], "TF32": ceilings.get("tf32_flops"), "fp16": ceilings.get("fp16_flops")}
         bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"])
         return cls(bandwidth, {name: rate for name, rate in rates.items() if rate})
 
