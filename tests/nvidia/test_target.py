@@ -36,7 +36,7 @@ class ModelNew(nn.Module):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, tiny_problem, write_variant):
-    """run(body, gradients=True, probe=True) -> (reply, calls of the real load_inline)."""
+    """run(body, gradients=True, probe=True, place="cpu", tool=None) -> (reply, calls of the real load_inline)."""
     calls = []
 
     def load_inline(name, cpp_sources, cuda_sources=None, extra_cuda_cflags=None):
@@ -47,12 +47,12 @@ def run(tmp_path, monkeypatch, tiny_problem, write_variant):
     monkeypatch.setattr(cpp_extension, "load", cpp_extension.load)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
 
-    def run(body="", gradients=True, probe=True):
+    def run(body="", gradients=True, probe=True, place="cpu", tool=None):
         variant = write_variant("variant", VARIANT.format(body=body))
         content = {"inputs": [torch.randn(3, 8)], "upstream": [torch.randn(3, 4)] if gradients else None, "wanted_inputs": [0]}
         tensors.save(content, tmp_path / "inputs")
-        load = {"problem": str(tiny_problem), "variant": str(variant.path), "settings": {}, "place": "cpu", "weights": None}
-        request = {"load": load | {"seed": 1}, "inputs": None, "tool": None, "limit": 60}
+        load = {"problem": str(tiny_problem), "variant": str(variant.path), "settings": {}, "place": place, "weights": None}
+        request = {"load": load | {"seed": 1}, "inputs": None, "tool": tool, "limit": 60}
         if probe:
             request["inputs"] = str(tmp_path / "inputs")
         (tmp_path / "request").write_text(json.dumps(request))
@@ -110,6 +110,16 @@ def test_what_it_builds_has_lines_and_a_folder_of_its_own(run, tmp_path):
     assert flags == ["-lineinfo"] and folder == str(tmp_path / "ext" / "with_lines")
     assert '#line 7 "' in text and "variant.py" in text
     assert reply["kernels"] == ["planted", "second"]
+
+
+@pytest.mark.parametrize("body", ["", "raise RuntimeError('CUDA error')"])
+def test_the_control_mistake_is_made_after_the_variant_whatever_that_does(run, monkeypatch, body):
+    made = []
+    monkeypatch.setattr(target.control, "build", lambda load_inline: made.append("built") or made.append)
+    run(body, place="cuda")
+    assert made == ["built"], "without a tool nothing is to be found"
+    run(body, place="cuda", tool="racecheck")
+    assert made == ["built", "built", "racecheck"]
 
 
 def test_a_file_that_does_not_load(run):
