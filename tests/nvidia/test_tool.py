@@ -52,9 +52,11 @@ time.sleep(1000)
 """,
     )
     target("")
+    for what in ("reply", "log"):
+        (tmp_path / f"hangs.{what}").write_text('"an earlier variant\'s"')
     with Run("hangs", {"limit": 3.0}, tmp_path, [str(program)]) as run:
         run.wait()
-    assert run.timed_out and run.reply() is None
+    assert run.timed_out and run.reply() is None and run.log() == ""
     for child in map(int, (tmp_path / "children").read_text().split()):
         deadline = time.monotonic() + 10
         while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
