@@ -6,8 +6,8 @@ The files are JSON. The request: {"load": arguments of Candidate.load, "inputs":
 control mistake to make at the end, or null}. The step is a forward pass and, if the variant trains, a backward pass. Where
 "inputs" is null, it is a forward pass on the problem's own inputs and nothing else.
 
-The reply: {"kernels": names of the __global__ functions it built, "passes": what was run, "refused": why the variant takes
-other inputs only, "error": what else was raised}. The exit status is 1 with an error.
+The reply: {"kernels": names of the __global__ functions it built, "passes": what was run, "refused": what the forward pass
+raised, "error": what else was raised}. The exit status is 1 with an error.
 """
 
 import inspect
