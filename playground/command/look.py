@@ -5,7 +5,7 @@ import sys
 from playground import catalog
 from playground.command import new_variant
 from playground.machine import environment, requirements
-from playground.nvidia import profiler
+from playground.nvidia import emulated, profiler
 from playground.nvidia.profiler import ProfilerError
 from playground.report import difference, explanation, profile
 from playground.report.figures import machine
@@ -67,7 +67,7 @@ def profile_variants(model, variants, settings, time_limit):
 def _counted(model, variant):
     """What the emulator counts; None, with a word on why, where it cannot."""
     try:
-        return profiler.counted(model, variant)
+        return emulated.counted(model, variant)
     except RuntimeError as complaint:
         print(complaint, file=sys.stderr)
         return None

@@ -21,8 +21,9 @@ class Board:
         self._rank = rank
         self._seen = {}  # {rank: (its last count of signs of life, when that changed)}
 
-    def sign_of_life(self):
-        self._store.add(f"life/{self._rank}", 1)
+    def sign_of_life(self, name=None):
+        """This rank's, or that of what gives its own under another name."""
+        self._store.add(f"life/{self._rank if name is None else name}", 1)
 
     def declare_lost(self, rank):
         """Whoever knows that a rank has ended spares the others the wait."""
@@ -32,7 +33,7 @@ class Board:
         return bool(self._read(f"lost/{rank}"))
 
     def is_lost(self, rank):
-        """Whether a rank was declared lost, or has given no sign of life for too long."""
+        """Whether a rank (or another name) was declared lost, or has given no sign of life for too long."""
         if self.was_declared_lost(rank):
             return True
         now, count = time.monotonic(), self._store.add(f"life/{rank}", 0)

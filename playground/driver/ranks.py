@@ -7,6 +7,15 @@ what comes of it.
 With several hosts a torchrun on each looks after its own processes only, and the store is on the host of rank 0: without that
 host a run ends, without another one it goes on. A torchrun whose processes succeeded waits minutes for those whose processes
 did not, so all hosts end with the same status.
+
+Who announces what on the board, in this order:
+
+    tasks       rank 0: the identities of what is to be done
+    rank/N      rank N's worker: its device, its seeds
+    over        rank 0: there is a result of every task, or no rank is left, or the run was interrupted
+    present/N   rank N: it has seen that the run is over
+    passed      rank 0: whether the run passed
+    farewell/N  rank N: it has seen whether, or was interrupted; it does not need the store any more
 """
 
 import contextlib
@@ -19,6 +28,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -34,7 +44,7 @@ from playground.report.progress import Progress
 from playground.worker import kill_all
 
 RUN = "run"
-COLLECTOR = "collector"  # gives signs of life under this name
+COLLECTOR = "collector"  # rank 0's watching process gives its signs of life under this name
 SECONDS_BETWEEN_SIGNS = 1.0
 FAREWELL_SECONDS = 10.0  # at most, for the other ranks to see how the run ended: then the store is gone
 RANK_ENDED = "each rank that took it ended before it was done ({attempts} of them)"
@@ -48,13 +58,13 @@ class RunFailed(Exception):
     """The run is over and did not pass, as rank 0 on another host tells."""
 
 
+@dataclass(frozen=True)
 class Collected:
     """What rank 0 has at the end: `results` in the tasks' order, `ranks` (what each said of itself) and those `lost`."""
 
-    def __init__(self, results, ranks, lost):
-        self.results = results
-        self.ranks = ranks
-        self.lost = lost
+    results: list
+    ranks: list
+    lost: list
 
 
 def run(rank, tasks, options, keep, conclude):
@@ -70,51 +80,52 @@ def run(rank, tasks, options, keep, conclude):
         ours = list(_agreed(rank, board, tasks).values())
     except DistError:
         raise _without_rank_0(rank) from None
-    engine = multiprocessing.get_context("spawn").Process(target=_work, args=(rank, ours, options), name=str(rank))
-    engine.start()
+    worker = multiprocessing.get_context("spawn").Process(target=_work, args=(rank, ours, options), name=str(rank))
+    worker.start()
     try:
         if rank.rank == 0:
-            _collect(rank, board, engine, ours, keep, conclude)
-        elif not _attend(rank, board, engine) and rank.host != 0:
+            _collect(rank, board, worker, ours, keep, conclude)
+        elif not _attend(rank, board, worker) and rank.host != 0:
             _outlast_rank_0(board)
             raise RunFailed
     except DistError:
         raise _without_rank_0(rank) from None
     finally:
-        engine.terminate()
-        engine.join()
+        worker.terminate()
+        worker.join()
 
 
 def _agreed(rank, board, tasks):
     """The tasks that rank 0 has, in its order: it alone knows which results of an earlier run there are already."""
     if rank.rank == 0:
-        Board(rank.connect(), COLLECTOR).sign_of_life()
+        board.sign_of_life(COLLECTOR)
         board.announce("tasks", list(tasks))
         return tasks
-    collector = Board(rank.connect(), COLLECTOR)
     while (names := board.announced("tasks")) is None:
-        if collector.is_lost(COLLECTOR):
-            raise _without_rank_0(rank)
-        time.sleep(PAUSE)
+        _pause(rank, board)
     if missing := [name for name in names if name not in tasks]:
         board.declare_lost(rank.rank)
         raise RunLost(f"{rank} has other files or options than rank 0: it does not know the task {missing[0]}")
     return {name: tasks[name] for name in names}
 
 
+def _pause(rank, board):
+    """Before the next look at what rank 0 says. Raises RunLost when it is gone."""
+    if board.is_lost(COLLECTOR):
+        raise _without_rank_0(rank)
+    time.sleep(PAUSE)
+
+
 def _without_rank_0(rank):
     return RunLost(f"{rank} cannot reach the host of rank 0, which has the results so far, and ends; --resume goes on there")
 
 
-def _attend(rank, board, engine):
+def _attend(rank, board, worker):
     """Until rank 0 says that the run is over. Returns whether it passed."""
-    collector = Board(rank.connect(), COLLECTOR)
     try:
         while not board.announced("over"):
-            if collector.is_lost(COLLECTOR):
-                raise _without_rank_0(rank)
-            _watch(rank, board, engine)
-            time.sleep(PAUSE)
+            _watch(rank, board, worker)
+            _pause(rank, board)
         board.announce(f"present/{rank.rank}", True)
         latest = time.monotonic() + 2 * LOST_AFTER  # rank 0 waits for those that are late
         while (passed := board.announced("passed")) is None and time.monotonic() < latest:
@@ -138,24 +149,23 @@ def _outlast_rank_0(board):
             time.sleep(PAUSE)
 
 
-def _watch(rank, board, engine):
-    if not engine.is_alive() and engine.exitcode != 0 and not board.is_lost(rank.rank):
+def _watch(rank, board, worker):
+    if not worker.is_alive() and worker.exitcode != 0 and not board.is_lost(rank.rank):
         board.declare_lost(rank.rank)
-        print(f"{rank} ended ({_cause(engine.exitcode)}); the others go on", file=sys.stderr)
+        print(f"{rank} ended ({_cause(worker.exitcode)}); the others go on", file=sys.stderr)
 
 
 def _cause(status):
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
-def _collect(rank, board, engine, tasks, keep, conclude):
-    life = Board(rank.connect(), COLLECTOR)
+def _collect(rank, board, worker, tasks, keep, conclude):
     everybody = range(rank.world_size)
     results, lost, told, interrupted = {}, [], set(), True
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         while len(results) < len(tasks):
-            life.sign_of_life()
-            _watch(rank, board, engine)
+            board.sign_of_life(COLLECTOR)
+            _watch(rank, board, worker)
             lost = [each for each in everybody if board.is_lost(each)]
             silent = {each for each in lost if not board.was_declared_lost(each)}
             for each in sorted(silent - told):

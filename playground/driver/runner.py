@@ -20,8 +20,7 @@ from playground.driver.timing import Measured, Stopwatch
 from playground.driver.verdict import give, give_doubt, give_examination, give_failure, judge
 from playground.machine import ptxas
 from playground.machine.builds import builds_at_once
-from playground.nvidia.sanitizer import examine
-from playground.nvidia.sanitizer.subject import small_case
+from playground.nvidia.sanitizer import examine, small_case
 from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all
 from playground.worker.truth import Truth
 

@@ -42,18 +42,17 @@ def current_rank():
     """The Rank of this process; None unless torchrun started it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    rank, world_size, local_rank, local_world_size, host = (int(os.environ[name]) for name in VARIABLES[:5])
     return Rank(
-        rank,
-        world_size,
-        local_rank,
-        local_world_size,
-        host,
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        os.environ["TORCHELASTIC_RUN_ID"],
-        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        host=int(os.environ["GROUP_RANK"]),
+        address=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]),
+        agent_has_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        run_id=os.environ["TORCHELASTIC_RUN_ID"],
+        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
 
 

@@ -1,1 +1,6 @@
-"""NVIDIA's tools on a variant: compute-sanitizer and Nsight Compute. Both need a GPU."""
+"""NVIDIA's tools on a variant's kernels. They need a GPU.
+
+`sanitizer` has compute-sanitizer look for mistakes. `sanitizer_reports` reads what it prints, and `control` holds mistakes that
+it must find, or its silence means nothing. `profiler` has Nsight Compute measure what bounds the kernels. `metrics` are its
+figures, and `emulated` are the emulator's for the same kernels. Both watch one process, `target`; `tool` runs it under them.
+"""

@@ -2,8 +2,8 @@
 
 from rich.text import Text
 
-from playground.nvidia.profiler import metrics
-from playground.nvidia.profiler.emulated import of_kernel
+from playground.nvidia import metrics
+from playground.nvidia.emulated import of_kernel
 from playground.report.figures import NOTHING, one_line, significant, with_unit
 from playground.report.layout import INDENT, print_folded, print_prose, print_rows
 
@@ -19,7 +19,7 @@ STALLS_SHOWN = 2
 
 
 def show(variant, kernels, counts, console):
-    """Print the figures of a variant's kernels; `counts` are what playground.nvidia.profiler.emulated gives, or None."""
+    """Print the figures of a variant's kernels; `counts` are what playground.nvidia.emulated gives, or None."""
     console.print()
     print_folded(console, variant.name, style="bold")
     print_rows(console, FIGURES_PLANS, [_figures(kernel) for kernel in kernels], FIGURES[:1])

@@ -134,7 +134,7 @@ def test_names(place, mode, quick, max_autotune, strict, names):
 
 
 def test_peers_are_at_least_as_precise():
-    names = ["eager", "compile"]
+    names = ["eager", "compile", "eager_fp32", "compile_fp32"]
     assert peers(names, "tf32") == names, "what is stricter and faster counts as well"
     assert peers(names, "fp16") == names
     assert peers(names, "fp32") == ["eager_fp32", "compile_fp32"]

@@ -1,5 +1,6 @@
 """The least bytes and operations of each model, by hand, and the time they take."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -156,3 +157,16 @@ def test_what_eager_does_is_never_less_than_the_least():
         with torch.device("meta"):
             done = as_written(problem.Model(*problem.get_init_inputs()), problem.get_inputs(), "forward")
         assert done.bytes >= WORK[name].bytes and done.flops >= WORK[name].flops
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((catalog.ROOT / "results").rglob("nvidia*.json")) + sorted((catalog.ROOT / "results").glob("cpu*.json")),
+    ids=lambda path: path.relative_to(catalog.ROOT).as_posix(),
+)
+def test_nothing_that_was_recorded_is_faster_than_its_floor(path):
+    for result in json.loads(path.read_text()).get("results", []):
+        for timed in (result, *(result.get("training") or {}).values()):
+            for each in (timed, timed.get("graphed") or {}):
+                if each.get("time_ms") and each.get("floor_ms"):
+                    assert each["floor_ms"] <= each["time_ms"]["median"], (result["model"], result["variant"])

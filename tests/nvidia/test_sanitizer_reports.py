@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.nvidia.sanitizer import reports
+from playground.nvidia import sanitizer_reports as reports
 
 SAMPLES = Path(__file__).parent / "samples"
 VARIANT = "/work/variant.py"
@@ -99,6 +99,5 @@ def test_a_report_that_cannot_be_understood_is_no_silence(text):
 
 
 def test_what_the_program_prints_itself_is_no_report():
-    assert reports.read("memcheck", "hello\n  ========= Invalid\n========= ERROR SUMMARY: 0 errors\n") == reports.Log(
-        [], [], True
-    )
+    text = "hello\n  ========= Invalid\n========= ERROR SUMMARY: 0 errors\n"
+    assert reports.read("memcheck", text) == reports.Log([], [], is_complete=True)

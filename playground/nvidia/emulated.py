@@ -4,9 +4,7 @@ import json
 
 from playground import catalog
 from playground.emulator import counting
-
-from . import metrics
-from .reading import base_name
+from playground.nvidia import metrics
 
 
 def counted(model, variant):
@@ -44,9 +42,9 @@ def of_kernel(name, measured_names, counts):
     The emulator knows a kernel by the name in its launch: with template parameters in place of their values, or that of a
     pointer. One that is left over on either side is the other's counterpart.
     """
-    by_base = {base_name(each): figures for each, figures in counts.items()}
-    if base_name(name) in by_base:
-        return by_base[base_name(name)]
-    measured = {base_name(each) for each in measured_names}
+    by_base = {metrics.base_name(each): figures for each, figures in counts.items()}
+    if metrics.base_name(name) in by_base:
+        return by_base[metrics.base_name(name)]
+    measured = {metrics.base_name(each) for each in measured_names}
     left = [figures for each, figures in by_base.items() if each not in measured]
     return left[0] if len(left) == 1 and len(measured - by_base.keys()) == 1 else {}

@@ -5,8 +5,8 @@ from torch.utils import cpp_extension
 
 from playground import emulator
 from playground.machine import requirements
-from playground.nvidia.sanitizer import control
-from playground.nvidia.sanitizer.command import TOOLS
+from playground.nvidia import control
+from playground.nvidia.sanitizer import TOOLS
 
 SAID = {
     "memcheck": "out of bounds",

@@ -1,22 +1,27 @@
-"""Four tools on one variant: which runs there are, and what follows from what they print. The tools are played by a script."""
+"""Four tools on one variant: which runs there are, and what follows from what they print. The tools are played by a script.
 
+Then python -m playground.nvidia.sanitizer as a user types it.
+"""
+
+import contextlib
 import json
+import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
+from playground import catalog
 from playground.driver.verdict import give_doubt, give_examination
-from playground.nvidia.sanitizer import control, examination
-from playground.nvidia.sanitizer.command import TOOLS
+from playground.machine import requirements
+from playground.nvidia import control, sanitizer
+from playground.nvidia.sanitizer import TOOLS, Examination
 
 SAMPLES = Path(__file__).parent / "samples"
 
 # Plays compute-sanitizer: runs the target, then writes the sample of its tool as the log. What it should do wrong stands in a
 # file beside it; there it also leaves what it was asked.
-PLAYER = """#!{python}
+PLAYER = """
 import json, subprocess, sys, time
 from pathlib import Path
 
@@ -26,8 +31,6 @@ tool, log = options[options.index("--tool") + 1], Path(options[options.index("--
 (here / f"{{tool}}.asked").write_text(json.dumps(options))
 behaviour = json.loads((here / "behaviour.json").read_text())
 if behaviour.get("hangs") == tool:
-    child = subprocess.Popen(["sleep", "1000"])
-    (here / "child").write_text(str(child.pid))
     time.sleep(1000)
 if behaviour.get("breaks") == tool:
     sys.exit("Unable to find injection library")
@@ -37,10 +40,6 @@ log.write_text(behaviour.get("says", {{}}).get(tool) or (here / f"{{tool}}.log")
 
 # Plays the target, which test_target.py looks at: it gives the reply of its inputs, or dies where there is none.
 TARGET = """
-import json, sys
-from pathlib import Path
-
-request, reply = map(Path, sys.argv[1:])
 said = json.loads(Path(json.loads(request.read_text())["inputs"]).read_text())
 if said is None:
     sys.exit("Aborted")
@@ -48,7 +47,7 @@ reply.write_text(json.dumps(said))
 """
 
 VARIANT = "CUDA = '__global__ void planted(float* p) {}'"
-REPLY = {"kernels": ["planted"], "passes": ["forward", "backward"], "refused": None, "error": None, "control": True}
+REPLY = {"kernels": ["built"], "passes": ["forward", "backward"], "refused": None, "error": None}
 
 
 def clean(tool):
@@ -61,18 +60,13 @@ def clean(tool):
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch):
+def stage(tmp_path, install, target):
     """stage(replies, found=(), **behaviour) -> (Examination, folder of the player).
 
     `replies` are those to each of the inputs; `found` are tools that have a finding.
     """
-    player, variant, target = (tmp_path / name for name in ("bin/compute-sanitizer", "variant.py", "target.py"))
-    player.parent.mkdir()
-    player.write_text(PLAYER.format(python=sys.executable))
-    player.chmod(0o755)
-    target.write_text(TARGET)
-    monkeypatch.setenv("PATH", str(player.parent), prepend=":")
-    monkeypatch.setattr(examination, "TARGET", (sys.executable, str(target)))
+    player, variant = install("compute-sanitizer", PLAYER.format(python=sys.executable)), tmp_path / "variant.py"
+    target(TARGET)
 
     def play(replies=(REPLY,), found=(), limit=60, text=VARIANT, **behaviour):
         variant.write_text(text)
@@ -83,7 +77,7 @@ def stage(tmp_path, monkeypatch):
         probes = [tmp_path / f"inputs{i}" for i, _ in enumerate(replies)]
         for probe, reply in zip(probes, replies, strict=True):
             probe.write_text(json.dumps(reply))
-        return examination.examine({"variant": str(variant), "place": "cuda"}, probes, tmp_path, limit), player.parent
+        return sanitizer.examine({"variant": str(variant), "place": "cuda"}, probes, tmp_path, limit), player.parent
 
     return play
 
@@ -91,13 +85,17 @@ def stage(tmp_path, monkeypatch):
 def test_silence_of_all_tools(stage):
     silent, folder = stage()
     assert (silent.findings, silent.problem, silent.notes) == ([], None, [])
-    assert silent.passes == ["forward", "backward"] and silent.kernels == ["planted"]
+    assert silent.passes == ["forward", "backward"] and silent.kernels == ["built", "planted"]
     assert silent.tools == {tool: {"findings": 0, "of_other_kernels": 0} for tool in TOOLS}
     assert silent.outcome == "nothing found"
     for tool in TOOLS:
         asked = json.loads((folder / f"{tool}.asked").read_text())
-        filters = [asked[i + 1] for i, each in enumerate(asked) if each == "--kernel-name"]
-        assert filters == [] if tool == "initcheck" else {"kns=planted", f"kns={control.kernel_of(tool)}"} <= set(filters)
+        assert asked[asked.index("--target-processes") + 1] == "application-only"
+        filters = {asked[i + 1] for i, each in enumerate(asked) if each == "--kernel-name"}
+        # initcheck has to see what PyTorch's kernels write.
+        assert filters == (
+            {f"kns={name}" for name in ("built", "planted", *map(control.kernel_of, TOOLS))} if tool != "initcheck" else set()
+        )
 
 
 def test_findings_are_the_verdict(stage):
@@ -142,12 +140,9 @@ def test_silence_that_proves_nothing_is_a_problem(stage, behaviour, problem):
     assert result["verdict"] == "error" and result["reason"] == f"compute-sanitizer: {silent.problem}"
 
 
-def test_a_tool_that_hangs_is_ended_with_all_it_started(stage):
-    found, folder = stage(hangs="racecheck", limit=5)
+def test_a_tool_that_hangs(stage):
+    found, _ = stage(hangs="racecheck", limit=5)
     assert found.problem == "racecheck did not end within the time limit"
-    child = int((folder / "child").read_text())
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.1)  # the test's own time limit ends it
 
 
 REFUSAL = REPLY | {"passes": [], "refused": "ValueError: only five"}
@@ -186,3 +181,65 @@ def test_nothing_is_doubted_where_nothing_was_asked():
     result = {"sanitizer": None, "verdict": None}
     give_doubt(result)
     assert result["verdict"] is None
+
+
+BROKEN_PROBLEM = """
+class Model:
+    def __init__(self):
+        raise ValueError("there are no weights")
+def get_inputs():
+    return []
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.fixture
+def sanitize(tiny_problem, write_forward, monkeypatch, capsys):
+    """sanitize(*arguments, model=...) -> (status, stdout, stderr), as on a machine that has all it needs."""
+    variant = write_forward("plain", "return torch.tanh(self.linear(x))")
+    monkeypatch.setattr(sanitizer, "missing", lambda: None)
+    monkeypatch.setattr(requirements, "missing_for", lambda backend: None)
+
+    def run(*arguments, model=tiny_problem):
+        status = sanitizer.main(["--model", str(model), "--variant", str(variant.path), *arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_ends_with_status_2_where_nothing_can_be_run():
+    command = [sys.executable, "-m", "playground.nvidia.sanitizer", "--model", "alexnet_conv1", "--variant", "there_is_none"]
+    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+
+
+def test_an_unknown_constant_is_one_line(sanitize):
+    complaint = "--set: tiny has no constant called depth; it has: batch_size, features, outputs\n"
+    assert sanitize("--set", "depth=3") == (2, "", complaint)
+
+
+def test_an_original_that_fails_is_one_line(sanitize, tmp_path):
+    """On a machine without a GPU it fails already where that is missing."""
+    problem = tmp_path / "broken.py"
+    problem.write_text(BROKEN_PROBLEM)
+    status, out, err = sanitize(model=problem)
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("the original does not run: ")
+
+
+@pytest.mark.parametrize(
+    "found, status",
+    [
+        (Examination(tools={"memcheck": {}}), 0),
+        (Examination(notes=["no kernel of its own to look at"]), 0),
+        (Examination(findings=["v1.py:3: out of bounds"]), 1),
+        (Examination(problem="memcheck does not work on this machine: Aborted"), 1),
+    ],
+    ids=["nothing found", "no kernels", "a finding", "a problem"],
+)
+def test_the_exit_status(sanitize, monkeypatch, tmp_path, found, status):
+    case = contextlib.nullcontext(({}, [], tmp_path))
+    monkeypatch.setattr(sanitizer, "small_case", lambda *arguments: case)
+    monkeypatch.setattr(sanitizer, "examine", lambda *arguments: found)
+    told, out, err = sanitize()
+    assert (told, err) == (status, "") and f"== plain: {found.outcome}, " in out

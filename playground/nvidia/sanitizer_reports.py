@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "========="
+RACE = "shared memory race"
 _PLACE = r"(?P<function>.+?)[+:](?P<offset>0x[0-9a-fA-F]+)(?: in (?P<file>.+?):(?P<line>\d+))?(?=$|\s)"
 _AT = re.compile(rf"at {_PLACE}")
 _FRAME = re.compile(rf"Device Frame: ?{_PLACE}")
 _WHO = re.compile(r"by thread (?P<thread>\([^)]*\)) in block (?P<block>\([^)]*\))")
 _SEVERITY = re.compile(r"(?:error|warning|warn|info): ?(?:\(warp level programming\) ?)?", re.I)
-_RACE = re.compile(rf"Race reported between (?P<access>Read|Write) access at {_PLACE}")
-_OTHER_ACCESS = re.compile(rf"and (?P<access>Read|Write) access at {_PLACE}")
-_HAZARD = re.compile(r"Potential \w+ hazard detected at __shared__ (?P<address>0x[0-9a-fA-F]+) in block (?P<block>\([^)]*\))")
-_HAZARD_ACCESS = re.compile(rf"(?P<access>Read|Write) Thread (?P<thread>\([^)]*\)) at {_PLACE}")
+# racecheck reports a race as hazards, byte by byte and with threads, and as an analysis, without them.
+_RACE = re.compile(r"Race reported between|Potential \w+ hazard detected at __shared__ \S+ in block (?P<block>\([^)]*\))")
+_ACCESS = re.compile(rf"(?P<access>Read|Write) (?:access|Thread (?P<thread>\([^)]*\))) at {_PLACE}")
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: ")
 _ADDRESS = re.compile(r"(?:Address|Access to) 0x[0-9a-fA-F]+ is (.*)")
 _TROUBLES = "Internal Sanitizer Error|Unable to find|not supported|No attachable|terminated before first|Detected overflow"
@@ -50,6 +50,9 @@ class Site:
         line = match["line"]
         return cls(_without_arguments(match["function"]), match["offset"], match["file"], int(line) if line else None)
 
+    def is_in(self, file):
+        return self.file is not None and (self.file == str(file) or (Path(self.file).name == self.file == Path(file).name))
+
     @property
     def where(self):
         """What tells it from other places in the source."""
@@ -64,29 +67,32 @@ class Finding:
     what: str
     kernel: str
     sites: tuple
-    block: str | None = None
-    thread: str | None = None
-    other: str = ""  # of a race: the other party
+    block: str | None
+    thread: str | None
     count: int = 1
+
+    @property
+    def alike(self):
+        """What it shares with the reports that are counted as one with it: the kind of mistake, the kernel, the places."""
+        kind = self.what.partition(": ")[0]
+        return kind, self.kernel, frozenset(site.where for site in (self.sites if kind == RACE else self.sites[:1]))
 
     def concerns(self, kernels, file):
         """Whether it is about one of these kernels, or about a line of the file."""
         words = {word for site in self.sites for word in re.findall(r"\w+", site.function)}
-        return bool(words & set(kernels)) or any(_is_same(site.file, file) for site in self.sites)
+        return bool(words & set(kernels)) or any(site.is_in(file) for site in self.sites)
 
     def line_in(self, file):
         """'name.py:65' of the innermost site in the file, or else of the innermost that has a line; None without one."""
-        known = [site for site in self.sites if site.line]
-        site = next((site for site in known if _is_same(site.file, file)), known[0] if known else None)
-        return site and f"{Path(site.file).name}:{site.line}"
+        known = sorted((site for site in self.sites if site.line), key=lambda site: not site.is_in(file))
+        return f"{Path(known[0].file).name}:{known[0].line}" if known else None
 
     def describe(self, file):
         """One line, beginning with the place."""
         place = self.line_in(file)
-        who = [f"block {self.block}"] if self.block else []
-        who += [f"thread {self.thread}"] if self.thread else []
+        who = [f"{name} {value}" for name, value in (("block", self.block), ("thread", self.thread)) if value]
         more = f", {self.count - 1} more like it" if self.count > 1 else ""
-        text = ", ".join([f"{self.what}{self.other}; kernel {self.kernel}", *who]) + f" ({self.tool}{more})"
+        text = ", ".join([f"{self.what}; kernel {self.kernel}", *who]) + f" ({self.tool}{more})"
         return f"{place}: {text}" if place else text
 
 
@@ -109,7 +115,9 @@ def read(tool, text):
             troubles.append(headline)
         else:
             for finding in _findings(tool, headline, lines):
-                _add(findings, finding)
+                known = findings.get(finding.alike, dataclasses.replace(finding, count=0))
+                spokesman = known if known.thread or not finding.thread else finding  # the first that names its thread
+                findings[finding.alike] = dataclasses.replace(spokesman, count=known.count + 1)
     return Log(list(findings.values()), troubles, complete)
 
 
@@ -129,64 +137,31 @@ def _reports(text):
 def _findings(tool, headline, lines):
     """The findings of a report: none where it is about no kernel, several where more than two accesses race."""
     headline = headline[match.end() :] if (match := _SEVERITY.match(headline)) else headline
-    if match := _RACE.match(headline):
-        return _races(tool, match, lines)
-    if match := _HAZARD.match(headline):
-        return [_hazard(tool, headline, match, lines)]
+    if race := _RACE.match(headline):
+        accesses = [match for match in map(_ACCESS.search, (headline, *lines)) if match]
+        if len(accesses) < 2:
+            raise Unreadable(headline)
+        return [_race(tool, race["block"], accesses[0], other) for other in accesses[1:]]
     who = next(filter(None, map(_WHO.match, lines)), None)
     at = next(filter(None, map(_AT.match, lines)), None)
     if who is None:
         return []
     if at is None:
         raise Unreadable(headline)
-    frames = tuple(map(Site.of, filter(None, map(_FRAME.match, lines))))
+    sites = tuple(map(Site.of, [at, *filter(None, map(_FRAME.match, lines))]))
     addresses = [match[1] for match in map(_ADDRESS.match, lines) if match]
     addresses += [re.sub(r" at 0x[0-9a-fA-F]+", "", line[7:]) for line in lines if line.startswith("and is ")]
     what = ": ".join(filter(None, [headline.rstrip("."), ", ".join(addresses)]))
-    sites = (Site.of(at), *frames)
     return [Finding(tool, what, sites[-1].function, sites, who["block"], who["thread"])]
 
 
-def _races(tool, match, lines):
-    """An analysis: the first access races with each of the others. It names no threads."""
-    others = [other for other in map(_OTHER_ACCESS.match, lines) if other]
-    if not others:
-        raise Unreadable(match.string)
-    return [_race(tool, match, other) for other in others]
-
-
-def _hazard(tool, headline, match, lines):
-    accesses = [access for access in map(_HAZARD_ACCESS.match, lines) if access]
-    if len(accesses) != 2:
-        raise Unreadable(headline)
-    first, second = accesses
-    finding = _race(tool, first, second, f" by thread {second['thread']}")
-    return dataclasses.replace(finding, block=match["block"], thread=first["thread"])
-
-
-def _race(tool, first, second, by=""):
+def _race(tool, block, first, second):
     site, other = Site.of(first), Site.of(second)
+    by = f" by thread {second['thread']}" if second["thread"] else ""
     place = f"in line {other.line}" if other.line else f"at {other.function}+{other.offset}"
-    what = f"shared memory race: {first['access'].lower()} here"
-    ordered = f" and {second['access'].lower()}{by} {place}, with nothing to order the two"
-    return Finding(tool, what, site.function, (site, other), other=ordered)
-
-
-def _add(findings, finding):
-    """Count those that are alike as one; the first that names its thread speaks for all."""
-    if finding.other:
-        what = "race"
-        places = frozenset(site.where for site in finding.sites)
-    else:
-        what = finding.what.partition(": ")[0]
-        places = finding.sites[0].where
-    key = what, finding.kernel, places
-    known = findings.get(key)
-    if known is None:
-        findings[key] = finding
-    else:
-        better = known if known.thread or not finding.thread else finding
-        findings[key] = dataclasses.replace(better, count=known.count + 1)
+    accesses = f"{first['access'].lower()} here and {second['access'].lower()}{by} {place}"
+    what = f"{RACE}: {accesses}, with nothing to order the two"
+    return Finding(tool, what, site.function, (site, other), block, first["thread"])
 
 
 def _without_arguments(function):
@@ -198,7 +173,3 @@ def _without_arguments(function):
             function = function[:at]
             break
     return function.removeprefix("void ").strip()
-
-
-def _is_same(named, file):
-    return named is not None and (named == str(file) or (Path(named).name == named == Path(file).name))

@@ -1,0 +1,158 @@
+"""The figures that are asked for, by their names in Nsight Compute, what they mean, and how its CSV gives them.
+
+Names and meanings are those of NVIDIA's documentation (https://docs.nvidia.com/nsight-compute/ProfilingGuide, "Metrics
+Reference" and "Statistical Sampler"; `ncu --query-metrics --chip gh100` lists the names). Shares of a peak are over all cycles
+that a kernel takes ("elapsed"), but for issue slots and occupancy, which are over those in which a multiprocessor has work.
+"""
+
+import csv
+import math
+import re
+
+TIME = "gpu__time_duration.sum"
+REGISTERS = "launch__registers_per_thread"
+
+# Key -> the metric; percentages, to be averaged over launches by the time that each takes.
+SHARES = {
+    "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "matrix": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "occupancy_limit": "sm__maximum_warps_per_active_cycle_pct",
+}
+
+# What the emulator counts, too: (transactions, requests) of warps, to be summed over launches.
+PER_REQUEST = {
+    "device memory read": (
+        "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+        "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    ),
+    "device memory written": (
+        "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+        "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    ),
+    "shared memory read": (
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+        "smsp__sass_inst_executed_op_shared_ld.sum",
+    ),
+    "shared memory written": (
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+        "smsp__sass_inst_executed_op_shared_st.sum",
+    ),
+}
+TRANSACTIONS = {name: "sectors" if name.startswith("device") else "wavefronts" for name in PER_REQUEST}
+
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+SELECTED = "selected"  # the warp issues: no stall, but a part of the cycles that all of them are shares of
+
+# Why a warp that is resident does not issue an instruction in a cycle.
+STALLS = {
+    "barrier": "waits for the other warps at __syncthreads",
+    "branch_resolving": "waits for a branch target",
+    "dispatch_stall": "the dispatcher holds the instruction back",
+    "drain": "waits for its stores at its end",
+    "gmma": "waits for wgmma to be ready (Hopper)",
+    "imc_miss": "waits for constant memory",
+    "lg_throttle": "the queue of device-memory instructions is full",
+    "long_scoreboard": "waits for a value from device memory or a cache",
+    "math_pipe_throttle": "the arithmetic unit it needs is busy",
+    "membar": "waits at a memory fence",
+    "mio_throttle": "the queue of shared-memory and special instructions is full",
+    "misc": "another reason of the hardware",
+    "no_instruction": "waits for instructions to be fetched",
+    "not_selected": "is ready, but another warp was chosen",
+    "short_scoreboard": "waits for a value from shared memory or a special function",
+    "sleeping": "sleeps (nanosleep)",
+    "tex_throttle": "the queue of texture instructions is full",
+    "wait": "waits a fixed number of cycles for its last instruction",
+}
+
+ALL = (
+    TIME,
+    REGISTERS,
+    *SHARES.values(),
+    *(metric for pair in PER_REQUEST.values() for metric in pair),
+    *(STALL.format(reason) for reason in (*STALLS, SELECTED)),
+)
+
+MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
+
+
+def launches(text):
+    """[{"kernel": name, metric: number or None}] of the raw page as CSV, in the order of the launches.
+
+    Its lines are names, units, and each launch. Lines before them, Nsight Compute's own or the program's, are skipped. [] where
+    there is no such table.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("==")]
+    start = next((index for index, line in enumerate(lines) if line.startswith(('"ID"', "ID,"))), len(lines))
+    units, *rows = list(csv.DictReader(lines[start:])) or [{}]
+    numbers = [{metric: _number(row.get(metric), units.get(metric)) for metric in ALL} for row in rows]
+    return [{"kernel": row["Kernel Name"]} | found for row, found in zip(rows, numbers, strict=True) if "Kernel Name" in row]
+
+
+def _number(text, unit):
+    """A figure, times in microseconds; None for "n/a", for an empty place and for several numbers in one place."""
+    try:
+        value = float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+    return value * MICROSECONDS.get(unit, 1.0) if math.isfinite(value) else None
+
+
+def kernels(launched):
+    """[{"kernel", "launches", "microseconds", "registers", "shares", "per_request", "stalls"}], a figure for each kernel.
+
+    "shares" are percentages by the keys of SHARES, "per_request" {where: transactions a request} and "stalls" {reason:
+    share of the time that warps are resident}, the largest first. What the device does not tell is None, or missing.
+    """
+    groups = {}
+    for launch in launched:
+        groups.setdefault(short_name(launch["kernel"]), []).append(launch)
+    return [_kernel(name, group) for name, group in groups.items()]
+
+
+def short_name(kernel):
+    """'fused_tail<1024>' from 'void fused_tail<1024>(const float *, ...)': no result type, no parameters, no namespaces."""
+    text = kernel.removeprefix("void ").replace("(anonymous namespace)", "").replace("<unnamed>", "")
+    text = re.sub(r"\((?:int|unsigned int|bool|long)\)", "", text)  # of template arguments: fused_tail<(int)1024>
+    text = text.split("(")[0].strip()
+    base, bracket, arguments = text.partition("<")
+    return base.rpartition("::")[2] + bracket + arguments
+
+
+def base_name(kernel):
+    """'fused_tail' from 'fused_tail<1024>'."""
+    return short_name(kernel).partition("<")[0]
+
+
+def _kernel(name, group):
+    stalls = {reason: _mean(group, STALL.format(reason)) for reason in (*STALLS, SELECTED)}
+    cycles = sum(filter(None, stalls.values()))
+    shares = {reason: value / cycles for reason, value in stalls.items() if value and reason != SELECTED}
+    per_request = {where: _ratio(group, *pair) for where, pair in PER_REQUEST.items()}
+    return {
+        "kernel": name,
+        "launches": len(group),
+        "microseconds": _sum(group, TIME),
+        "registers": max((launch[REGISTERS] for launch in group if launch[REGISTERS]), default=None),
+        "shares": {key: _mean(group, metric) for key, metric in SHARES.items()},
+        "per_request": {where: value for where, value in per_request.items() if value is not None},
+        "stalls": dict(sorted(shares.items(), key=lambda item: -item[1])),
+    }
+
+
+def _sum(group, metric):
+    values = [launch[metric] for launch in group if launch[metric] is not None]
+    return sum(values) if values else None
+
+
+def _mean(group, metric):
+    """The mean over launches, weighted by the time that each takes."""
+    known = [(launch[metric], launch[TIME] or 1.0) for launch in group if launch[metric] is not None]
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+
+
+def _ratio(group, above, below):
+    numerator, denominator = _sum(group, above), _sum(group, below)
+    return numerator / denominator if numerator is not None and denominator else None

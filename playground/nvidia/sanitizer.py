@@ -1,0 +1,225 @@
+"""compute-sanitizer on a variant: four tools, each on one training step of it at a reduced size.
+
+    python -m playground.nvidia.sanitizer --model NAME_OR_PATH --variant NAME_OR_PATH [...] [--set NAME=VALUE ...]
+
+prints what the tools themselves say. The exit status is 0 where nothing was found, 1 with a finding, or where a tool's silence
+would prove nothing, 2 where nothing could be run.
+"""
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from playground import catalog
+from playground.judge import work
+from playground.machine import requirements
+from playground.nvidia import control, sanitizer_reports
+from playground.nvidia.tool import Program, Run
+from playground.worker import WorkerFailure
+from playground.worker.truth import Truth
+
+PROGRAM = Program(
+    "compute-sanitizer",
+    "compute-sanitizer",
+    "it is part of the CUDA toolkit (https://developer.nvidia.com/cuda-downloads; conda install -c nvidia "
+    "cuda-sanitizer-api): put the folder that holds it on PATH, or name the toolkit in CUDA_HOME",
+)
+PADDING = 4096  # bytes behind each allocation in which every access is out of bounds: next to it may lie another one
+UNFILTERED_LIMIT = 10_000  # reports; the kernels of others count among them
+
+# Tool -> its own options. They and those of `command` are in NVIDIA's manual since its release 2023
+# (https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer).
+TOOLS = {
+    "memcheck": ("--padding", str(PADDING), "--report-api-errors", "no"),
+    "racecheck": ("--racecheck-report", "all"),
+    "initcheck": ("--print-limit", str(UNFILTERED_LIMIT)),
+    "synccheck": (),
+}
+# initcheck must see every kernel: a tensor that a PyTorch kernel wrote would count as never written.
+FILTERED = ("memcheck", "racecheck", "synccheck")
+ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or all tensors would lie in one large allocation, which has no bounds
+NOTHING_TO_DO = "no kernel of its own to look at"
+
+SEED, LIMIT = 0, 300.0  # of the command below
+CLEAN, FAILED, IMPOSSIBLE = 0, 1, 2
+
+missing = PROGRAM.missing
+
+
+@dataclass
+class Examination:
+    """What the tools found: `findings`, one line each; `problem`, why their silence would prove nothing; `notes`.
+
+    `passes` are those that were run ("forward", "backward"), `tools` says of each how many reports concern the variant's
+    kernels and how many others it made, `kernels` are the names it went by, `settings` the model's constants that were changed.
+    """
+
+    findings: list = field(default_factory=list)
+    problem: str | None = None
+    notes: list = field(default_factory=list)
+    passes: list = field(default_factory=list)
+    tools: dict = field(default_factory=dict)
+    kernels: list = field(default_factory=list)
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def outcome(self):
+        """A few words."""
+        if self.findings:
+            return "fail"
+        return f"error: {self.problem}" if self.problem else "nothing found" if self.tools else NOTHING_TO_DO
+
+    def as_dict(self):
+        return asdict(self)
+
+
+@contextlib.contextmanager
+def small_case(model, original, seed, limit):
+    """Yields (arguments of Candidate.load but for the variant, files of inputs to try in turn, a folder).
+
+    The tools make a kernel thousands of times slower, so a model that has a size for the emulator is shown at that one, unless
+    `original`, the arguments of referee.load, asks for another. Raises WorkerFailure where the original does not run.
+    """
+    original = original | {"settings": original["settings"] or model.settings("emulator")}
+    with tempfile.TemporaryDirectory(prefix="playground-") as name:
+        truth = Truth(original, Path(name), seed, limit)
+        try:
+            truth.prepare()
+            probes = [truth.inputs(probe) for probe in truth.probes_for_training()]
+            yield original | {"weights": truth.weights}, probes, Path(name)
+        finally:
+            truth.close()
+
+
+def examine(load, probes, folder, limit):
+    """An Examination of a variant. A tool, or the first run without one, may take `limit` seconds.
+
+    `load` are the arguments of Candidate.load; `probes` the files of inputs to try in turn until the variant takes one;
+    `folder` is for files. Raises KeyboardInterrupt and the like with nothing left running.
+    """
+    found = Examination(settings=load.get("settings", {}))
+    for inputs in probes:  # without a tool: it builds, and tells what the variant takes
+        request = {"load": load, "inputs": str(inputs), "tool": None, "limit": limit}
+        with Run("no tool", request, folder, environment=ENVIRONMENT) as plain:
+            plain.wait()
+        reply = plain.reply()
+        if not (reply and reply["refused"]):
+            break
+    text = work.Text(load["variant"])
+    kernels = set(reply["kernels"] if reply else ()) | text.cuda_kernels | text.triton_kernels
+    found.kernels = sorted(kernels)
+    if reply and reply["refused"]:
+        found.problem = f"it refuses all inputs: {reply['refused']}"
+    elif not kernels:
+        found.notes.append(NOTHING_TO_DO)
+    else:
+        _run_tools(found, request, kernels, folder)
+    return found
+
+
+def _run_tools(found, request, kernels, folder):
+    """All tools side by side."""
+    program, file = PROGRAM.find(), request["load"]["variant"]
+    watched = kernels | {control.kernel_of(tool) for tool in TOOLS}
+    with contextlib.ExitStack() as stack:
+        runs = [
+            stack.enter_context(Run(tool, request | {"tool": tool}, folder, command(program, tool, watched), ENVIRONMENT))
+            for tool in TOOLS
+        ]
+        for run in runs:
+            run.wait()
+    for run in runs:
+        reply = run.reply()
+        found.passes = max(found.passes, reply["passes"] if reply else [], key=len)
+        try:
+            log = sanitizer_reports.read(run.name, run.log())
+        except sanitizer_reports.Unreadable as headline:
+            found.problem = found.problem or f"{run.name} prints a report that cannot be understood: {headline}"
+            continue
+        own = [finding for finding in log.findings if finding.concerns(kernels, file)]
+        controls = [finding for finding in log.findings if finding.concerns({control.kernel_of(run.name)}, "")]
+        found.findings += [finding.describe(file) for finding in own]
+        found.tools[run.name] = {"findings": len(own), "of_other_kernels": len(log.findings) - len(own) - len(controls)}
+        found.notes += [f"{run.name}: {trouble}" for trouble in log.troubles]
+        problem = None if own else _doubt(run, reply, log, controls)
+        found.problem = found.problem or (problem and f"{run.name} {problem}")
+
+
+def command(program, tool, kernels):
+    """The command line, a list, of a tool that runs what is put behind it.
+
+    `kernels` are names of __global__ functions: only kernels whose mangled names hold one of them are looked at, by the tools
+    that can leave the others out.
+    """
+    # A kernel ends at its first mistake, but the program goes on, so that the next kernel is looked at too.
+    options = ["--tool", tool, *TOOLS[tool], "--destroy-on-device-error", "kernel"]
+    options += ["--target-processes", "application-only"]  # not compilers
+    options += ["--launch-timeout", "120"]  # seconds until the target is there; importing torch takes its time
+    options += ["--show-backtrace", "device", "--strip-paths", "no"]
+    if tool in FILTERED:
+        options += [each for name in sorted(kernels) for each in ("--kernel-name", f"kns={name}")]
+    return [program, *options]
+
+
+def _doubt(run, reply, log, controls):
+    """Why it proves nothing that a tool found nothing; None where it proves something."""
+    if run.timed_out:
+        return "did not end within the time limit"
+    if not log.is_complete or reply is None:
+        return f"does not work on this machine: {run.last_words()}"
+    if internal := next((trouble for trouble in log.troubles if trouble.startswith("Internal")), None):
+        return f"did not look at everything: {internal}"
+    if reply["error"] or reply["refused"]:
+        return f"made the variant fail: {reply['error'] or reply['refused']}"
+    if not controls:
+        return "did not find the mistake that was made for it to find"
+    return None
+
+
+def main(arguments=None):
+    """Returns the exit status."""
+    text = "What compute-sanitizer itself prints about a variant, tool by tool."
+    parser = argparse.ArgumentParser(prog="python -m playground.nvidia.sanitizer", description=text)
+    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH")
+    parser.add_argument("--variant", required=True, nargs="+", metavar="NAME_OR_PATH")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
+    given = parser.parse_args(arguments)
+    try:
+        if lacking := requirements.missing_for("cuda") or missing():
+            raise catalog.CatalogError(str(lacking))
+        model = catalog.find_model(given.model)
+        variants = [catalog.find_variant(model, name) for name in given.variant]
+        settings = catalog.parse_settings(given.set)
+        catalog.require_constants(model, "--set", settings)
+    except catalog.CatalogError as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE
+    original = {"problem": str(model.path), "settings": settings, "place": "cuda", "seed": SEED}
+    try:
+        with small_case(model, original, SEED, LIMIT) as case:
+            examinations = [_show(variant, *case) for variant in variants]
+    except WorkerFailure as failure:
+        print(f"the original does not run: {failure}", file=sys.stderr)
+        return IMPOSSIBLE
+    return FAILED if any(found.findings or found.problem for found in examinations) else CLEAN
+
+
+def _show(variant, original, probes, folder):
+    """Print what the tools say. Returns the Examination."""
+    began = time.monotonic()
+    examination = examine(original | {"variant": str(variant.path)}, probes, folder, LIMIT)
+    for tool in TOOLS:
+        print(f"== {variant.name}, {tool}")
+        for file in (folder / f"{tool}.log", folder / f"{tool}.output"):
+            print(file.read_text(errors="replace") if file.exists() else f"no {file.name}")
+    print(f"== {variant.name}: {examination.outcome}, {time.monotonic() - began:.1f} s")
+    print(examination, flush=True)
+    return examination
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What both tools need: where a program is, and one run of the target under it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from playground.catalog import ROOT
+from playground.machine import requirements
+from playground.worker.process import kill_family
+
+TARGET = (sys.executable, "-m", "playground.nvidia.target")
+_TAG = re.compile(r"^(?:=========|==[A-Z]+==) *")  # before what compute-sanitizer or ncu itself says
+_NO_WORDS = re.compile(r"SUMMARY|COMPUTE-SANITIZER$")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of NVIDIA's. `usual` are the folders in which it is installed, as patterns below /."""
+
+    name: str
+    title: str
+    remedy: str
+    usual: tuple = ()
+
+    def find(self):
+        """Its path: on PATH, in the toolkit that CUDA_HOME names, or where NVIDIA installs it; None without one."""
+        home = requirements.named_home()
+        folders = [os.environ.get("PATH"), *(Path(home) / folder for folder in ("bin", self.name) if home)]
+        folders += [path for pattern in self.usual for path in sorted(Path("/").glob(pattern), reverse=True)]
+        return next((path for folder in folders if folder and (path := shutil.which(self.name, path=str(folder)))), None)
+
+    def missing(self):
+        """A requirements.Missing where this machine lacks the program, else None."""
+        return None if self.find() else requirements.Missing(f"no {self.title} on this machine", self.remedy)
+
+
+class Run:
+    """One run of the target, as a context manager: leaving it ends the target and all that it started.
+
+    `request` is what target.py takes; its "limit", in seconds, holds for this run. `under` is the command line of the program
+    that watches the target; without one the target runs alone. `environment` is added to this process's. The files of the run
+    are in `folder`, and their names begin with `name`.
+    """
+
+    def __init__(self, name, request, folder, under=(), environment=None):
+        self.name = name
+        self.timed_out = False
+        files = (Path(folder) / f"{name}.{what}" for what in ("request", "reply", "log", "output"))
+        request_file, self._reply, self._log, self._output = files
+        for earlier in (self._reply, self._log):  # another variant's
+            earlier.unlink(missing_ok=True)
+        request_file.write_text(json.dumps(request))
+        watched = [*under, "--log-file", str(self._log)] if under else []
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self._deadline = time.monotonic() + request["limit"]
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*watched, *TARGET, str(request_file), str(self._reply)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                start_new_session=True,
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        kill_family(self._process)
+
+    def wait(self):
+        """Until it has ended, or its time limit is over, which sets `timed_out`."""
+        try:
+            self._process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.timed_out = True
+
+    def reply(self):
+        """What the target wrote at its end; None where it did not come so far."""
+        try:
+            return json.loads(self._reply.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def log(self):
+        """What the tool wrote."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def said(self):
+        """The log, and what the target and the tool printed."""
+        return f"{self.log()}\n{self._output.read_text(errors='replace')}"
+
+    def last_words(self):
+        """One line on why it ended early."""
+        lines = [line for line in self.said().splitlines() if line.strip("= ") and not _NO_WORDS.search(line)]
+        telling = [line for line in lines if re.search(r"error|unable|not supported", line, re.I)]
+        return _TAG.sub("", (telling or lines[-1:] or ["it printed nothing"])[0])[:300]
+
+    @property
+    def exit_status(self):
+        return self._process.returncode
