@@ -37,6 +37,7 @@ COMMAND = "python -m playground.report.publish"
 README = Path("README.md")
 RESULTS = "<!-- results:begin -->", "<!-- results:end -->"
 BEST = "<!-- best:begin -->", "<!-- best:end -->"
+LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
 HEAD = ("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)")
 TRAINING_HEAD = tuple(f"{title}: ms (over the best)" for title in TRAINING.values())
@@ -155,14 +156,23 @@ def _best_rows(run, models):
 def _best_row(result, baselines):
     fastest, ratio = headline(result)
     share = share_of_floor(result)
+    link = _link(README, result["model"], result["variant"])
     return (
         cell(result["model"]),
         significant(baselines.get("eager")),
         f"{significant(baselines[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
-        f"**{significant(result['time_ms']['median'])}** ({_link(README, result['model'], result['variant'])})",
+        f"**{significant(result['time_ms']['median'])}**{_in_a_graph(result)} ({link})",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
         with_unit(100 * share, "%") if share else "",
     )
+
+
+def _in_a_graph(result):
+    """', in a CUDA graph 0.199' where launches took a share of the time that shows."""
+    graphed = (result.get("graphed") or {}).get("time_ms")
+    if not graphed or graphed["median"] > (1 - LAUNCHES_SHOW) * result["time_ms"]["median"]:
+        return ""
+    return f", in a CUDA graph {significant(graphed['median'])}"
 
 
 def _best_caption(run):
