@@ -483,6 +483,7 @@ def test_a_claim_is_only_as_narrow_as_the_control():
     assert (withheld["verdict"], withheld["ratio"], withheld["reason"]) == ("not measured", None, "the machine is busy (...)")
 
 
+STRICT = dict.fromkeys(("eager_fp32", "channels_last_fp32", "compile_fp32"), 9.0)
 MS = {  # of fake sides, in any mode unless it is named
     "variant": 0.3,
     ("variant", "graphed forward"): 0.1,
@@ -491,6 +492,8 @@ MS = {  # of fake sides, in any mode unless it is named
     "channels_last": 6.0,
     "eager_fp32": 2.0,
     "channels_last_fp32": 0.6,
+    "compile": 2.0,
+    "compile_fp32": 2.0,
 }
 
 
@@ -529,7 +532,7 @@ class FakeGpu:
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
         task = SimpleNamespace(place="cuda", model=SimpleNamespace(name="model"), names=lambda what: ("model", what))
         return timing.Stopwatch(
-            task, {}, self.truth(tmp_path), Options(quick=True, training=True), silent, Measured(Patience(10.0))
+            task, {}, self.truth(tmp_path), Options(training=True), silent, Measured(Patience(10.0))
         )
 
     def control(self, mode, not_graphed):
@@ -555,7 +558,7 @@ class FakeGpu:
 
 
 def test_short_steps_are_timed_in_graphs_and_slow_baselines_as_they_are(tmp_path, monkeypatch):
-    gpu = FakeGpu(MS, {("eager_fp32", "graphed weights"): "RuntimeError: cannot be captured"})
+    gpu = FakeGpu(MS, {("compile", "graphed weights"): "RuntimeError: cannot be captured"})
     timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
     graphed = timed["graphed"]
     assert (timed["outcome"]["against"], timed["outcome"]["ratio"]) == ("channels_last_fp32", pytest.approx(2))
@@ -564,8 +567,10 @@ def test_short_steps_are_timed_in_graphs_and_slow_baselines_as_they_are(tmp_path
     assert graphed["notes"] == []
     weights = timed["training"]["weights"]["graphed"]
     assert weights["time_ms"]["median"] == 0.2 and weights["baselines_ms"]["eager"]["median"] == 7.0
-    assert weights["baselines_unavailable"] == {"eager_fp32": "RuntimeError: cannot be captured"}
-    assert weights["notes"][0] == "eager fp32, the fastest without a graph, could not be timed in one: the ratio is over eager"
+    assert weights["baselines_unavailable"] == {"compile": "RuntimeError: cannot be captured"}
+    assert (
+        weights["notes"][0] == "torch.compile, the fastest without a graph, could not be timed in one: the ratio is over eager"
+    )
     assert set(graphed) - {"not_graphed"} == set(timed) - {"graphed", "training", "ceilings"}
     modes = [mode for side, mode in gpu.started if side == "variant"]
     assert list(dict.fromkeys(modes)) == ["forward", "weights", "graphed forward", "graphed weights"]
@@ -584,7 +589,7 @@ def test_a_variant_that_cannot_be_captured_is_timed_without_a_graph(tmp_path, mo
 
 
 def test_long_steps_are_not_timed_in_graphs(tmp_path, monkeypatch):
-    gpu = FakeGpu({"variant": 1.1, "eager": 2.0, "channels_last": 1.0, "eager_fp32": 9.0, "channels_last_fp32": 9.0})
+    gpu = FakeGpu({"variant": 1.1, "eager": 2.0, "channels_last": 1.0, "compile": 9.0, **STRICT})
     timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
     assert timed["graphed"] is None and timed["training"]["weights"]["graphed"] is None
     assert not any("graphed" in mode for _, mode in gpu.started)
