@@ -7,7 +7,7 @@ Why it is faster
     multistage pipeline full: one TMA instruction copies 26 KB, and 160 KB are under way to each SM at all times. Twelve
     consumer warps turn rows into box sums in registers, which are wgmma's operand a; four warps share each read of the weights.
     In training the sums are operand b of both products, stored once, and delta comes out of the sigmoid as operand a.
-    Memory binds: 95% of speed of light. What it costs: compute capability 9.0 and no other; rows of a multiple of 32 columns.
+    Memory binds: 94% of speed of light. What it costs: compute capability 9.0 and no other; rows of a multiple of 32 columns.
 
 Mathematics
     v3's: pooled = bias + 1/p^2 * sum over taps t of w[t] * box[t],  s = sigmoid(pooled),  out = sum of s

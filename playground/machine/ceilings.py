@@ -21,7 +21,7 @@ CUDA_MATRIX = 8192
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates a second, each from the median time of several runs; None where the hardware has no TF32, or is no GPU."""
+    """Rates a second, each from the median time of several runs; None where the hardware has no TF32 or no fast fp16."""
 
     read_bytes_per_second: float
     copy_bytes_per_second: float
@@ -57,7 +57,8 @@ def _measure_cpu() -> Ceilings:
     tensor_bytes = min(beyond_cache, psutil.virtual_memory().available // 8)
     device = torch.device("cpu")
     read, copy = _memory_rates(device, tensor_bytes, _cpu_seconds)
-    with _fp32_precision(torch.backends.mkldnn.matmul, "ieee"):
+    onednn = torch.backends.mkldnn
+    with _fp32_precision(onednn.matmul, "ieee"), _fp32_precision(onednn.conv, "ieee"):
         fp32 = max(_product_rate(device, CPU_MATRIX, _cpu_seconds), _convolution_rate(CPU_MATRIX))
     return Ceilings(read, copy, fp32, None)
 
@@ -77,7 +78,7 @@ def _measure_cuda() -> Ceilings:
             with _fp32_precision(torch.backends.cuda.matmul, "tf32"):
                 tf32 = _product_rate(device, size, _cuda_seconds)
         if torch.cuda.get_device_capability() >= (7, 0):
-            with _sums_of_halves_in_fp32():
+            with _fp16_products_summed_in_fp32():
                 fp16 = _product_rate(device, size, _cuda_seconds, torch.float16)
     finally:
         torch.cuda.empty_cache()
@@ -111,7 +112,7 @@ def _convolution_rate(size: int) -> float:
 
 
 @contextlib.contextmanager
-def _sums_of_halves_in_fp32() -> Iterator[None]:
+def _fp16_products_summed_in_fp32() -> Iterator[None]:
     """Without PyTorch's permission to add parts of a product's sums in fp16."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_fp16_reduced_precision_reduction

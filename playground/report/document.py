@@ -192,6 +192,7 @@ def _circumstances(result, where):
     if ceilings := dict(_mapping(result.get("ceilings"), f"{where}.ceilings")):
         for key in CEILING_KEYS:
             _number(_field(ceilings, key, f"{where}.ceilings"), f"{where}.ceilings.{key}", null=key == "tf32_flops")
+        _number(ceilings.get("fp16_flops"), f"{where}.ceilings.fp16_flops", null=True)  # an earlier version did not measure it
     details = result.get("details")
     _require(details is None or isinstance(details, str), f"{where}.details", "a text", details)
     findings = result.get("findings") or []

@@ -531,9 +531,7 @@ class FakeGpu:
         monkeypatch.setattr(race, "Others", Quietly)
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
         task = SimpleNamespace(place="cuda", model=SimpleNamespace(name="model"), names=lambda what: ("model", what))
-        return timing.Stopwatch(
-            task, {}, self.truth(tmp_path), Options(training=True), silent, Measured(Patience(10.0))
-        )
+        return timing.Stopwatch(task, {}, self.truth(tmp_path), Options(training=True), silent, Measured(Patience(10.0)))
 
     def control(self, mode, not_graphed):
         """As fast as eager, which it is."""

@@ -24,7 +24,7 @@ FLAGS = """
 import os, sys, torch
 from playground.machine import ceilings
 
-CUDA, ONEDNN = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+CUDA, ONEDNN, CONVOLUTION = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
 
 def state():
     def read(flag):
@@ -33,13 +33,14 @@ def state():
         except RuntimeError:
             return "mixed"
     return [read(flag) for flag in (lambda: CUDA.allow_tf32, torch.get_float32_matmul_precision,
-            lambda: CUDA.fp32_precision, lambda: ONEDNN.fp32_precision, lambda: torch.backends.fp32_precision,
+            lambda: CUDA.fp32_precision, lambda: ONEDNN.fp32_precision, lambda: CONVOLUTION.fp32_precision,
+            lambda: torch.backends.fp32_precision,
             lambda: torch.backends.cudnn.allow_tf32, lambda: torch.backends.cudnn.conv.fp32_precision)]
 
 def check(setting):
     exec(setting)
     before = state()
-    for matmul in (CUDA, ONEDNN):
+    for matmul in (CUDA, ONEDNN, CONVOLUTION):
         for precision in ("ieee", "tf32"):
             try:
                 with ceilings._fp32_precision(matmul, precision):
@@ -107,7 +108,7 @@ class TestCuda:
         assert 5e10 < measured.copy_bytes_per_second < 3e13
         assert 5e11 < measured.fp32_flops < 1e15
         if torch.cuda.get_device_capability() >= (8, 0):
-            assert measured.tf32_flops > measured.fp32_flops
+            assert measured.fp16_flops > measured.tf32_flops > measured.fp32_flops
         else:
             assert measured.tf32_flops is None
         assert torch.backends.cuda.matmul.fp32_precision == before

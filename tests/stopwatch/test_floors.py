@@ -98,9 +98,9 @@ def test_floor_by_hand():
     assert floor(Work(bytes=2_000_000, flops=500_000), ceilings, "fp32") == Floor(1.0, "memory")
     assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "fp32") == Floor(4.0, "compute")
     assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "tf32") == Floor(2.0, "compute")
-    halves = replace(ceilings, fp16_flops=6e9)
-    assert floor(Work(bytes=2_000_000, flops=12_000_000), halves, "tf32") == Floor(2.0, "compute")
-    assert floor(Work(bytes=2_000_000, flops=12_000_000), halves, "fp32") == Floor(6.0, "compute"), "three products"
+    with_fp16 = replace(ceilings, fp16_flops=6e9)
+    assert floor(Work(bytes=2_000_000, flops=12_000_000), with_fp16, "tf32") == Floor(2.0, "compute")
+    assert floor(Work(bytes=2_000_000, flops=12_000_000), with_fp16, "fp32") == Floor(6.0, "compute"), "three products"
 
 
 def test_pooling_windows_that_are_not_square():
