@@ -16,7 +16,7 @@ import ctypes
 from .counters import Counts, Traffic, counts, reset_counts
 from .errors import EmulatorError, Finding, Party, parse_finding
 from .extension import Builder
-from .runtime import Launch, launches, reset_launches
+from .runtime import Launch, accepted_races, launches, reset_launches
 
 __all__ = [
     "Counts",
@@ -25,6 +25,7 @@ __all__ = [
     "Launch",
     "Party",
     "Traffic",
+    "accepted_races",
     "active",
     "counts",
     "install",

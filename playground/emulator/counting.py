@@ -149,7 +149,7 @@ def main(arguments=None):
                 job.result()
     else:
         model, variant = chosen[0]
-        settings = model.settings("emulator")
+        settings = model.settings("counted")
         json.dump(measure(model, variant, settings), sys.stdout, indent=1)
         print()
 

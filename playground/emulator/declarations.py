@@ -1,10 +1,12 @@
-"""The kernels that a CUDA text declares. Whoever needs their names asks here."""
+"""The kernels that a CUDA text declares, and the races that it does. Whoever needs their names or lines asks here."""
 
+import re
 from dataclasses import dataclass
 
 from .text import Token, UnsupportedError, matching, skip_blanks, tokens_of
 
 KEYWORD = "__global__"
+ACCEPTED_RACE = re.compile(r"//\s*emulator: benign race\b")
 BEHIND_PARAMETERS = {"noexcept", "requires"}
 
 

@@ -22,9 +22,11 @@ class Party:
     did: str = ""
     line: int | None = None
     callers: tuple = ()  # lines of the calls that the line was inlined into
+    file: str | None = None  # where it is another one than the finding's
 
     def __str__(self):
-        where = f" (line {self.line}{called_from(self.callers)})" if self.line else ""
+        at = f"{self.line} of {Path(self.file).name}" if self.file else self.line
+        where = f" (line {at}{called_from(self.callers)})" if self.line else ""
         return f"thread {self.thread} of block {self.block}{' ' + self.did if self.did else ''}{where}"
 
 
@@ -60,48 +62,71 @@ class Finding(RuntimeError):
         super().__init__(text)
 
 
-def parse_finding(text, file_of_library):
-    """The runtime's report, a key=value a line, as a Finding. `file_of_library` maps a library to its text's file."""
+def parse_finding(text, file_of_library, program=None):
+    """The runtime's report, a key=value a line, as a Finding.
+
+    `file_of_library` maps a library to its text's file. `program` is the program.Program whose text has several files: lines of
+    calls in another file than the finding's are then strings that name it.
+    """
     fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
     def triple(key):
         return tuple(int(v) for v in fields[key].split(",")) if key in fields else None
 
-    def lines_of(prefix):
+    def places_of(prefix):
+        """(file, line) of what the report says under a prefix, then of the calls around it."""
         if prefix + "line" in fields:
-            return [int(fields[prefix + "line"])]
-        if prefix + "library" in fields:
-            return lines_of_instruction(fields[prefix + "library"], int(fields[prefix + "offset"]), file_of_library)
-        return []
+            lines = [int(fields[prefix + "line"])]
+        elif prefix + "library" in fields:
+            library = fields[prefix + "library"]
+            names = program.names if program else {Path(file).name for file in [file_of_library(library)] if file}
+            lines = lines_of_instruction(library, int(fields[prefix + "offset"]), names)
+        else:
+            lines = []
+        return [place(line) for line in lines]
 
-    line, *callers = lines_of("") or [int(fields.get("kernel_line", 0)) or None]
+    def place(line):
+        return program.place(line) if program else (None, line)
+
+    places = places_of("")
+    if not places and (kernel_line := int(fields.get("kernel_line", 0))):
+        places = [place(kernel_line)]
+    file, line = places[0] if places else (None, None)
+
+    def named(places):
+        return tuple(line if at == file else f"{line} of {Path(at).name}" for at, line in places)
+
     other = None
     if "other_block" in fields:
-        other_line, *other_callers = lines_of("other_") or [None]
+        other_places = places_of("other_")
+        other_file, other_line = other_places[0] if other_places else (None, None)
         did = fields.get("other_did", "")
-        other = Party(triple("other_block"), triple("other_thread"), did, other_line, tuple(other_callers))
+        other = Party(triple("other_block"), triple("other_thread"), did, other_line, named(other_places[1:]))
+        other.file = None if other_file == file else other_file
     return Finding(
         FindingData(
             fields["kind"],
             fields["message"],
             fields["kernel"],
-            file_of_library(None),
+            file or file_of_library(None),
             line,
             triple("block"),
             triple("thread"),
             other,
-            tuple(callers),
+            named(places[1:]),
         )
     )
 
 
-def lines_of_instruction(library, offset, file_of_library):
-    """The lines of the kernel text that an instruction belongs to: its own, then those of the calls it was inlined into."""
-    file = file_of_library(library)
+def lines_of_instruction(library, offset, names):
+    """The lines of the text that an instruction belongs to: its own, then those of the calls it was inlined into.
+
+    `names` are those of the text's files, without their folders; lines of other files are left out.
+    """
     run = subprocess.run(["addr2line", "-e", library, "-i", hex(offset)], capture_output=True, text=True)
     lines = []
     for place in run.stdout.splitlines():
         name, _, line = place.split(" (")[0].rpartition(":")
-        if file and Path(name).name == Path(file).name and line.isdigit() and int(line) not in lines:
+        if Path(name).name in names and line.isdigit() and int(line) not in lines:
             lines.append(int(line))
     return lines

@@ -5,7 +5,9 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import toolchain
+from . import runtime, toolchain
+from .declarations import ACCEPTED_RACE
+from .diagnostics import describe, errors_in, is_for_want_of_a_header, unexplained
 from .errors import EmulatorError
 from .rewrite import rewrite
 from .sourcemap import SourceMap, calling_file
@@ -49,14 +51,6 @@ def operator_headers(text):
     return [f"#include <ATen/ops/{name}.h>" for name in names if any((f / "ATen/ops" / f"{name}.h").exists() for f in folders)]
 
 
-def first_errors(messages, name):
-    """A compiler's page of messages as an exception of a few lines."""
-    errors = [line for line in messages.splitlines() if re.search(r": (fatal )?error: |undefined reference", line)]
-    shown = errors[:4] or messages.strip().splitlines()[:4]
-    more = f"\n(and {len(errors) - 4} more)" if len(errors) > 4 else ""
-    return EmulatorError(f"{name}: the text does not compile for the emulator\n" + "\n".join(shown) + more)
-
-
 def is_the_same_under_any_name(text):
     """Whether a binding uses its library's name for nothing but registering operators, and to keep it in a variable."""
     named = len(NAMED_LIBRARY.findall(text)) + len(NAME_IN_A_VARIABLE.findall(text))
@@ -73,10 +67,13 @@ class Prepared:
         except UnsupportedError as error:
             place = f"{source_map.file}:{source_map.line(error.line)}"
             raise EmulatorError(f"{place}: the emulator does not support {error.construct}") from None
-        self.file = source_map.file
+        self.file, self.given = source_map.file, text
         self.uses_torch = rewritten.uses_torch or not is_cuda
         self.shared = not is_cuda and is_the_same_under_any_name(text)
         self.kernel_lines = {name: source_map.line(found[-1].line) for name, found in rewritten.kernels.items()}
+
+        lines = enumerate(text.split("\n"), 1)
+        self.accepted_races = [source_map.line(number) for number, line in lines if ACCEPTED_RACE.search(line)]
 
         # The rewriter writes a kernel's line as the text counts it; make it the file's.
         def renumber(match):
@@ -86,6 +83,11 @@ class Prepared:
         text = re.sub(launch, renumber, rewritten.text)
         text = NAME_IN_A_VARIABLE.sub(r"\1emulator_library_name", text) if self.shared else text
         source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
+        self.rewritten_lines = {
+            line
+            for line, before, after in zip(source_map.lines, self.given.split("\n"), text.split("\n"), strict=False)
+            if before != after
+        }
         added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"] if self.uses_torch else []
         added += ["#include <emulator/nvcc_macros.h>"] if is_cuda else []
         added += ["#include <emulator/library_name.h>"] if self.shared else []
@@ -94,9 +96,24 @@ class Prepared:
         source_map.lines[at:at] = [None] * len(added)
         self.text = source_map.with_directives(text, self.file if is_cuda else STAND_IN_FILE)
 
-    def explain(self, name):
-        """What makes an exception of the compiler's messages."""
-        return lambda messages: first_errors(messages.replace(STAND_IN_FILE, str(self.file)), name)
+    def explain(self, messages):
+        """An exception of the compiler's messages."""
+        return self.described(self.errors(messages), messages)
+
+    def errors(self, messages):
+        return errors_in(messages, {str(self.file), STAND_IN_FILE}.__contains__)
+
+    def described(self, errors, messages):
+        if not errors:
+            return EmulatorError(unexplained(messages))
+        return EmulatorError(
+            describe(
+                errors,
+                place=lambda line: (self.file, line),
+                column_holds=lambda line: line not in self.rewritten_lines,
+                text_lines=self.given.split("\n"),
+            )
+        )
 
 
 class Builder:
@@ -157,6 +174,7 @@ class Builder:
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
         library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
         self.files[str(library)] = self.namespaces[name] = self.last_file
+        runtime.accept_races(library, kernels.accepted_races if kernels else [])
         self.kernel_lines.update(kernels.kernel_lines if kernels else {})
         if is_python_module:
             spec = importlib.util.spec_from_file_location(name, library)
@@ -179,6 +197,7 @@ class Builder:
         self.last_file = prepared.file
         library = toolchain.link([self.compile_kernels(name, prepared, [])], name)
         self.files[str(library)] = prepared.file
+        runtime.accept_races(library, prepared.accepted_races)
         return library
 
     def compile_binding(self, name, prepared, flags):
@@ -189,7 +208,7 @@ class Builder:
             own += ["-include", str(toolchain.precompiled_torch_header([*own, *toolchain.torch_flags()[0]]))]
         if not prepared.shared:
             return [compile_with_torch(name, prepared, [*own, *flags])]
-        shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'], shown_as=name)
+        shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'])
         hidden = '__attribute__((visibility("hidden")))'
         named = f'extern "C" {hidden} const char emulator_library_name[];\nconst char emulator_library_name[] = "{name}";\n'
         return [shared, toolchain.compile_text(named, ".cpp", ["-fPIC"])]
@@ -199,18 +218,32 @@ class Builder:
         prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
         if prepared.uses_torch:
             return compile_with_torch(name, prepared, flags)
-        return toolchain.compile_text(prepared.text, ".cpp", ["-std=c++17", *flags], prepared.explain(name))
+        return toolchain.compile_text(prepared.text, ".cpp", ["-std=c++17", *flags], prepared.explain)
 
 
-def compile_with_torch(name, prepared, flags, shown_as=None):
-    """Texts that include all of PyTorch's headers are first tried with a small part of them."""
+def compile_with_torch(name, prepared, flags):
+    """Texts that include all of PyTorch's headers are first tried with a small part of them, which is enough for most.
+
+    With all of them a text is compiled again only where what is wrong may be the want of a header: a broken text is not.
+    """
     flags = [*flags, *toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
     if re.search(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>", prepared.text):
         light = [f"-I{toolchain.INCLUDE / 'light'}"]
         if re.search(r"\bPYBIND11_|\bpy::|\bpybind11\b", prepared.text):
-            light.append("-DEMULATOR_PYBIND")
+            light.append("-DLIGHT_PYBIND")
+
+        def explain(messages):
+            names = toolchain.names_in_torch_headers()
+            errors = prepared.errors(messages)
+            broken = [error for error in errors if not is_for_want_of_a_header(error, names, prepared.given)]
+            return prepared.described(broken, messages) if broken else LightHeadersError(messages)
+
         try:
-            return toolchain.compile_text(prepared.text, ".cpp", [*light, *flags], uses_torch=True)
-        except EmulatorError:
+            return toolchain.compile_text(prepared.text, ".cpp", [*light, *flags], explain, uses_torch=True)
+        except LightHeadersError:
             pass  # the full headers decide
-    return toolchain.compile_text(prepared.text, ".cpp", flags, prepared.explain(shown_as or name), True)
+    return toolchain.compile_text(prepared.text, ".cpp", flags, prepared.explain, uses_torch=True)
+
+
+class LightHeadersError(Exception):
+    """A text may lack a header that the light ones leave out."""

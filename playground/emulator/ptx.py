@@ -398,7 +398,12 @@ def _(match):
     return "::emulator::block_fence();"
 
 
-@instruction(r"fence\.mbarrier_init\.release\.cluster|fence\.proxy\.(alias|tensormap\S*)")
+@instruction(r"fence\.mbarrier_init\.release\.cluster")
+def _(match):
+    return "::emulator::mbarrier_init_fence();"
+
+
+@instruction(r"fence\.proxy\.(alias|tensormap\S*)")
 def _(match, *operands):
     return ""
 

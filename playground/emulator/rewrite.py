@@ -3,11 +3,16 @@
 Every rewrite keeps the line it stands in, so that the compiler's and the emulator's lines are the text's own.
 """
 
+import functools
+import itertools
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import ptx
+from .builtin_names import rename_own_builtins
 from .declarations import KEYWORD, declared_kernel
+from .diagnostics import UNSUPPORTED
 from .text import (
     CLOSING,
     OPENING,
@@ -22,25 +27,30 @@ from .text import (
     tokens_of,
 )
 
-# Libraries of device code that the emulator has nothing for; naming them beats a page of errors about their contents.
+INCLUDE = Path(__file__).parent / "include"
+
+# Libraries that the emulator has nothing for, but for what is in INCLUDE: naming them beats a page of errors about them.
 UNSUPPORTED_HEADERS = re.compile(
     r"cub/|thrust/|cute/|cutlass/|cuda/|nv/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$|cuda_fp[468]\.h$"
     r"|cuda_awbarrier|cudaTypedefs|nvrtc|nvtx|cooperative_groups/(?!reduce\.h|scan\.h)"
 )
 UNSUPPORTED_WORDS = {
-    "surf2Dread": "surface memory",
-    "tex1D": "a texture fetch",
-    "tex2D": "a texture fetch",
-    "tex3D": "a texture fetch",
-    "tex1Dfetch": "a texture fetch",
-    "cudaTextureObject_t": "a texture object",
     "cudaGraphLaunch": "a CUDA graph",
+    "cudaMipmappedArray_t": "a mipmapped array",
+    "texCubemap": "a cube map",
+    "tex2Dgather": "a texture gather",
+}
+REMOVED_TEMPLATES = {  # from CUDA 12
+    "texture": "a texture reference (texture<...>), which CUDA 12 removed; use a texture object",
+    "surface": "a surface reference (surface<...>), which CUDA 12 removed; use a surface object",
 }
 SPECIFIERS_OF_VARIABLES = {"__device__", "__managed__", "static", "inline"}
 NO_VARIABLE = {"const", "constexpr", "__constant__", "__shared__", "struct", "class", "union", "enum", "operator", "__global__"}
 DECLARATION_PREFIXES = {"static", "volatile", "const", "extern", "inline", "__device__"}
+NO_TYPE = {"else", "do", "return", "goto", "case", "default"}  # words in front of a declaration that are no part of it
 
 
+ATTRIBUTES = {"alignas", "__align__", "__attribute__"}
 COMMA = Token(",", "symbol", 0)
 
 
@@ -51,6 +61,8 @@ class Kernel:
     parameters: str  # in parentheses
     scope: int  # where the brace around it opens; those of one name in one scope are overloads
     cluster: str = ""  # the arguments of __cluster_dims__
+    body_at: int = 0  # the token of the brace that opens the definition's body; 0: it is a declaration
+    most_threads: str = ""  # the first argument of __launch_bounds__
 
 
 @dataclass
@@ -64,22 +76,24 @@ class Rewritten:
 class Rewriter:
     """One pass over the tokens; `out` is the text so far, `scopes` says for each open brace whether it holds code."""
 
-    def __init__(self, text):
-        self.tokens = tokens_of(text)
+    def __init__(self, text, first_line=1, elsewhere=None):
+        self.tokens = tokens_of(text, first_line)
+        rename_own_builtins(self.tokens)
         self.out = []
         self.scopes = []
-        self.kernels = find_kernels(self.tokens)
+        own = find_kernels(self.tokens)
+        self.kernels = (elsewhere or {}) | own
+        self.launch_bounds = {k.body_at: k.most_threads for found in own.values() for k in found if k.most_threads}
         self.uses_torch = False
         self.last_include_line = 0
         self.include_end = 0  # the token behind it
+        self.conditions = 0  # the #if and the like that are open
         self.macros = ptx.macros_of(text)
         self.define_end = 0  # where the #define under way ends
 
     def run(self):
         handlers = {
             "<<<": self.launch,
-            "gridDim": self.launch_field,
-            "blockDim": self.launch_field,
             "cudaLaunchKernelEx": self.launch_call,
             "cudaLaunchKernel": self.launch_call,
             "cudaLaunchCooperativeKernel": self.launch_call,
@@ -88,6 +102,9 @@ class Rewriter:
             "__managed__": self.device_variable,
             "#": self.directive,
             "__noinline__": self.noinline,
+            "__forceinline__": self.forced_inline,
+            "always_inline": self.always_inline,
+            "__always_inline__": self.always_inline,
             "asm": self.asm,
             "__asm__": self.asm,
             "{": self.open_brace,
@@ -98,6 +115,8 @@ class Rewriter:
             token = self.tokens[at]
             if token.text in UNSUPPORTED_WORDS and token.kind == "word":
                 raise UnsupportedError(f"{UNSUPPORTED_WORDS[token.text]} ({token.text})", token.line)
+            if token.text in REMOVED_TEMPLATES and self.is_removed_template(at):
+                raise UnsupportedError(REMOVED_TEMPLATES[token.text], token.line)
             handler = handlers.get(token.text) if token.kind in ("symbol", "word") else None
             self.at = at
             if handler:
@@ -125,6 +144,8 @@ class Rewriter:
             back = skip_blanks(self.out, back - 1, -1)
         self.scopes.append(not ("namespace" in words or ("extern" in words and '"C"' in words)))
         self.out.append(self.tokens[at])
+        if at in self.launch_bounds:
+            self.out.append(Token(f" ::emulator::launch_bounds({self.launch_bounds[at]});", "symbol", self.tokens[at].line))
         return at + 1
 
     def close_brace(self, at):
@@ -136,6 +157,63 @@ class Rewriter:
     def in_code(self):
         """Inside a function, or in a macro, which is taken to be used in one."""
         return any(self.scopes) or self.at < self.define_end
+
+    def is_removed_template(self, at):
+        """Whether the word, here `texture`, is used as a template that the text itself does not declare."""
+        following = skip_blanks(self.tokens, at + 1)
+        used = following < len(self.tokens) and self.tokens[following].text == "<"
+        words = [token.text for token in self.tokens if not token.blank]
+        return used and not any(
+            word == self.tokens[at].text and before in ("class", "struct", "::", ".")
+            for before, word in itertools.pairwise(words)
+        )
+
+    def forced_inline(self, at):
+        """A function that is used as a value is called through a pointer somewhere, where GCC refuses to inline it."""
+        open_at = next((i for i in range(at, len(self.tokens)) if self.tokens[i].text in ("(", ";", "{")), at)
+        while self.tokens[open_at].text == "(" and self.tokens[skip_blanks(self.tokens, open_at - 1, -1)].text in ATTRIBUTES:
+            close = matching(self.tokens, open_at)
+            open_at = next((i for i in range(close, len(self.tokens)) if self.tokens[i].text in ("(", ";", "{")), at)
+        name = self.tokens[skip_blanks(self.tokens, open_at - 1, -1)].text
+        before, after = skip_blanks(self.out, len(self.out) - 1, -1), skip_blanks(self.tokens, at + 1)
+        is_inline = "inline" in (self.out[before].text.strip("_") if before >= 0 else "", self.tokens[after].text.strip("_"))
+        if name in self.functions_as_values:
+            self.emit("" if is_inline else "inline", self.tokens[at : at + 1])
+        else:
+            self.emit("__attribute__((always_inline))" if is_inline else "__forceinline__", self.tokens[at : at + 1])
+        return at + 1
+
+    @functools.cached_property
+    def functions_as_values(self):
+        """Names that stand alone as an argument, as in `reduce(v, add<float>)`, and are not those of variables, too."""
+        found, variables = set(), set()
+        words = [token for token in self.tokens if not token.blank]
+        for at, token in enumerate(words[:-1]):
+            if token.kind != "word" or not at:
+                continue
+            following = at + 1
+            if words[following].text == "<" and (end := template_end(words, following)) is not None:
+                following = end + 1
+            is_argument = following < len(words) and words[following].text in (",", ")", ">")
+            if is_argument and words[at - 1].text in ("(", ",", "<", "&", "="):
+                found.add(token.text)
+            if (
+                words[at - 1].kind == "word"
+                and words[at - 1].text != "return"
+                and words[at + 1].text in ("=", ";", ",", ")", "[", "{", ":")
+            ):
+                variables.add(token.text)
+            if words[at - 1].text in ("*", "&", ",") and words[at + 1].text in ("=", "["):
+                variables.add(token.text)
+        found -= variables
+        return found
+
+    def always_inline(self, at):
+        """As an attribute: inlining changes nothing that the emulator promises, and GCC may be unable to."""
+        before = skip_blanks(self.out, len(self.out) - 1, -1)
+        in_attribute = before >= 0 and self.out[before].text in ("(", ",")
+        self.emit("__unused__" if in_attribute else self.tokens[at].text, self.tokens[at : at + 1])
+        return at + 1
 
     def noinline(self, at):
         before = skip_blanks(self.out, len(self.out) - 1, -1)
@@ -154,8 +232,9 @@ class Rewriter:
         ):
             end += 1
         line = self.tokens[at:end]
+        self.conditions += (name in ("if", "ifdef", "ifndef")) - (name == "endif")
         if name == "include":
-            self.include(line)
+            line = self.include(line)
             self.include_end = end
         elif name == "endif" and not re.sub(r"#(\\\n|[^\n])*", "", text_of(self.tokens[self.include_end : at])).strip():
             self.last_include_line = line[0].line  # it ends a condition that holds nothing else
@@ -169,14 +248,18 @@ class Rewriter:
         return end
 
     def include(self, line):
+        """The tokens to put in the place of the line."""
         text = squeezed(line)
         self.last_include_line = line[0].line
         header = re.search(r'[<"](.*)[>"]', text)
         if not header:
-            return
-        if UNSUPPORTED_HEADERS.match(header[1]):
-            raise UnsupportedError(f"#include <{header[1]}>", line[0].line)
+            return line
+        if UNSUPPORTED_HEADERS.match(header[1]) and not (INCLUDE / header[1]).is_file():
+            if not self.conditions:
+                raise UnsupportedError(f"#include <{header[1]}>", line[0].line)
+            return tokens_of(f"#error {UNSUPPORTED}#include <{header[1]}>")  # if the compiler comes here
         self.uses_torch |= bool(re.match(r"torch/|ATen/|c10/", header[1]))
+        return line
 
     def pragma(self, at, end):
         words = squeezed(self.tokens[at:end]).split()
@@ -224,16 +307,6 @@ class Rewriter:
         return close_at + 1
 
     # ---- cudaLaunchKernelEx(&config, kernel, arguments...) and its relatives
-
-    def launch_field(self, at):
-        """Of a cudaLaunchConfig_t, where it follows a dot or an arrow: the bare names are macros."""
-        before = skip_blanks(self.out, len(self.out) - 1, -1)
-        field = before >= 0 and self.out[before].text in (".", "->")
-        if field:
-            self.emit("grid_dim" if self.tokens[at].text == "gridDim" else "block_dim", self.tokens[at : at + 1])
-        else:
-            self.out.append(self.tokens[at])
-        return at + 1
 
     def launch_call(self, at):
         function, line = self.tokens[at].text, self.tokens[at].line
@@ -378,6 +451,7 @@ class Rewriter:
         prefix = self.out[prefix_start:]
         before = skip_blanks(self.out, prefix_start - 1, -1)
         declaration = [t for t in prefix + self.tokens[at : end or at] if t.text not in SPECIFIERS_OF_VARIABLES]
+        managed = any(token.text == "__managed__" for token in [*prefix, *self.tokens[at : end or at]])
         kept = any(token.text in ("const", "extern", "__constant__") for token in declaration)
         in_template = before >= 0 and self.out[before].text == ">"
         if not end or kept or in_template or any(self.scopes):
@@ -395,7 +469,7 @@ class Rewriter:
             text += (
                 f"{aligned}static {variable.kind} {first}{variable.dimensions}{text_of(initial)}; "
                 f"static decltype({first})& {name} = *(decltype({first})*)"
-                f'::emulator::device_variable((const void*)&{first}, sizeof {first}, "{name}"); '
+                f'::emulator::device_variable((const void*)&{first}, sizeof {first}, "{name}", {str(managed).lower()}); '
             )
         self.emit(text, prefix + self.tokens[at : end + 1])
         return end + 1
@@ -406,12 +480,16 @@ class Rewriter:
         at = skip_blanks(self.out, start - 1, -1)
         while at >= 0:
             token = self.out[at]
-            if token.kind == "word" and token.text in DECLARATION_PREFIXES:
+            same_line = not any("\n" in between.text for between in self.out[at:start])
+            of_type = token.text in ("*", "::") or (token.kind == "word" and token.text not in NO_TYPE)
+            if token.text in DECLARATION_PREFIXES or (of_type and same_line):
                 start = at
+            elif token.text == ">" and same_line and (open_at := template_start(self.out, at)) is not None:
+                start = at = open_at
             elif token.text == ")":
                 open_at = matching_back(self.out, at)
                 word_at = skip_blanks(self.out, open_at - 1, -1)
-                if word_at < 0 or self.out[word_at].text not in ("alignas", "__align__", "__attribute__"):
+                if word_at < 0 or self.out[word_at].text not in ATTRIBUTES:
                     break
                 start = at = word_at
             else:
@@ -423,7 +501,7 @@ class Rewriter:
         """The declaration without alignas(...) and the like, their argument, and the words that remain."""
         rest, alignment, at = [], None, 0
         while at < len(tokens):
-            if tokens[at].text in ("alignas", "__align__", "__attribute__"):
+            if tokens[at].text in ATTRIBUTES:
                 open_at = skip_blanks(tokens, at + 1)
                 close_at = matching(tokens, open_at)
                 inner = squeezed(tokens[open_at + 1 : close_at])
@@ -481,11 +559,36 @@ def declared_variables(tokens, line):
     return found
 
 
+def template_end(tokens, at):
+    """The index of the > that closes the < at `at`; None where none does in its statement."""
+    depth = 0
+    for ahead in range(at, len(tokens)):
+        text = tokens[ahead].text
+        depth += (text == "<") - (len(text) if text in (">", ">>>") else 0)
+        if depth <= 0:
+            return ahead
+        if text in (";", "{", "}"):
+            return None
+    return None
+
+
+def template_start(tokens, at):
+    """The index of the < that the > at `at` closes; None where none does in its statement."""
+    depth = 0
+    for back in range(at, -1, -1):
+        depth += len(tokens[back].text) if tokens[back].text in (">", ">>>") else -(tokens[back].text == "<")
+        if depth == 0:
+            return back
+        if tokens[back].text in (";", "{", "}"):
+            return None
+    return None
+
+
 def variable_end(tokens, at):
     """The index of the semicolon that ends the declaration of a variable; None for that of a function or of anything else."""
     k = at
     while k < len(tokens) and tokens[k].text not in ("=", "[", "{", ";", ","):
-        if tokens[k].text in ("alignas", "__align__", "__attribute__"):
+        if tokens[k].text in ATTRIBUTES:
             k = matching(tokens, skip_blanks(tokens, k + 1))
         elif tokens[k].text == "(" or tokens[k].text in NO_VARIABLE:
             return None
@@ -547,7 +650,18 @@ def find_kernels(tokens):
             close = matching(tokens, found.parameters_at)
             parameters = squeezed(tokens[found.parameters_at : close + 1])
             cluster = squeezed(found.attributes.get("__cluster_dims__", []))
-            kernel = Kernel(found.name.line, template_parameters(tokens, at), parameters, scopes[-1], cluster)
+            bounds = split_at_template_commas(found.attributes.get("__launch_bounds__", []))
+            behind = skip_blanks(tokens, close + 1)
+            body_at = behind if behind < len(tokens) and tokens[behind].text == "{" else 0
+            kernel = Kernel(
+                found.name.line,
+                template_parameters(tokens, at),
+                parameters,
+                scopes[-1],
+                cluster,
+                body_at,
+                squeezed(bounds[0]),
+            )
             kernels.setdefault(found.name.text, []).append(kernel)
     return kernels
 
@@ -570,5 +684,7 @@ def template_parameters(tokens, at):
     return 0
 
 
-def rewrite(text):
-    return Rewriter(text).run()
+def rewrite(text, first_line=1, elsewhere=None):
+    """The text for the host compiler. `first_line` is the number of its first line, and `elsewhere` are kernels of other files
+    that it may launch, as in Rewritten.kernels."""
+    return Rewriter(text, first_line, elsewhere).run()

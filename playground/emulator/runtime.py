@@ -26,6 +26,9 @@ def library():
     loaded.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_double]
     loaded.emulator_launches.restype = ctypes.c_char_p
     loaded.emulator_counts.restype = ctypes.c_char_p
+    loaded.emulator_accept_races.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    loaded.emulator_accepted_races.restype = ctypes.c_char_p
+    loaded.emulator_rounds.restype = ctypes.c_char_p
     loaded.emulator_first_unwritten.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
     loaded.emulator_first_unwritten.restype = ctypes.c_longlong
     return loaded
@@ -60,6 +63,30 @@ def take_finding():
     """The text of a finding that no receiver has taken, or None."""
     buffer = ctypes.create_string_buffer(1 << 14)
     return buffer.value.decode() if library().emulator_take_finding(buffer, len(buffer)) else None
+
+
+def accept_races(library_file, lines):
+    """Let the kernels of a library have races at these lines of their text's file."""
+    for line in lines:
+        library().emulator_accept_races(str(library_file).encode(), line)
+
+
+def accepted_races():
+    """{line: how often a race was found and accepted there}"""
+    rows = (row.split() for row in library().emulator_accepted_races().decode().splitlines())
+    return {int(line): int(count) for line, count in rows}
+
+
+def rounds():
+    """{kernel: {("mbarrier" or "cp.async", address in shared memory): rounds}} of all checked launches.
+
+    Rounds are the ended phases of the mbarrier, or how often a warp's cp.async has filled the place, in the block with most.
+    """
+    found = {}
+    for row in library().emulator_rounds().decode().splitlines():
+        kernel, kind, address, count = row.split("\t")
+        found.setdefault(kernel, {})[kind, int(address)] = int(count)
+    return found
 
 
 def first_unwritten(tensor):

@@ -56,12 +56,18 @@ def line_map(text, file_lines):
         longest = max(candidates, key=lambda place, at=at: run_length(at, place), default=None)
         place = expected if expected in candidates else longest
         length = run_length(at, place) if place else 0
-        # A lone brace or the like matches by accident.
-        if length and (place == expected or sum(len(line.strip()) for line in lines[at : at + length]) >= 8):
+        # A lone brace or the like matches by accident, and so does an #include.
+        distinct = sum(len(line.strip()) for line in lines[at : at + length] if not line.startswith("#include"))
+        if length and (place == expected or distinct >= 8):
             result[at : at + length] = range(place, place + length)
             at, expected = at + length, place + length
         else:
             at, expected = at + 1, expected + 1 if expected else 0
+    # A text of one line, say the declaration of a function, stands within a line.
+    for at, line in enumerate(lines):
+        if result[at] is None and len(line.strip()) >= 8 and not line.startswith("#"):
+            holders = [number for number, held in enumerate(file_lines, 1) if line.strip() in held]
+            result[at] = holders[0] if len(holders) == 1 else None
     # Around a raw literal's quotes the file's line holds more than the text's; it still is the next one.
     for at in range(1, len(result)):
         if result[at] is None and result[at - 1] is not None:

@@ -39,8 +39,9 @@ class UnsupportedError(Exception):
         self.construct, self.line = construct, line
 
 
-def tokens_of(text):
-    tokens, line = [], 1
+def tokens_of(text, line=1):
+    """The tokens; `line` is the number of the text's first line."""
+    tokens = []
     for match in TOKEN.finditer(text):
         kind = "string" if match.lastgroup == "tag" else match.lastgroup
         tokens.append(Token(match.group(), kind, line))

@@ -709,6 +709,7 @@ __global__ void kernel(float* out, const float* in) {
     if (threadIdx.x == 0) {
         init(&full, 1);
         init(&empty, 32);
+        publish();
     }
     __syncthreads();
     if (threadIdx.x == 32) {
@@ -808,7 +809,7 @@ void run(float* out, float*, int) { kernel<<<dim3(1, GAP), 1>>>(out); }
     ),
     Pair(
         "endless_loop",
-        "time limit",
+        "endless wait",
         r"""
 __global__ void kernel(float* out) {
     volatile float* v = out;
@@ -822,11 +823,10 @@ void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
     ),
     Pair(
         "flag_that_nobody_sets",
-        "time limit",
+        "endless wait",
         r"""
 __device__ int flag;
-// The time may also be up while the other blocks run: then the kernel itself is named.
-__global__ void kernel(float* out) {  // here
+__global__ void kernel(float* out) {
     if (blockIdx.x == 0 && threadIdx.x == 0)
         while (atomicAdd(&flag, 0) != 1) continue;  // here
     if (blockIdx.x == GAP && threadIdx.x == 0) atomicExch(&flag, 1);
@@ -1077,7 +1077,7 @@ void run(float* out, float*, int) { kernel<<<1, 384>>>(out); }
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[128];
     __shared__ uint64_t full;
-    if (threadIdx.x == 0) init(&full, 1);
+    if (threadIdx.x == 0) init(&full, 1), publish();
     __syncthreads();
     if (threadIdx.x == 0) {
         expect(&full, 512);
@@ -1104,6 +1104,7 @@ __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ uint64_t full;
     if (threadIdx.x == 0) {
         init(&full, 1);
+        publish();
         expect(&full, 512);
         load_2d(tile, &map, 0, 0, &full);  // here
         GAP
@@ -1126,7 +1127,7 @@ void run(float* out, float* in, int) {
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[128];
     __shared__ uint64_t full;
-    if (threadIdx.x == 0) init(&full, 1);
+    if (threadIdx.x == 0) init(&full, 1), publish();
     __syncthreads();
     if (threadIdx.x == 0) {
         expect(&full, GAP);
@@ -1152,7 +1153,7 @@ void run(float* out, float* in, int) {
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[128];
     __shared__ uint64_t full;
-    if (threadIdx.x == 0) init(&full, 1);
+    if (threadIdx.x == 0) init(&full, 1), publish();
     __syncthreads();
     if (threadIdx.x == 0) {
         expect(&full, 512);
@@ -1177,7 +1178,7 @@ void run(float* out, float* in, int) {
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[128];
     __shared__ uint64_t full;
-    if (threadIdx.x == 0) init(&full, 1);
+    if (threadIdx.x == 0) init(&full, 1), publish();
     __syncthreads();
     if (threadIdx.x == 0) {
         expect(&full, 512);
@@ -1202,7 +1203,7 @@ void run(float* out, float* in, int) {
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[256];
     __shared__ uint64_t full;
-    if (threadIdx.x == 0) init(&full, 1);
+    if (threadIdx.x == 0) init(&full, 1), publish();
     __syncthreads();
     if (threadIdx.x == 0) {
         expect(&full, 512);
@@ -1227,8 +1228,10 @@ void run(float* out, float* in, int) {
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[2][32];
     __shared__ uint64_t full[2], empty[2];
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         for (int s = 0; s < 2; ++s) init(&full[s], 1), init(&empty[s], 1);
+        publish();
+    }
     __syncthreads();
     float sum = 0;
     for (int i = 0; i < 4; ++i) {
@@ -1365,7 +1368,7 @@ void run(float* out, float*, int) { kernel<<<4, 32>>>(out); }
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[32];
     __shared__ uint64_t full, empty;
-    if (threadIdx.x == 0) init(&full, 1), init(&empty, 1);
+    if (threadIdx.x == 0) init(&full, 1), init(&empty, 1), publish();
     __syncthreads();
     float sum = 0;
     for (int i = 0; i < 3; ++i) {
@@ -1711,7 +1714,7 @@ void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
 __global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
     __shared__ alignas(128) float tile[128];
     __shared__ uint64_t full;
-    if (threadIdx.x == 0) init(&full, 1);
+    if (threadIdx.x == 0) init(&full, 1), publish();
     __syncthreads();
     if (threadIdx.x == 64) {
         expect(&full, 512);
@@ -1812,6 +1815,275 @@ void run(float* out, float*, int) {
         wrong="double",
         right="float",
     ),
+    Pair(
+        "rows_copied_on_top_of_each_other",
+        "global memory race",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    memcpy(out + GAP * threadIdx.x, in, 3 * sizeof(float));  // here
+}
+void run(float* out, float* in, int) { kernel<<<1, 8>>>(out, in); }
+""",
+        wrong="2",
+        right="3",
+    ),
+    Pair(
+        "filled_in_part",
+        "uninitialised shared read",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ float row[64];
+    if (threadIdx.x == 0) std::memset(row, 0, GAP * sizeof(float));
+    __syncthreads();
+    out[threadIdx.x] = row[threadIdx.x];  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="60",
+        right="64",
+    ),
+    Pair(
+        "moved_past_the_end",
+        "global memory out of bounds",
+        r"""
+__global__ void kernel(float* out, int n) {
+    out[0] = threadIdx.x;
+    memmove(out + 1, out, (n - GAP) * sizeof(float));  // here
+}
+void run(float* out, float* in, int n) { kernel<<<1, 1>>>(in, n); }
+""",
+        wrong="0",
+        right="1",
+    ),
+    Pair(
+        "struct_copied_past_the_end",
+        "global memory out of bounds",
+        r"""
+struct Row { float values[7]; };
+__global__ void kernel(Row* out, const Row* in, int rows) {
+    if (threadIdx.x GAP rows) out[threadIdx.x] = in[threadIdx.x];  // here
+}
+void run(float* out, float* in, int n) { kernel<<<1, 64>>>((Row*)out, (const Row*)in, n / 7); }
+""",
+        wrong="<=",
+        right="<",
+    ),
+    Pair(
+        "local_memory",
+        "local memory exceeded",
+        r"""
+__global__ void kernel(float* out, int n) {  // here
+    float table[GAP];
+    for (int i = 0; i < n; ++i) table[i * (GAP / 150)] = i;
+    out[threadIdx.x] = table[threadIdx.x * (GAP / 150)];
+}
+void run(float* out, float*, int n) { kernel<<<1, 32>>>(out, n); }
+""",
+        wrong="400000",
+        right="120000",
+    ),
+    Pair(
+        "division_by_zero",
+        "integer division",
+        r"""
+__global__ void kernel(float* out, int n) {
+    out[threadIdx.x] = n / (int)(threadIdx.x + GAP);  // here
+}
+void run(float* out, float*, int n) { kernel<<<1, 32>>>(out, n); }
+""",
+        wrong="0",
+        right="1",
+    ),
+    Pair(
+        "null_function",
+        "invalid call",
+        r"""
+__device__ void set(float* out) { *out = 1; }
+__global__ void kernel(float* out, void (*function)(float*)) {
+    function(out + threadIdx.x);  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out, GAP); }
+""",
+        wrong="(void (*)(float*))nullptr",
+        right="set",
+    ),
+    Pair(
+        "index_asked_for_on_the_host",
+        "device code on the host",
+        r"""
+__host__ __device__ int index() { return threadIdx.x; }  // here
+__global__ void kernel(float* out) { out[index()] = 1; }
+void run(float* out, float*, int) {
+    const int offset = GAP;
+    kernel<<<1, 32>>>(out + offset);
+}
+""",
+        wrong="index()",
+        right="0",
+    ),
+    Pair(
+        "more_threads_than_the_launch_bounds",
+        "invalid launch",
+        r"""
+template <int MOST>
+__global__ void __launch_bounds__(MOST, 2) kernel(float* out) {  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<64><<<1, GAP>>>(out); }
+""",
+        wrong="96",
+        right="64",
+    ),
+    Pair(
+        "copy_completes_at_a_fresh_mbarrier",
+        "missing proxy fence",
+        r"""
+__global__ void kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    __shared__ alignas(128) float tile[128];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) {
+        init(&full, 1);
+        GAP
+    }
+    __syncthreads();
+    if (threadIdx.x == 64) {
+        expect(&full, 512);
+        load_2d(tile, &map, 0, 0, &full);  // here
+    }
+    wait(&full, 0);
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+void run(float* out, float* in, int) {
+    CUtensorMap map{};
+    encode_2d(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, in, 4, 32, 4, 32, CU_TENSOR_MAP_SWIZZLE_NONE);
+    kernel<<<1, 128>>>(map, out);
+}
+""",
+        wrong="",
+        right="publish();",
+    ),
+    Pair(
+        "one_barrier_through_two_calls",
+        "barrier divergence",
+        r"""
+__device__ void synchronise() { __syncthreads(); }
+__global__ void kernel(float* out) {
+    if (threadIdx.x < GAP)
+        synchronise();  // here
+    else {
+        out[threadIdx.x] = 1;
+        synchronise();  // here
+    }
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="32",
+        right="64",
+    ),
+    Pair(
+        "two_barriers_in_one_line",
+        "barrier divergence",
+        r"""
+#define EITHER(condition) if (condition) __syncthreads(); else __syncthreads();
+__global__ void kernel(float* out) {
+    out[threadIdx.x] = 1;
+    EITHER(threadIdx.x < GAP)  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="32",
+        right="64",
+    ),
+    Pair(
+        "symbol_too_small",
+        "global memory out of bounds",
+        r"""
+__constant__ float factors[32];
+__global__ void kernel(float* out) { out[threadIdx.x] = factors[threadIdx.x]; }
+void run(float* out, float*, int) {
+    const float values[64] = {1};
+    cudaMemcpyToSymbol(factors, values, GAP * sizeof(float));  // here
+    kernel<<<1, 32>>>(out);
+}
+""",
+        wrong="64",
+        right="32",
+    ),
+    Pair(
+        "phase_that_never_ends",
+        "endless wait",
+        r"""
+__device__ __forceinline__ bool has_ended(uint64_t* barrier, int parity) {
+    int ended;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"
+                 : "=r"(ended) : "r"(address(barrier)), "r"(parity) : "memory");
+    return ended;
+}
+__global__ void kernel(float* out) {
+    __shared__ uint64_t done;
+    if (threadIdx.x == 0) init(&done, GAP);
+    __syncthreads();
+    arrive(&done);
+    while (!has_ended(&done, 0)) continue;  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="65",
+        right="64",
+    ),
+    Pair(
+        "counted_wait",
+        "endless wait",
+        r"""
+__global__ void kernel(float* out) {
+    volatile float* flag = out + 100;
+    *flag = 0;
+    for (int tries = 0; *flag == 0 && tries < 5000; GAP) continue;  // here
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 1>>>(out); }
+""",
+        wrong="tries += 0",
+        right="tries += 1",
+    ),
+    Pair(
+        "lock_that_nobody_gives_back",
+        "endless wait",
+        r"""
+__device__ int lock;
+__global__ void kernel(float* out) {
+    while (atomicCAS(&lock, 0, 1)) continue;  // here
+    out[0] = threadIdx.x;
+    __threadfence();
+    GAP
+}
+void run(float* out, float*, int) {
+    const int zero = 0;
+    cudaMemcpyToSymbol(lock, &zero, 4);
+    kernel<<<2, 16>>>(out);
+}
+""",
+        wrong="",
+        right="atomicExch(&lock, 0);",
+    ),
+    Pair(
+        "half_the_grid_ends_before_its_barrier",
+        "early exit before a barrier",
+        r"""
+__global__ void kernel(float* out) {
+    if (threadIdx.x >= GAP) return;
+    cooperative_groups::this_grid().sync();  // here
+    out[blockIdx.x * 32 + threadIdx.x] = 1;
+}
+void run(float* out, float*, int) {
+    void* arguments[] = {&out};
+    cudaLaunchCooperativeKernel((void*)kernel, dim3(2), dim3(32), arguments, 0, 0);
+}
+""",
+        wrong="16",
+        right="32",
+    ),
 ]
 
 
@@ -1832,7 +2104,7 @@ def text_of(pair, which):
 
 def whole_text():
     wrappers = hopper.WRAPPERS + hopper.product("product_8", 8, "tf32", 8, "ss")
-    return f"#line 100000\n#include <assert.h>\n{wrappers}\n" + "".join(
+    return f"#line 100000\n#include <assert.h>\n#include <cooperative_groups.h>\n#include <cstring>\n{wrappers}\n" + "".join(
         text_of(pair, which) for pair in PAIRS for which in ("wrong", "right")
     )
 

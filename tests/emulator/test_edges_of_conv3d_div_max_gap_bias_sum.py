@@ -3,9 +3,7 @@
 CUDA variants run under the emulator; each test of one has a process of its own.
 """
 
-import subprocess
-import sys
-
+import apart
 import pytest
 
 from playground import catalog
@@ -16,10 +14,9 @@ MODEL = catalog.find_model("conv3d_div_max_gap_bias_sum")
 VARIANTS = ["cpu_winograd", *(variant.name for variant in catalog.variants(MODEL) if variant.backend == "cuda")]
 TENSOR_CORES = ["v4_tensor_core", "v5_hopper"]
 
-START = """
+START = f"""{apart.ASSERTIONS}
 import contextlib
 import sys
-import torch
 from playground import catalog, emulator, tensors
 
 model, name = catalog.find_model("conv3d_div_max_gap_bias_sum"), sys.argv[1]
@@ -30,17 +27,6 @@ kind = catalog.load_variant(path).ModelNew
 problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name])
 (x,) = tensors.make_inputs(problem, 0)
 original, new = (tensors.make_model(problem, made, 0) for made in (problem.Model, kind))
-
-def refused(what, call):
-    try:
-        call()
-    except (RuntimeError, ValueError) as error:  # NotImplementedError is a RuntimeError
-        assert what in str(error), error
-    else:
-        raise AssertionError(f"nothing was raised: {what}")
-
-def agree(got, expected, tolerance):
-    assert got.shape == expected.shape and (got - expected).abs().max() <= tolerance * expected.abs().max()
 """
 
 PRECISION = """
@@ -89,7 +75,6 @@ with where:
         refused(change, lambda: operators.forward_for_training(*given, *wanted, strict))
         made = operators.forward_for_training(*given, *wanted, not strict)
         assert len(made[1]) == (0 if wanted and not strict else len(x)) and len(made[-1]) == len(x)
-print("follows the setting")
 """
 
 SECOND = """
@@ -114,7 +99,6 @@ with where:
             else:
                 assert name == "v1_fused_tail" or of != "conv.weight", f"{of}, {wanted}: not refused"
                 agree(got, second(original, theirs, of, wanted), 2e-3)
-print("right or refused")
 """
 
 OTHER_WAYS = """
@@ -150,7 +134,6 @@ with where:
     apart = zip(*(torch.autograd.grad(out, leaves, one, retain_graph=True) for one in outer), strict=True)
     for got, right in zip(together, apart, strict=True):
         agree(got, torch.stack(right), 1e-5)
-print("right or refused")
 """
 
 REFUSALS = """
@@ -264,7 +247,6 @@ with where, torch.no_grad():
             refused("expected gradients", lambda: operators.weight_grad(grad, x, weight, grads, argmax, 2.0, pool, strict))
             assert operators.input_grad(grad, x, weight, argmax, 2.0, pool, strict).shape == x.shape
             assert operators.weight_grad(grad, x, weight, grads[:0], argmax, 2.0, pool, strict).shape == weight.shape
-print("each was refused")
 """
 
 MAGNITUDES = """
@@ -288,7 +270,6 @@ with where:
                 agree(grad_x, expected[1] * of_weight * of_grad, 1e-6)
             if of_grad != of_x:
                 agree(grad_weight, expected[2] * of_x * of_grad, 1e-6)
-print("scales cancel")
 """
 
 LIMITS = """
@@ -311,40 +292,32 @@ with where:
             agree(got, right, 1e-5)
         torch.backends.cudnn.conv.fp32_precision = "tf32"
         agree(run(new)[0], run(original)[0], 1e-3)
-print("fits")
 """
-
-
-def run(text, variant):
-    command = [sys.executable, "-W", "ignore", "-c", START + text, variant]
-    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize("variant", TENSOR_CORES)
 def test_precision_that_changes(variant):
-    assert "follows the setting" in run(PRECISION, variant)
+    apart.run(START + PRECISION, variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_second_derivatives(variant):
-    assert "right or refused" in run(SECOND, variant)
+    apart.run(START + SECOND, variant)
 
 
 def test_tangents_vmap_and_batched_gradients():  # of the variant whose autograd is in C++
-    assert "right or refused" in run(OTHER_WAYS, "v5_hopper")
+    apart.run(START + OTHER_WAYS, "v5_hopper")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_wrong_arguments_of_an_operator(variant):
-    assert "each was refused" in run(REFUSALS, variant)
+    apart.run(START + REFUSALS, variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_magnitudes_that_cancel(variant):
-    assert "scales cancel" in run(MAGNITUDES, variant)
+    apart.run(START + MAGNITUDES, variant)
 
 
 def test_less_shared_memory():  # as on an A100, and as on an RTX 3090, 4090 or 5090: a strict sample becomes two and four parts
-    assert "fits" in run(LIMITS, "v4_tensor_core")
+    apart.run(START + LIMITS, "v4_tensor_core")

@@ -3,9 +3,7 @@
 Infinities that meet, wrong arguments of operators, and derivatives that no variant has: second ones, and forward-mode ones.
 """
 
-import subprocess
-import sys
-
+import apart
 import pytest
 
 from playground import catalog
@@ -15,10 +13,9 @@ pytestmark = pytest.mark.full
 MODEL = catalog.find_model("conv_pool_sigmoid_sum")
 VARIANTS = [variant.name for variant in catalog.variants(MODEL) if variant.backend == "cuda"]
 
-START = """
+START = f"""{apart.ASSERTIONS}
 import copy
 import sys
-import torch
 from playground import catalog, emulator
 
 model = catalog.find_model("conv_pool_sigmoid_sum")
@@ -50,18 +47,9 @@ with emulator.install(mode="fast", source_file=str(path), time_limit=120), torch
             assert got[0].isnan(), f"{name}, signs {signs}: {got[0]} where PyTorch has nan"
             torch.testing.assert_close(got[1], expected[1], rtol=2e-3, atol=0)
     assert emulator.launches(), "the variant has run no kernel"
-print("as PyTorch has it")
 """
 
 REFUSALS = """
-def refused(what, call):
-    try:
-        call()
-    except RuntimeError as error:
-        assert what in str(error), error
-    else:
-        raise AssertionError(f"nothing was raised: {what}")
-
 SIZES = 8, 64, 3, 4
 with emulator.install(mode="fast", source_file=str(path), time_limit=120):
     new = catalog.load_variant(path).ModelNew(*SIZES)
@@ -109,20 +97,11 @@ with emulator.install(mode="fast", source_file=str(path), time_limit=120):
             refused("expected deltas of this x's forward pass", lambda: operators.input_grad(*given, wrong, [4, 4]))
         kept, again = (operators.input_grad(*given, some, [4, 4]) for some in (deltas, deltas[:0]))
         assert torch.equal(kept, again)
-print("each was refused")
 """
 
 
 NO_SUCH_DERIVATIVES = """
 FROZEN = (), ("x",), ("conv.weight",), ("conv.bias",), ("conv.weight", "conv.bias")
-
-def refused(what, call):
-    try:
-        call()
-    except RuntimeError as error:  # of which NotImplementedError is one
-        assert what in str(error), error
-    else:
-        raise AssertionError(f"nothing was raised: {what}")
 
 SIZES = 3, 5, 3, 4
 with emulator.install(mode="fast", source_file=str(path), time_limit=120):
@@ -145,7 +124,6 @@ with emulator.install(mode="fast", source_file=str(path), time_limit=120):
         with torch.autograd.forward_ad.dual_level():
             refused("forward-mode", lambda: new(torch.autograd.forward_ad.make_dual(x, x)))
         assert new(x).shape == (2,)
-print("none came out")
 """
 
 
@@ -171,31 +149,23 @@ with emulator.install(mode="check", source_file=str(path), time_limit=120):
             torch.backends.cudnn.allow_tf32 = not strict
             for got, right in zip(gradients(new, x, outer), exact, strict=True):
                 assert (got - right).abs().max() <= (1e-5 if strict else 2e-3) * right.abs().max(), (limit, strict)
-print("right at all limits")
 """
-
-
-def run(text, variant, *arguments):
-    command = [sys.executable, "-c", START + text, variant, *arguments]
-    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_infinities_that_meet(variant):
-    assert "as PyTorch has it" in run(INFINITIES, variant)
+    apart.run(START + INFINITIES, variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_wrong_arguments_of_an_operator(variant):
-    assert "each was refused" in run(REFUSALS, variant)
+    apart.run(START + REFUSALS, variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_derivatives_that_it_has_not(variant):
-    assert "none came out" in run(NO_SUCH_DERIVATIVES, variant)
+    apart.run(START + NO_SUCH_DERIVATIVES, variant)
 
 
 def test_limits_of_shared_memory():
-    assert "right at all limits" in run(SHARED_LIMITS, "v4_tensor_core", "163", "99")
+    apart.run(START + SHARED_LIMITS, "v4_tensor_core", "163", "99")

@@ -86,7 +86,7 @@ def test_launches_through_pointers():
     "text, construct, line",
     [
         ("\n#include <cub/cub.cuh>\n", "#include <cub/cub.cuh>", 2),
-        ("void f() {\n\n  x = tex2D<float>(t, 1, 2); }", "texture fetch", 3),
+        ("void f() {\n\n  x = tex2Dgather<float4>(t, 1, 2); }", "texture gather", 3),
         (
             'void f() {\n asm volatile("vadd4.u32.u32.u32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c)); }',
             "vadd4.u32.u32.u32",
@@ -96,7 +96,7 @@ def test_launches_through_pointers():
         ("void f() { __shared__ float a = 3; }", "shared declaration", 1),
         ("void f() { k<<<1, 2; }", "a launch without >>>", 1),
         ("void f() {\n  k<<<1, 2>>>({a, b}); }", "argument in braces without its type: `{a, b}`", 2),
-        ("#include <cooperative_groups/memcpy_async.h>\n", "#include <cooperative_groups/memcpy_async.h>", 1),
+        ("#include <cuda/std/span>\n", "#include <cuda/std/span>", 1),
         ('void f() { asm volatile("exit;"); }', "the PTX instruction exit", 1),
     ],
 )
@@ -107,12 +107,32 @@ def test_unsupported(text, construct, line):
     assert caught.value.line == line
 
 
+@pytest.mark.parametrize(
+    "declaration, expected",
+    [
+        ("extern float __shared__ s[];", "float* s = (float*)"),
+        ("extern volatile unsigned long long __shared__ s[];", "volatile unsigned long long* s"),
+        ("cuda::barrier<cuda::thread_scope_block> __shared__ s;", "typedef cuda::barrier<cuda::thread_scope_block>"),
+    ],
+)
+def test_the_type_may_stand_before_shared(declaration, expected):
+    out = rewrite(f"#define EMPTY\nvoid f() {{ g();\n    {declaration} }}").text
+    assert expected in out and out.startswith("#define EMPTY\nvoid f() { g();\n")
+
+
+def test_functions_that_are_values_are_not_forced_inline():
+    text = "__forceinline__ int add(int a, int b);\n__forceinline__ int twice(int a);\n"
+    out = rewrite(text + "inline __forceinline__ int half(int a);\nvoid f() { reduce(twice(1), add); g(half); }").text
+    first, second, third, _ = out.splitlines()
+    assert (first.split()[0], second.split()[0], third.split()[:2]) == ("inline", "__forceinline__", ["inline", "int"])
+
+
 def test_errors_name_the_line():
     with pytest.raises(EmulatorError, match=r"test_rewrite\.py:\d+: the emulator does not support .*texture"):
         KernelLibrary(
             """
             __global__ void looked_up_in_a_texture(float* out) {
-                out[0] = tex2D<float>(texture, 1, 2);
+                out[0] = tex2Dgather<float>(texture, 1, 2);
             }
             """
         )
@@ -139,3 +159,25 @@ def test_ptx():
     ):
         assert part in text
     assert "\n" not in text
+
+
+HOST_NAMES = """
+struct Sizes { dim3 gridDim, blockDim; int threads() const { return gridDim.x * blockDim.x; } };
+__global__ void k(int* p) { p[blockIdx.x * blockDim.x + threadIdx.x] = gridDim.x; }
+void one(dim3 gridDim, const dim3& blockDim = {32, 1}) { k<<<gridDim, blockDim>>>(nullptr); }
+void two() {
+    dim3 grid(4), blockDim(32);
+    auto launch = [&](dim3 gridDim) { k<<<gridDim, blockDim>>>(nullptr); };
+    for (dim3 gridDim(1); gridDim.x < 4; ++gridDim.x) launch(gridDim);
+}
+__device__ int three() { return gridDim.x * blockDim.x; }
+"""
+
+
+def test_host_variables_with_the_names_of_built_in_ones():
+    lines = rewrite(HOST_NAMES).text.splitlines()
+    assert "threads() const { return grid_dim.x * block_dim.x; }" in lines[1]
+    assert "p[blockIdx.x * blockDim.x + threadIdx.x] = gridDim.x" in lines[2]  # the kernel's are the built-in ones
+    for line, used in ((3, "(grid_dim, block_dim)"), (6, "(grid_dim, block_dim)"), (7, "grid_dim.x < 4; ++grid_dim.x")):
+        assert used in lines[line] and "gridDim" not in lines[line]
+    assert "return gridDim.x * blockDim.x;" in lines[9]  # behind the scopes of the others

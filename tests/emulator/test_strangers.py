@@ -54,7 +54,3 @@ def test_broken(path, tmp_path):
     result = run(broken)
     last = result.stderr.strip().splitlines()[-1]
     assert f"{broken}:" in last and kind in last, result.stderr[-3000:]
-
-
-def test_there_are_six():
-    assert len(STRANGERS) >= 6

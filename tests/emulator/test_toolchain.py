@@ -136,7 +136,7 @@ def test_an_edited_binding_is_compiled_again(tmp_path):
 def test_a_mistake_in_a_shared_binding_is_reported_in_its_file(tmp_path):
     with pytest.raises(EmulatorError) as raised:
         load(tmp_path, "mistaken", BINDING.replace("return result", "return reslut"), KERNEL)
-    assert f"{tmp_path / 'mistaken.py'}:10:" in str(raised.value) and "mistaken: the text" in str(raised.value)
+    assert str(raised.value).startswith(f"{tmp_path / 'mistaken.py'}:10: error: ‘reslut’ was not declared")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 Each runs in a process of its own in fast mode. test_variants_fast.py holds all gradients against float64.
 """
 
-import subprocess
-import sys
-
+import apart
 import pytest
 
 from playground import catalog
@@ -26,7 +24,7 @@ from playground import catalog, emulator, tensors
 
 model, path = catalog.find_model(sys.argv[1]), sys.argv[2]
 with emulator.install(mode="fast", source_file=path, time_limit=60):
-    problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name])
+    problem = catalog.load_problem(model.path, catalog.SETTINGS["counted"][model.name])
     new = tensors.make_model(problem, catalog.load_variant(catalog.find_variant(model, path).path).ModelNew, 0)
     (x,) = tensors.make_inputs(problem, 0)
     parameters = dict(new.named_parameters())
@@ -62,14 +60,6 @@ with emulator.install(mode="fast", source_file=path, time_limit=60):
     with torch.inference_mode():
         assert torch.equal(new(x), without)
 
-    def refused(what, call):
-        try:
-            call()
-        except RuntimeError as error:
-            assert what in str(error), error
-        else:
-            raise AssertionError(f"nothing was raised: {what}")
-
     (slope,) = gradients(["x"], create_graph=True).values()
     refused("derivative for", lambda: slope.square().sum().backward())
     out = new(x).square().sum()
@@ -78,20 +68,12 @@ with emulator.install(mode="fast", source_file=path, time_limit=60):
     out.backward()  # adds
     agree({name: value.grad for name, value in parameters.items()}, {name: 2 * value for name, value in once.items()})
     refused("a second time", out.backward)
-print("as autograd expects")
 """
 
 
 @pytest.mark.parametrize("model, variant", VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in VARIANTS])
 def test_training(model, variant):
-    command = [sys.executable, "-c", RUN, model.name, str(variant.path)]
-    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "as autograd expects" in done.stdout
-
-
-def test_there_are_such_variants():
-    assert {variant.name for _, variant in VARIANTS} == {"v5_hopper"} and len(VARIANTS) == 3
+    apart.run(apart.ASSERTIONS + RUN, model.name, variant.path)
 
 
 TOGETHER = """
@@ -114,7 +96,7 @@ def cases():
     for model in catalog.models():
         variant = catalog.load_variant(catalog.find_variant(model, "v5_hopper").path)
         for constants in ({}, CONSTANTS[model.name]):
-            problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name] | constants)
+            problem = catalog.load_problem(model.path, catalog.SETTINGS["counted"][model.name] | constants)
             original, new = (tensors.make_model(problem, kind, 0) for kind in (problem.Model, variant.ModelNew))
             yield model.name, original, new, problem
 
@@ -129,12 +111,8 @@ with emulator.install(mode="fast", time_limit=60):
             exact = gradients(copy.deepcopy(original).double(), x.double(), outer.double())
             for got, right in zip(gradients(new, x, outer), exact, strict=True):
                 assert (got - right).abs().max() <= 1e-4 * right.abs().max(), (turn, name)
-print("each has its own operators")
 """
 
 
-@pytest.mark.full
 def test_all_in_one_process():
-    done = subprocess.run([sys.executable, "-c", TOGETHER], cwd=catalog.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "each has its own operators" in done.stdout
+    apart.run(TOGETHER)

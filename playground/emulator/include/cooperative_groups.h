@@ -22,7 +22,8 @@ EMULATOR_INLINE unsigned by_rank(unsigned mask, unsigned lanes) {
 // Any group of a block: lanes of a warp, or all threads of the block.
 class thread_group {
  public:
-    void sync(int line = __builtin_LINE()) const { mask_ ? __syncwarp(mask_, line) : __syncthreads(line); }
+    // In parentheses no macro of that name, which may stand in front of this header, is meant.
+    void sync(int line = __builtin_LINE()) const { mask_ ? __syncwarp(mask_, line) : (__syncthreads)(line); }
     unsigned size() const { return mask_ ? (unsigned)__popc(mask_) : blockDim.x * blockDim.y * blockDim.z; }
     unsigned num_threads() const { return size(); }
     unsigned thread_rank() const {
@@ -182,6 +183,20 @@ EMULATOR_INLINE coalesced_group binary_partition(const Group& group, bool label,
 template <class Group>
 EMULATOR_INLINE void sync(const Group& group, int line = __builtin_LINE()) {
     group.sync(line);
+}
+
+EMULATOR_INLINE coalesced_group this_thread() { return coalesced_group(1u << ::emulator::lane()); }
+
+// One thread of the group calls the function; with _broadcast the others get what it returns.
+template <class Group, class F, class... Arguments>
+void invoke_one(const Group& group, F function, Arguments&&... arguments) {
+    if (group.thread_rank() == 0) function(static_cast<Arguments&&>(arguments)...);
+}
+template <class Group, class F, class... Arguments>
+auto invoke_one_broadcast(const Group& group, F function, Arguments&&... arguments) {
+    decltype(function(static_cast<Arguments&&>(arguments)...)) result{};
+    if (group.thread_rank() == 0) result = function(static_cast<Arguments&&>(arguments)...);
+    return group.shfl(result, 0);
 }
 
 // ---- reductions and scans

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "access.h"
@@ -23,6 +24,8 @@ void AsyncState::reset(int threads) {
     loads.clear();
     arrivals.clear();
     waiting.clear();
+    fresh.clear();
+    rounds.clear();
     used = false;
 }
 
@@ -55,6 +58,7 @@ void write(Block& b, uint32_t address, const Mbarrier& m) {
     const uint64_t word =
         uint64_t(m.expected) | uint64_t(m.pending) << 20 | uint64_t(m.bytes + (1 << 22)) << 40 | uint64_t(m.phase) << 63;
     memcpy(b.arena + address, &word, 8);
+    ++worker->changes;
 }
 
 // Ends the phase if nothing is missing, and wakes those who wait for that.
@@ -62,7 +66,10 @@ void complete(Block& b, uint32_t address, Mbarrier& m) {
     if (m.pending == 0 && m.bytes == 0) {
         m.phase ^= 1;
         m.pending = m.expected;
-        if (options.checked()) barrier_phase_ends(b, address);
+        if (options.checked()) {
+            barrier_phase_ends(b, address);
+            ++b.async.rounds[address];
+        }
         auto& waiting = b.async.waiting;
         for (const MbarrierWait& w : waiting)
             if (w.mbarrier == address) {
@@ -88,12 +95,20 @@ void arrive(Block& b, uint32_t address, unsigned count, int bytes, Thread& by, c
     complete(b, address, m);
 }
 
+// ---- how often a stage of a pipeline is used
+
+constexpr uint32_t OF_COPIES = 1u << 31;  // in the key of a round: cp.async lands there; else it is an mbarrier
+// By kernel, and in it by key: the most of a block.
+std::map<std::string, std::map<uint32_t, unsigned>> most_rounds;
+
 // ---- landing
 
 void land(Thread& issuer, const PendingCopy& copy) {
     memcpy(copy.to, copy.from, copy.given);
     memset(copy.to + copy.given, 0, copy.bytes - copy.given);
-    if (options.checked()) mark_landed(issuer, copy.to, copy.bytes);
+    if (!options.checked()) return;
+    mark_landed(issuer, copy.to, copy.bytes);
+    if (!issuer.lane) ++issuer.owner->async.rounds[uint32_t(copy.to - issuer.owner->arena) | OF_COPIES];
 }
 
 // The thread's cp.async copies of the groups before `group`.
@@ -251,6 +266,32 @@ void land_for(Block& b, uint32_t mbarrier) {
     }
 }
 
+// ---- mbarriers that asynchronous copies may not see yet
+
+template <class Predicate>
+void forget_fresh(Block& b, Predicate predicate) {
+    auto& fresh = b.async.fresh;
+    fresh.erase(std::remove_if(fresh.begin(), fresh.end(), predicate), fresh.end());
+}
+
+// A copy is about to name the mbarrier as the one at which it completes.
+void examine_completion(Block& b, uint32_t mbarrier, const void* instruction) {
+    examine(b.arena + mbarrier, 8, Access::atomic, 8, instruction);
+    const auto found = std::find_if(b.async.fresh.begin(), b.async.fresh.end(),
+                                    [&](const FreshMbarrier& f) { return f.mbarrier == mbarrier; });
+    if (found == b.async.fresh.end()) return;
+    if (!launch_clock.behind_proxy_fence(found->segment, clock_of(b))) {
+        Finding f = worker->describe("missing proxy fence",
+                                     "an asynchronous copy is to complete at an mbarrier that was initialised with no "
+                                     "fence.mbarrier_init (or fence.proxy.async) since",
+                                     {0, instruction});
+        f.party.did = "begins the copy";
+        f.other = worker->party(b.threads[found->thread], {0, found->instruction}, "initialised the mbarrier");
+        worker->stop(f);
+    }
+    b.async.fresh.erase(found);
+}
+
 bool somebody_waits(const Block& b, uint32_t mbarrier) {
     return std::any_of(b.async.waiting.begin(), b.async.waiting.end(),
                        [&](const MbarrierWait& w) { return w.mbarrier == mbarrier; });
@@ -315,7 +356,7 @@ void bulk_load(void* shared, const void* global, unsigned bytes, uint32_t mbarri
                 "misaligned access", "a bulk copy moves " + std::to_string(bytes) + " bytes, no multiple of 16", {0, CALLER}));
         examine(global, bytes, Access::read, 16, CALLER);
         mark_in_flight(shared, bytes, 16, CALLER);
-        examine(b.arena + mbarrier, 8, Access::atomic, 8, CALLER);
+        examine_completion(b, mbarrier, CALLER);
     }
     b.async.loads.push_back({(char*)shared, (const char*)global, bytes, mbarrier, t.linear, nullptr, CALLER});
     if (somebody_waits(b, mbarrier)) land_for(b, mbarrier);
@@ -341,7 +382,7 @@ void tensor_load(void* shared, const void* map, int rank, const int* at, uint32_
     if (options.checked()) {
         examine_rows(*box, Access::read, CALLER);
         mark_in_flight(shared, bytes, 128, CALLER);
-        examine(b.arena + mbarrier, 8, Access::atomic, 8, CALLER);
+        examine_completion(b, mbarrier, CALLER);
     }
     b.async.loads.push_back({(char*)shared, nullptr, bytes, mbarrier, t.linear, box, CALLER});
     if (somebody_waits(b, mbarrier)) land_for(b, mbarrier);
@@ -373,6 +414,12 @@ void bulk_wait(int groups_left) {
         async_reads_of(*t.owner).done(stores.front().reader, t.linear, t.segment);
         stores.erase(stores.begin());
     }
+}
+
+void keep_rounds(Block& b) {
+    if (b.async.rounds.empty()) return;
+    auto& most = most_rounds[worker->launch->kernel];
+    for (const auto& [key, rounds] : b.async.rounds) most[key] = std::max(most[key], rounds);
 }
 
 void examine_stores_at_end(Thread& t) {
@@ -414,16 +461,38 @@ void mbarrier_init(uint32_t mbarrier, unsigned count, int line) {
     Block& b = *self().owner;
     if (!count || count >= 1 << 20)
         worker->stop(worker->describe("invalid barrier", "an mbarrier expects 1 to 1048575 arrivals", {line, nullptr}));
-    if (options.checked()) examine(b.arena + mbarrier, 8, Access::write, 8, CALLER);
+    if (options.checked()) {
+        examine(b.arena + mbarrier, 8, Access::write, 8, CALLER);
+        b.async.used = true;
+        forget_fresh(b, [&](const FreshMbarrier& f) { return f.mbarrier == mbarrier; });
+        b.async.fresh.push_back({mbarrier, self().segment, self().linear, CALLER});
+    }
     Mbarrier m{};
     m.expected = m.pending = count;
     write(b, mbarrier, m);
 }
 
-void mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned bytes) {
+void mbarrier_init_fence() {
+    if (!options.checked()) return;
+    const int thread = self().linear;
+    forget_fresh(*self().owner, [&](const FreshMbarrier& f) { return f.thread == thread; });
+}
+
+unsigned mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned bytes) {
     Block& home = home_of(mbarrier);
     if (options.checked()) examine(home.arena + mbarrier, 8, Access::atomic, 8, CALLER);
+    const unsigned parity = read(home, mbarrier).phase;
     arrive(home, mbarrier, count, int(bytes), self(), CALLER);
+    return parity;
+}
+
+void mbarrier_drop(uint32_t mbarrier) {
+    Block& home = home_of(mbarrier);
+    if (options.checked()) examine(home.arena + mbarrier, 8, Access::atomic, 8, CALLER);
+    Mbarrier m = read(home, mbarrier);
+    --m.expected;
+    write(home, mbarrier, m);
+    arrive(home, mbarrier, 1, 0, self(), CALLER);
 }
 
 bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line) {
@@ -438,6 +507,7 @@ bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line) {
     if (!ended) land_for(b, mbarrier);
     if (read(b, mbarrier).phase == (parity & 1)) {
         if (!wait) {
+            t.watches_from = CALLER;
             worker->pause();
             return false;
         }
@@ -452,3 +522,16 @@ bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line) {
 }
 
 }  // namespace emulator
+
+// Since the process began: kernel, "mbarrier" or "cp.async", address in shared memory, rounds, with tabs between, a line for
+// each.
+extern "C" const char* emulator_rounds() {
+    using namespace emulator;
+    static std::string text;
+    text.clear();
+    for (const auto& [kernel, rounds_of] : most_rounds)
+        for (const auto& [key, rounds] : rounds_of)
+            text += kernel + (key & OF_COPIES ? "\tcp.async\t" : "\tmbarrier\t") + std::to_string(key & ~OF_COPIES) + "\t" +
+                    std::to_string(rounds) + "\n";
+    return text.c_str();
+}

@@ -1,8 +1,11 @@
 // Where threads of a block, or lanes of a warp, wait for one another.
 #include <string.h>
 
+#include <algorithm>
+
 #include "scheduler.h"
 #include "shadow.h"
+#include "source_lines.h"
 
 namespace emulator {
 namespace {
@@ -53,6 +56,27 @@ const char* op_name(WarpOp op) {
     return "";
 }
 
+// Follows the frame pointers, which checked kernels keep, from the runtime's function that the kernel called.
+CallPath call_path(const void* const* frame, const Thread& t, const Launch& launch) {
+    CallPath path;
+    while (path.calls < CallPath::MOST && t.fiber->owns(frame) && t.fiber->owns(frame + 1)) {
+        const uintptr_t address = (uintptr_t)frame[1];
+        if (address < launch.text_begin || address >= launch.text_end) break;
+        path.at[path.calls++] = frame[1];
+        frame = (const void* const*)frame[0];
+    }
+    return path;
+}
+
+// The first call in which two paths through the source differ, or -1. The compiler may have made several copies of one call.
+int first_difference(const CallPath& a, const CallPath& b) {
+    if (a.calls == b.calls && !memcmp(a.at, b.at, a.calls * sizeof *a.at)) return -1;
+    const int both = std::min(a.calls, b.calls);
+    for (int i = 0; i < both; ++i)
+        if (a.at[i] != b.at[i] && source_lines(a.at[i]).lines != source_lines(b.at[i]).lines) return i;
+    return a.calls == b.calls ? -1 : both - 1;
+}
+
 }  // namespace
 
 void Worker::release_barrier(Block& b) {
@@ -65,22 +89,33 @@ void Worker::release_barrier(Block& b) {
     b.waiting.clear();
 }
 
-int block_barrier(Vote vote, int predicate, int line) {
+int block_barrier(Vote vote, int predicate, int line, int site) {
+    if (!current) return host_runs_device_code("a barrier", {line, nullptr}), 0;
     Worker& w = *worker;
     Thread& t = self();
     Block& b = *t.owner;
     if (options.checked()) {
-        if (b.arrived && b.barrier_line != line) {
-            Finding finding =
-                w.describe("barrier divergence", "threads of one block wait at different barriers", {line, nullptr});
+        const CallPath path = call_path((const void* const*)__builtin_frame_address(0), t, *w.launch);
+        if (!b.arrived) b.barrier_path = path;
+        const bool elsewhere = b.arrived && (b.barrier_line != line || b.barrier_site != site);
+        const int call = b.arrived && !elsewhere ? first_difference(b.barrier_path, path) : -1;
+        if (elsewhere || call >= 0) {
+            const Place here = elsewhere ? Place{line, nullptr} : Place{0, path.at[call]};
+            const Place there = elsewhere ? Place{b.barrier_line, nullptr} : Place{0, b.barrier_path.at[call]};
+            Finding finding = w.describe("barrier divergence",
+                                         elsewhere ? "threads of one block wait at different barriers"
+                                                   : "threads of one block come to the barrier in line " +
+                                                         std::to_string(line) + " through different calls",
+                                         here);
             finding.party.did = "waits";
-            finding.other = w.party(b.threads[b.first_at_barrier], {b.barrier_line, nullptr}, "waits");
+            finding.other = w.party(b.threads[b.first_at_barrier], there, "waits");
             w.stop(finding);
         }
         if (b.alive != (int)b.threads.size()) report_early_exit(b, line);
     }
     if (!b.arrived) b.first_at_barrier = t.linear;
     b.barrier_line = line;
+    b.barrier_site = site;
     b.vote = vote;
     const int half = b.vote_half;
     b.votes[half] += predicate;
@@ -206,6 +241,8 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
 }  // namespace
 
 const char* warp_exchange(unsigned mask, const void* row, unsigned bytes, WarpOp op, int line) {
+    static const char no_rows[32 * ROW] = {};
+    if (!current) return host_runs_device_code(op_name(op), {line, nullptr}), no_rows;
     int half;
     Rendezvous& r = meet(mask, row, bytes, op, nullptr, line, &half);
     return r.rows[half];

@@ -95,7 +95,8 @@ void* DeviceMemory::allocate(size_t bytes) {
     allocations[index] = {begin, bytes};
     live[begin] = index;
     for (size_t page = 0; page < span / PAGE; ++page) page_owner_[(begin - base_) / PAGE + page] = index + 1;
-    for (size_t word = 0; word < span / 4; ++word) ((uint32_t*)begin)[word] = POISON;
+    if (!options.extents)  // else what nobody touches takes no memory
+        for (size_t word = 0; word < span / 4; ++word) ((uint32_t*)begin)[word] = POISON;
     return begin;
 }
 
@@ -136,36 +137,21 @@ void DeviceMemory::for_each(void (*visit)(const Allocation&)) const {
     for (const auto& entry : live) visit(allocations[entry.second]);
 }
 
-void* device_allocate(size_t bytes) {
-    return options.checked() ? device_memory.allocate(bytes) : aligned_alloc(512, (bytes + 511) / 512 * 512);
+std::string place_in_memory(const void* address) {
+    const std::string noun = options.program ? "allocation" : "tensor";
+    const Allocation* a = device_memory.base() ? device_memory.nearest(address) : nullptr;
+    if (!a) return "an address that is in no " + noun;
+    if (!device_memory.contains(address)) return "an address far from every " + noun;
+    const std::string place = "byte " + std::to_string((const char*)address - a->begin) + " of ";
+    const std::string size = std::to_string(a->bytes) + (a->bytes == 1 ? " byte" : " bytes");
+    return place + (a->name ? "`" + std::string(a->name) + "` (" + size + ")"
+                            : std::string(options.program ? "an " : "a ") + noun + " of " + size);
 }
 
-void* device_variable(const void* initial, size_t bytes, const char* name) {
-    void* memory = device_allocate(bytes);
+void* device_variable(const void* initial, size_t bytes, const char* name, bool managed) {
+    void* memory = device_allocate(bytes, managed ? Owner::managed : Owner::device);
     if (options.checked()) device_memory.find(memory)->name = name;
     return memcpy(memory, initial, bytes);
-}
-
-void device_release(void* pointer) {
-    if (device_memory.contains(pointer))
-        device_memory.release(pointer);
-    else
-        free(pointer);
-}
-
-bool host_may_access(const void* begin, size_t bytes, const char* function, int line) {
-    if (!bytes || !device_memory.contains(begin)) return true;
-    const Allocation* a = device_memory.find(begin);
-    if (a && (const char*)begin + bytes <= a->begin + a->bytes) return true;
-    const std::string place =
-        a ? "byte " + std::to_string((const char*)begin - a->begin) + " of a tensor of " + std::to_string(a->bytes) + " bytes"
-          : "an address that is in no tensor";
-    Finding finding;
-    finding.kind = "global memory out of bounds";
-    finding.message = std::string(function) + " of " + std::to_string(bytes) + " bytes at " + place;
-    finding.kernel_line = line;
-    deliver(finding);
-    return false;
 }
 
 }  // namespace emulator

@@ -4,6 +4,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <string>
+
+#include "emulator/runtime_api.h"
+
 namespace emulator {
 
 // A NaN as half, bfloat16, float and double, and nothing that an integer tensor is likely to hold.
@@ -24,6 +28,7 @@ struct Allocation {
     size_t bytes = 0;
     bool has_split_cells = false;
     const char* name = nullptr;  // of a __device__ variable
+    Owner owner = Owner::device;
 };
 
 class DeviceMemory {
@@ -55,6 +60,12 @@ class DeviceMemory {
 };
 
 extern DeviceMemory device_memory;
+
+// "byte 4096 of a tensor of 8192 bytes"; in a plain CUDA program it is an allocation.
+std::string place_in_memory(const void* address);
+
+// Does an allocation hold all the bytes that host code is about to touch, or is it none of device memory? Reports where not.
+bool in_bounds(const void* begin, size_t bytes, const char* function, int line);
 
 // Called before an allocation's shadow disappears.
 void forget_split_cells(const Allocation& allocation);

@@ -11,9 +11,11 @@
 
 namespace emulator {
 
+constexpr size_t LOCAL_BYTES = 512 << 10;  // of local memory a thread may have; the pages appear as they are used
+
 class Fiber {
  public:
-    static constexpr size_t STACK_BYTES = 64 << 10, GUARD_BYTES = 4096;
+    static constexpr size_t STACK_BYTES = LOCAL_BYTES + (64 << 10), GUARD_BYTES = 4096;
 
     Fiber() = default;               // the calling OS thread's own context
     explicit Fiber(void (*body)());  // a fresh stack; `body` must never return
@@ -23,6 +25,7 @@ class Fiber {
 
     // Stops here, in `this`, and goes on in `next`.
     void switch_to(Fiber& next);
+    bool guards(const void* address) const { return size_t((const char*)address - memory_) < GUARD_BYTES; }
     bool owns(const void* address) const { return size_t((const char*)address - memory_) < STACK_BYTES + GUARD_BYTES; }
 
  private:

@@ -17,10 +17,11 @@ void put(std::string& text, const char* key, std::string value) {
 std::string triple(const uint3& v) { return std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z); }
 
 void put_party(std::string& text, const std::string& prefix, const Party& party) {
-    if (!party.known) return;
-    put(text, (prefix + "block").c_str(), triple(party.block));
-    put(text, (prefix + "thread").c_str(), triple(party.thread));
-    put(text, (prefix + "did").c_str(), party.did);
+    if (party.known) {  // else host code did it
+        put(text, (prefix + "block").c_str(), triple(party.block));
+        put(text, (prefix + "thread").c_str(), triple(party.thread));
+        put(text, (prefix + "did").c_str(), party.did);
+    }
     if (party.place.line) put(text, (prefix + "line").c_str(), std::to_string(party.place.line));
     if (party.place.instruction) {
         Dl_info info{};
@@ -48,6 +49,16 @@ void deliver(const Finding& finding) {
     put_party(text, "other_", finding.other);
     if (receiver) receiver(text.c_str());  // raises
     if (pending.empty()) pending = text;
+}
+
+void host_runs_device_code(const char* what, Place place) {
+    Finding finding;
+    finding.kind = "device code on the host";
+    finding.message = std::string("host code asks for ") + what +
+                      ", which only a kernel has (here __CUDA_ARCH__ is defined for host code, too)";
+    finding.party.place = place;
+    finding.kernel_line = place.line;
+    deliver(finding);
 }
 
 bool finding_pending() { return !pending.empty(); }

@@ -13,7 +13,7 @@ struct Place {
 };
 
 struct Party {
-    bool known = false;
+    bool known = false;  // else, if anything, the place is: host code's
     uint3 block{}, thread{};
     Place place;
     std::string did;  // "wrote", "read", ...
@@ -27,6 +27,8 @@ struct Finding {
 
 // Hands the finding to whoever configured a receiver (which raises), or keeps it until emulator_take_finding.
 void deliver(const Finding& finding);
+// A finding about host code. Without a receiver that raises it goes on.
+void host_runs_device_code(const char* what, Place place);
 bool finding_pending();
 
 }  // namespace emulator

@@ -1,5 +1,7 @@
 #include "groups.h"
 
+#include <algorithm>
+
 #include "access.h"
 #include "scheduler.h"
 #include "shadow.h"
@@ -37,9 +39,26 @@ void thread_ends(const std::shared_ptr<BlockGroup>& g) {
 
 }  // namespace
 
+// Unlike barriers of a cluster, which expect only threads that have not ended, grid.sync() expects every thread of the grid.
+[[noreturn]] static void report_exit_before_grid_barrier(const Thread& waiting, const Thread* ended) {
+    const Place place{waiting.waits_at_line, nullptr};
+    Finding f = worker->describe("early exit before a barrier",
+                                 "a thread comes to grid.sync(), but another has ended (Cooperative Groups: every thread of "
+                                 "the grid has to come)",
+                                 place);
+    f.party = worker->party(waiting, place, "waits");
+    if (ended) f.other = worker->party(*ended, {}, "ended");
+    worker->stop(f);
+}
+
 void group_thread_ends(Thread& t) {
+    const auto& grid = t.owner->membership.grid;
+    if (grid && grid->arrived && options.checked()) {
+        const auto& [block, thread] = grid->waiting.front();
+        report_exit_before_grid_barrier(block->threads[thread], &t);
+    }
     thread_ends(t.owner->membership.cluster);
-    thread_ends(t.owner->membership.grid);
+    thread_ends(grid);
 }
 
 Block& home_of(uint32_t& address) {
@@ -107,6 +126,12 @@ void grid_barrier(int line) {
     const auto& grid = t.owner->membership.grid;
     if (!grid)
         worker->stop(worker->describe("invalid barrier", "grid.sync() in a launch that is not cooperative", {line, nullptr}));
+    if (options.checked() && grid->alive != int(worker->launch->blocks) * worker->launch->threads) {
+        t.waits_at_line = line;
+        const auto ended = std::find_if(t.owner->threads.begin(), t.owner->threads.end(),
+                                        [](const Thread& other) { return other.state == State::ended; });
+        report_exit_before_grid_barrier(t, ended == t.owner->threads.end() ? nullptr : &*ended);
+    }
     uint32_t token;
     arrive(*grid, token);
     wait(*grid, token, line);

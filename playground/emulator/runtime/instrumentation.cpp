@@ -3,13 +3,38 @@
 #include <stdint.h>
 
 #include "access.h"
+#include "scheduler.h"
 
 #define CALLER __builtin_return_address(0)
 using emulator::Access;
 using emulator::examine;
 using emulator::strong_access;
 
+// What -fsanitize=bounds hands over.
+struct ArrayBounds {
+    struct {
+        const char* file;
+        uint32_t line, column;
+    } place;
+    const struct TypeName {
+        uint16_t kind, info;
+        char text[1];  // "'float [4]'"
+    } *array, *index;
+};
+
 extern "C" {
+
+// An index of an array whose type has fewer elements; also of an inner dimension, beyond which C++ has no elements either.
+void __ubsan_handle_out_of_bounds(void* data, void* value) {
+    if (!emulator::current) return;
+    const auto bounds = static_cast<const ArrayBounds*>(data);
+    const uintptr_t index = (uintptr_t)value;
+    const bool is_signed = bounds->index->info & 1, is_int = bounds->index->info >> 1 <= 5;  // info: sign and log2 of the bits
+    const std::string shown = is_signed ? std::to_string(is_int ? (long long)(int32_t)index : (long long)index)
+                                        : std::to_string((unsigned long long)index);
+    emulator::worker->stop(emulator::worker->describe(
+        "array index out of bounds", "index " + shown + " of an array of type " + bounds->array->text, {0, CALLER}));
+}
 
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "emulator/host_api.h"
+#include "faults.h"
 #include "scheduler.h"
 #include "shadow.h"
 #include "ticks.h"
@@ -127,10 +128,7 @@ std::string invalid(const LaunchConfig& c, const void* kernel) {
                    std::to_string(device.multiProcessorCount) + " multiprocessors)";
     }
     if (c.grid.y > 65535 || c.grid.z > 65535) return shape + "grid.y and grid.z are at most 65535";
-    size_t limit = 48 << 10;
-    const auto raised = shared_limits.find(kernel);
-    if (kernel && raised != shared_limits.end() && raised->second > limit) limit = raised->second;
-    if (!kernel) limit = 227 << 10;  // a kernel whose address is not known here
+    const size_t limit = kernel_shared_limit(kernel);
     if (c.shared_bytes > limit)
         return std::to_string(c.shared_bytes) + " bytes of dynamic shared memory; the limit is " + std::to_string(limit) +
                (limit == 48 << 10 ? " without cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)"
@@ -149,9 +147,25 @@ std::string Launch::out_of_time() const {
 
 Finding* launch_finding() { return &current_finding; }
 
+void report_launch_bounds(int threads) {
+    Finding finding = worker->describe("invalid launch",
+                                       "block (" + text(worker->launch->config.block) + "): more threads than the " +
+                                           std::to_string(threads) + " of the kernel's __launch_bounds__",
+                                       {worker->launch->line, nullptr});
+    worker->stop(finding);
+}
+
 void set_kernel_shared_limit(const void* kernel, size_t bytes) {
     std::lock_guard<std::mutex> lock(log_mutex);
     shared_limits[kernel] = bytes;
+}
+
+size_t kernel_shared_limit(const void* kernel) {
+    const cudaDeviceProp device;
+    if (!kernel) return device.sharedMemPerBlockOptin;  // a kernel whose address is not known here
+    std::lock_guard<std::mutex> lock(log_mutex);
+    const auto raised = shared_limits.find(kernel);
+    return raised == shared_limits.end() ? device.sharedMemPerBlock : std::max(device.sharedMemPerBlock, raised->second);
 }
 
 dim3 cluster_of(const void* kernel, std::initializer_list<NamedCluster> known) {
@@ -214,7 +228,10 @@ void run_grid(const char* name, int line, const void* kernel, const LaunchConfig
             }
             find_kernel_text(launch);
             if (options.checked()) begin_launch_shadow(launch);
-            crew().run(launch, count);
+            {
+                const FaultHandlers handlers;
+                crew().run(launch, count);
+            }
             if (options.checked()) end_launch_shadow(launch);
         }
         finding = current_finding;
@@ -234,6 +251,7 @@ void emulator_configure(int mode, int schedule, uint64_t seed, int processors, d
     options.time_limit = time_limit;
 }
 
+void emulator_extents(int on) { emulator::options.extents = on; }
 void emulator_debug(int on) { emulator::options.debugged = on; }
 
 // One line a launch since the last reset: name, grid, block, dynamic shared bytes, separated by tabs.

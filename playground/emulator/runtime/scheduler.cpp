@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "faults.h"
 #include "shadow.h"
 #include "ticks.h"
 
@@ -14,11 +15,23 @@ __thread ThreadView* current = nullptr;
 __thread Worker* worker = nullptr;
 Options options;
 
-uint3 thread_index() { return current->thread_index; }
-uint3 block_index() { return current->block->block_index; }
-dim3 block_dim() { return current->block->block_dim; }
-dim3 grid_dim() { return current->block->grid_dim; }
-int lane_index() { return current->lane; }
+namespace {
+// The thread that runs; in host code, which is told so, one of no grid.
+inline const ThreadView& thread_of(const char* what, const void* instruction) {
+    if (__builtin_expect(current != nullptr, true)) return *current;
+    static const BlockView no_block{};
+    static const ThreadView no_thread{{}, &no_block, 0, 0, 0};
+    host_runs_device_code(what, {0, instruction});
+    return no_thread;
+}
+}  // namespace
+
+#define CALLER __builtin_return_address(0)
+uint3 thread_index() { return thread_of("threadIdx", CALLER).thread_index; }
+uint3 block_index() { return thread_of("blockIdx", CALLER).block->block_index; }
+dim3 block_dim() { return thread_of("blockDim", CALLER).block->block_dim; }
+dim3 grid_dim() { return thread_of("gridDim", CALLER).block->grid_dim; }
+int lane_index() { return thread_of("the lane's index", CALLER).lane; }
 
 double seconds_now() {
     timespec now;
@@ -62,10 +75,16 @@ void Worker::prepare(Launch& next_launch) {
     random_state = options.seed * 0x9e3779b97f4a7c15ull + launch->number + 1;
 }
 
+constexpr uint64_t SAMPLE = 32;  // clusters of a launch that run where only extents count
+
 // Takes the next cluster of the grid, which usually is one block, and makes its first the running one; false if there is none.
 bool Worker::start_blocks() {
-    const uint64_t position = launch->next_unit.fetch_add(1);
+    uint64_t position = launch->next_unit.fetch_add(1);
     if (position >= launch->units) return false;
+    if (options.extents && launch->units > SAMPLE && !launch->grid) {  // the first, the last, and some between
+        if (position >= SAMPLE) return false;
+        position = uint64_t((launch->units - 1) * (long double)position / (SAMPLE - 1));
+    }
     std::shared_ptr<BlockGroup> cluster;
     if (launch->cluster > 1) {
         cluster = std::make_shared<BlockGroup>();
@@ -130,6 +149,7 @@ Block& Worker::start_block(uint3 index) {
         b.threads[i].state = State::ready;
         b.threads[i].fiber = nullptr;
         b.threads[i].watched = b.threads[i].watches_from = nullptr;
+        b.threads[i].standstill = {};
         b.threads[i].awaits_products = b.threads[i].gave_up = false;
         b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
     }
@@ -150,6 +170,7 @@ Block& Worker::start_block(uint3 index) {
     b.at_active_mask = 0;
     b.started = b.arrived = b.yields = b.grid_barriers = 0;
     b.alive = count;
+    ++changes;
     resident.push_back(&b);
     if (options.checked()) begin_block_shadow(b);
     return b;
@@ -167,6 +188,7 @@ void Worker::retire(Block& b) {
 void Worker::run(Launch& next_launch) {
     prepare(next_launch);
     const Ticks ticks(next_launch);
+    provide_fault_stack();
     while (!launch->failed && start_blocks()) {
         running = &main;
         Fiber& first = idle_fiber();
@@ -205,10 +227,12 @@ void Worker::run_threads() {
     Block& b = *block;
     while (b.started < (int)b.threads.size()) {
         Thread& t = b.threads[b.start_order[b.started++]];
+        ++changes;
         t.fiber = me;
         current = &t;
         launch->entry(launch->arguments);
         t.state = State::ended;
+        ++changes;
         b.yields = 0;
         --b.alive;
         Warp& warp = b.warps[t.warp];
@@ -227,6 +251,7 @@ void Worker::run_threads() {
 }
 
 void Worker::make_ready(Block& b, int thread) {
+    if (b.threads[thread].state != State::at_warp_operation) ++changes;  // lanes may meet in a loop in which they wait
     b.threads[thread].state = State::ready;
     b.yields = 0;
     b.ready.push(thread);
@@ -262,8 +287,8 @@ Fiber& Worker::next() {
         if (launch->deadline && seconds_now() > launch->deadline) {
             Thread& t = b.threads[b.ready.pop()];
             current = &t;
-            stop(describe("time limit", "the launch has not ended; its threads wait for something that does not come",
-                          {0, t.watches_from}));
+            stop_out_of_time("the launch has not ended; its threads wait for something that does not come",
+                             {0, t.watches_from});
         }
         const size_t position = std::find(resident.begin(), resident.end(), &b) - resident.begin();
         if (!start_blocks()) block = resident[(position + 1) % resident.size()];
@@ -284,6 +309,7 @@ void Worker::wait(State state, int line) {
 void Worker::pause() {
     Thread& t = *static_cast<Thread*>(current);
     Block& b = *t.owner;
+    if (options.checked()) notice_standstill(t);
     ++b.yields;
     b.ready.push(t.linear);
     Fiber& other = next();
@@ -304,7 +330,14 @@ void may_be_waiting(const void* address) {
     t->watched = address;
 }
 
-long long clock_ticks() { return (long long)(seconds_now() * 1e9); }
+void memory_changed() {
+    if (worker) ++worker->changes;
+}
+
+long long clock_ticks() {
+    memory_changed();  // a loop may wait for a time
+    return (long long)(seconds_now() * 1e9);
+}
 
 void Worker::stop(const Finding& finding) {
     stopped = true;
@@ -313,6 +346,11 @@ void Worker::stop(const Finding& finding) {
     running = &main;
     from->switch_to(main);
     __builtin_unreachable();
+}
+
+void Worker::stop_out_of_time(const std::string& message, Place place) {
+    stop(options.extents ? Finding()
+                         : describe("time limit", message, place));  // one that says nothing ends the launch as well
 }
 
 Party Worker::party(const Thread& thread, Place place, const char* did) const {

@@ -26,8 +26,10 @@ struct Options {
     Schedule schedule = Schedule::forward;
     uint64_t seed = 1;
     int processors = 0;     // 0: all
+    bool program = false;   // a plain CUDA program: what is not device memory is the host's alone
     bool debugged = false;  // somebody steps through: no ticks, one processor
     double time_limit = 0;  // seconds a launch may take; 0: no limit
+    bool extents = false;   // tensors have no values, and a launch runs only some of its blocks, for `time_limit` at most
     bool checked() const { return mode != Mode::fast; }
 };
 extern Options options;
@@ -69,6 +71,14 @@ enum class State : uint8_t {
 
 struct Block;
 
+// What a thread that waits in a loop has to show for it (check mode; standstill.cpp).
+struct Standstill {
+    uint64_t changes = 0;  // the worker's, when it began
+    uint64_t state = 0;    // of the thread, at an earlier pause since then
+    unsigned pauses = 0;   // since then
+    bool endless = false;  // it has been in one state twice: only others can end its loop
+};
+
 struct Thread : ThreadView {
     Block* owner = nullptr;
     Fiber* fiber = nullptr;
@@ -82,6 +92,7 @@ struct Thread : ThreadView {
     uint64_t watched_value = 0;
     const void* watches_from = nullptr;  // the instruction, where it is known
     bool gave_up = false;                // in its last mbarrier.try_wait
+    Standstill standstill;
 };
 
 // Where the lanes of one mask meet. Rows are kept twice: a fast lane may bring its row for the next operation while a slow
@@ -99,6 +110,13 @@ struct Warp {
     unsigned alive = 0;  // lanes that have not ended
     int used = 0;        // rendezvous of this block's run
     std::vector<std::unique_ptr<Rendezvous>> rendezvous;
+};
+
+// The calls that lead from the kernel to a place, innermost first, as return addresses.
+struct CallPath {
+    static constexpr int MOST = 16;
+    const void* at[MOST];
+    int calls = 0;
 };
 
 struct NamedBarrier {
@@ -167,6 +185,11 @@ struct MbarrierWait {
     uint32_t mbarrier;
     int thread;
 };
+struct FreshMbarrier {           // initialised, and behind no fence.mbarrier_init of its thread
+    uint32_t mbarrier, segment;  // in which it was initialised
+    int thread;
+    const void* instruction;
+};
 struct AsyncState {
     std::vector<std::vector<PendingCopy>> copies;  // by thread
     std::vector<int> groups;                       // closed by each thread
@@ -175,6 +198,8 @@ struct AsyncState {
     std::vector<int> store_groups;
     std::unordered_map<uint32_t, std::vector<PendingArrival>> arrivals;  // by mbarrier
     std::vector<MbarrierWait> waiting;
+    std::vector<FreshMbarrier> fresh;               // check mode
+    std::unordered_map<uint32_t, unsigned> rounds;  // of each stage of a pipeline (check mode; async.cpp)
     bool used = false;
     void reset(int threads);
 };
@@ -193,7 +218,8 @@ struct Block : BlockView {
     std::vector<int> start_order;
     int started = 0, alive = 0;
     // the barrier of the whole block
-    int arrived = 0, barrier_line = 0, first_at_barrier = 0;
+    int arrived = 0, barrier_line = 0, barrier_site = 0, first_at_barrier = 0;
+    CallPath barrier_path;  // of the first to arrive (check mode)
     Vote vote = Vote::none;
     int votes[2] = {0, 0}, vote_half = 0;
     std::vector<int> waiting;
@@ -229,6 +255,7 @@ struct Worker {
     uint64_t random_state = 1;
     bool stopped = false;                // a finding ended the launch
     const ThreadView* ticked = nullptr;  // who ran at the last tick
+    uint64_t changes = 1;                // of memory, and of what threads wait for, so far (check mode)
 
     void run(Launch& launch);
     uint64_t random();
@@ -238,6 +265,7 @@ struct Worker {
     void make_ready(Block& block, int thread);
     void pause();  // the thread stays ready; others run first
     [[noreturn]] void stop(const Finding& finding);
+    [[noreturn]] void stop_out_of_time(const std::string& message, Place place);
     Finding describe(const char* kind, const std::string& message, Place place);
     Party party(const Thread& thread, Place place, const char* did) const;
     Fiber& next();  // chooses what runs now
@@ -254,6 +282,8 @@ struct Worker {
     void resume(Block& block, int thread);
     bool release_active_masks(Block& block);
     [[noreturn]] void report_deadlock(Block& block);
+    void notice_standstill(Thread& thread);
+    bool waits_for_ever() const;
     static void fiber_body();
     void run_threads();
 };

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 
+#include "accepted_races.h"
 #include "access.h"
 #include "async_reads.h"
 #include "clock.h"
@@ -119,12 +120,7 @@ std::string place_text(const Site& s) {
         return "byte " + std::to_string((long long)offset - (long long)best->begin) + " of " + name_of(*best) + " (" +
                bytes_text(best->end - best->begin) + ")";
     }
-    const Allocation* a = device_memory.base() ? device_memory.nearest((void*)s.address) : nullptr;
-    if (!a) return "an address that is in no tensor";
-    const long long offset = (long long)(s.address - uintptr_t(a->begin));
-    if (!device_memory.contains((void*)s.address)) return "an address far from every tensor";
-    if (a->name) return "byte " + std::to_string(offset) + " of `" + a->name + "` (" + bytes_text(a->bytes) + ")";
-    return "byte " + std::to_string(offset) + " of a tensor of " + bytes_text(a->bytes);
+    return place_in_memory((void*)s.address);
 }
 
 Finding finding(const Site& s, const char* kind, const std::string& message) {
@@ -133,28 +129,42 @@ Finding finding(const Site& s, const char* kind, const std::string& message) {
     return f;
 }
 
+// A cell keeps the lower half of an instruction's address; the upper is that of the instruction at hand.
+const void* whole_address(uint32_t instruction, const Site& s) {
+    return (const void*)((uintptr_t(s.instruction) & ~uintptr_t(0xffffffffu)) | instruction);
+}
+
 Party party_of(Segment segment, uint32_t instruction, const Site& s, const char* did) {
     const Chunk& chunk = launch_clock.chunk(segment);
     const unsigned linear = chunk.warp * 32 + (segment & 31);
     const dim3& size = s.thread.block->block_dim;
-    // The cell keeps the lower half of the address; the upper is that of the instruction at hand.
-    const uintptr_t here = uintptr_t(s.instruction);
-    uintptr_t there = (here & ~uintptr_t(0xffffffffu)) | instruction;
     return {true,
             launch_clock.block_index(chunk.block),
             {linear % size.x, linear / size.x % size.y, linear / size.x / size.y},
-            {0, (const void*)there},
+            {0, whole_address(instruction, s)},
             did};
 }
 
-[[noreturn]] void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
+// Which rule of CUDA's memory model makes it a mistake; for the cases that are often thought to be none.
+const char* rule_of(const Site& s, const char* did) {
+    const bool atomic = s.access == Access::atomic, other_atomic = !strcmp(did, "atomically updated");
+    if (atomic != other_atomic)
+        return " (memory model: an atomic operation orders no plain access; a volatile or an atomic one may meet it)";
+    if (s.access == Access::write && !strcmp(did, "wrote"))
+        return " (memory model: a data race, also if both write the same value)";
+    return " (memory model: a data race)";
+}
+
+// Returns only if the text accepts the race.
+__attribute__((noinline)) void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
+    if (is_accepted_race(s.instruction, whole_address(instruction, s))) return;
     const bool blocks_differ = launch_clock.chunk(other).block != s.shadow.clock.serial;
-    Finding f = finding(
-        s,
-        s.shared        ? "shared memory race"
-        : blocks_differ ? "race between blocks"
-                        : "global memory race",
-        std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did + " with nothing to order the two");
+    Finding f = finding(s,
+                        s.shared        ? "shared memory race"
+                        : blocks_differ ? "race between blocks"
+                                        : "global memory race",
+                        std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did +
+                            " with nothing to order the two" + rule_of(s, did));
     f.other = party_of(other, instruction, s, did);
     worker->stop(f);
 }
@@ -403,7 +413,7 @@ constexpr uint64_t TIME_MASK = 0xffff;  // the clock is looked at when these bit
 
 void check_time(const Site& s) {
     if (worker->launch->deadline && seconds_now() > worker->launch->deadline)
-        worker->stop(finding(s, "time limit", worker->launch->out_of_time()));
+        worker->stop_out_of_time(worker->launch->out_of_time(), {0, s.instruction});
 }
 
 }  // namespace
@@ -444,6 +454,7 @@ __attribute__((noinline)) void examine_in_full(Thread& t, const void* address, u
         return;
     Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction};
     if (!(++accesses & TIME_MASK)) check_time(s);
+    worker->changes += access == Access::write || access == Access::strong_write;
     if (s.address - uintptr_t(t.owner->arena) < ARENA_BYTES) {
         s.shared = true;
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
@@ -464,7 +475,7 @@ __attribute__((noinline)) void examine_in_full(Thread& t, const void* address, u
 }  // namespace
 
 void examine(const void* address, unsigned bytes, Access access, unsigned alignment, const void* instruction) {
-    if (!current) return;  // host code
+    if (!current) return options.program ? examine_host(address, bytes, access, instruction) : void();
     Thread& t = *static_cast<Thread*>(current);
     // Most accesses are to the thread's own stack, its accumulators for example, of which nothing is known or asked.
     if (t.fiber->owns(address) && !t.awaits_products && (accesses + 1) & TIME_MASK) {
@@ -597,6 +608,7 @@ void end_block_shadow(Block& b) {
     if (worker->launch->failed) return;
     if (!pending.kind.empty()) worker->stop(pending);
     if (b.async.used) examine_loads_at_end(b);
+    keep_rounds(b);
 }
 
 void free_shadow(Block& b) {
@@ -721,6 +733,24 @@ void note_write(void* address, unsigned bytes) {
     if (options.checked()) examine(address, bytes, Access::write, bytes, __builtin_return_address(0));
 }
 
+// A range of any size and alignment.
+static void examine_bytes(const void* address, size_t bytes, Access access, const void* instruction) {
+    if (!options.checked()) return;
+    const size_t MOST = options.mode == Mode::count ? 16 : 1u << 30;  // one load or store of a thread
+    for (size_t at = 0; at < bytes; at += MOST)
+        examine((const char*)address + at, unsigned(std::min(bytes - at, MOST)), access, 1, instruction);
+}
+
+void* copy_memory(void* to, const void* from, size_t bytes) {
+    examine_bytes(from, bytes, Access::read, __builtin_return_address(0));
+    examine_bytes(to, bytes, Access::write, __builtin_return_address(0));
+    return memmove(to, from, bytes);
+}
+void* fill_memory(void* to, int value, size_t bytes) {
+    examine_bytes(to, bytes, Access::write, __builtin_return_address(0));
+    return memset(to, value, bytes);
+}
+
 void note_strong_read(const void* address, unsigned bytes) {
     if (options.checked())
         strong_access(address, bytes, Access::strong_read, __builtin_return_address(0));
@@ -750,7 +780,7 @@ void device_fence() {
 // The offset of the first element of [begin, begin + bytes) that nothing has written, or -1.
 extern "C" long long emulator_first_unwritten(const char* begin, long long bytes) {
     using namespace emulator;
-    if (!bytes || !device_memory.contains(begin)) return -1;
+    if (!bytes || options.extents || !device_memory.contains(begin)) return -1;
     for (long long at = 0; at + 4 <= bytes; at += 4) {
         uint32_t word;
         memcpy(&word, begin + at, 4);

@@ -30,6 +30,7 @@ void examine_products_at_end(Thread& thread);
 // Asynchronous copies under way at the end (async.cpp).
 void examine_stores_at_end(Thread& thread);
 void examine_loads_at_end(Block& block);
+void keep_rounds(Block& block);
 
 [[noreturn]] void report_early_exit(Block& block, int line);
 [[noreturn]] void report_missing_lanes(Block& block, Warp& warp, unsigned mask, int line);

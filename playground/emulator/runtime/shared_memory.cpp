@@ -11,6 +11,8 @@ int declared = 0;
 }  // namespace
 
 void* shared_variable(SharedDeclaration* d) {
+    static char nowhere[ARENA_BYTES];
+    if (!current) return host_runs_device_code("shared memory", {d->line, nullptr}), nowhere;
     Worker& w = *worker;
     if (d->id < 0) {
         std::lock_guard<std::mutex> lock(declarations);

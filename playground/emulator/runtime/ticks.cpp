@@ -15,26 +15,15 @@ namespace {
 constexpr long TICK_NANOSECONDS = 20000000;
 const int TICK_SIGNAL = SIGRTMIN + 7;
 
-uintptr_t program_counter(void* context) {
-    const auto& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
-#if defined(__x86_64__)
-    return machine.gregs[REG_RIP];
-#elif defined(__aarch64__)
-    return machine.pc;
-#else
-    return 0;
-#endif
-}
-
 // Runs on the stack of the fiber that was interrupted. Where the interrupted instruction is the kernel's own, nothing of the
 // runtime or the C library is half done, so the fiber can be left here for a while, or for good.
 void tick(int, siginfo_t*, void* context) {
     Worker* w = worker;
     if (!w || !current || !w->launch) return;
-    const uintptr_t at = program_counter(context);
+    const uintptr_t at = interrupted(context).program_counter;
     if (at < w->launch->text_begin || at >= w->launch->text_end) return;
     if (w->launch->deadline && seconds_now() > w->launch->deadline)
-        w->stop(w->describe("time limit", w->launch->out_of_time(), {0, (const void*)(at + 1)}));
+        w->stop_out_of_time(w->launch->out_of_time(), {0, (const void*)(at + 1)});
     if (options.checked() || current != w->ticked) {  // the order of check mode does not depend on time
         w->ticked = current;
         return;
@@ -76,6 +65,18 @@ void arm(long nanoseconds) {
 }
 
 }  // namespace
+
+Interrupted interrupted(void* context) {
+    const auto& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+    return {uintptr_t(machine.gregs[REG_RIP]), uintptr_t(machine.gregs[REG_RSP]), 0};
+#elif defined(__aarch64__)
+    return {machine.pc, machine.sp, machine.regs[30]};
+#else
+    (void)machine;
+    return {};
+#endif
+}
 
 void find_kernel_text(Launch& launch) { dl_iterate_phdr(find_text, &launch); }
 

@@ -5,6 +5,12 @@
 
 namespace emulator {
 
+// Where a signal met a thread.
+struct Interrupted {
+    uintptr_t program_counter = 0, stack_pointer = 0, link = 0;  // link: a return address that is not on the stack
+};
+Interrupted interrupted(void* context);  // of the signal's handler
+
 // Finds the machine code that the launch runs: only there may a tick interrupt.
 void find_kernel_text(Launch& launch);
 

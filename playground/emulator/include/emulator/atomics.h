@@ -36,6 +36,9 @@ EMULATOR_UNCHECKED inline T atomic_update(T* address, Update update) {
         memcpy(&desired, &next, sizeof(T));
         if (__atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
             if (desired == expected) may_be_waiting(address);
+#ifdef EMULATOR_CHECKED
+            if (desired != expected) memory_changed();
+#endif
             return old;
         }
     }

@@ -15,7 +15,9 @@
 #endif
 constexpr int warpSize = 32;
 
-EMULATOR_INLINE void __syncthreads(int line = __builtin_LINE()) { ::emulator::block_barrier(::emulator::Vote::none, 0, line); }
+EMULATOR_INLINE void __syncthreads(int line = __builtin_LINE(), int site = 0) {
+    ::emulator::block_barrier(::emulator::Vote::none, 0, line, site);
+}
 EMULATOR_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) {
     return ::emulator::block_barrier(::emulator::Vote::count, predicate != 0, line);
 }

@@ -9,3 +9,9 @@
 #define __CUDA_ARCH__ 900
 #endif
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
+#ifdef EMULATOR_CHECKED
+#define __syncthreads() __syncthreads(__LINE__, __COUNTER__)
+#define memcpy emulator_memcpy
+#define memmove emulator_memmove
+#define memset emulator_memset
+#endif

@@ -36,7 +36,8 @@ int lane_index() __attribute__((const));
 
 // ---- barriers of the block
 enum class Vote { none, count, all, any };
-int block_barrier(Vote vote, int predicate, int line);
+// `site` tells those apart that stand on one line.
+int block_barrier(Vote vote, int predicate, int line, int site = 0);
 void named_barrier(int id, int threads, bool wait, int line);
 int named_barrier_count(int id, int threads, bool predicate, int line);  // waits; how many threads came with a true predicate
 
@@ -74,6 +75,8 @@ bool is_shared(const void* pointer);
 void note_atomic(void* address, unsigned bytes);
 void note_read(const void* address, unsigned bytes);
 void note_write(void* address, unsigned bytes);
+void* copy_memory(void* to, const void* from, size_t bytes);  // also where they overlap
+void* fill_memory(void* to, int value, size_t bytes);
 void note_strong_read(const void* address, unsigned bytes);
 void note_strong_write(void* address, unsigned bytes);
 void block_fence();  // for the block's own threads
@@ -81,17 +84,16 @@ void device_fence();
 void proxy_fence();  // fence.proxy.async
 // The thread may be waiting for another one: let others run.
 void yield();
+void memory_changed();  // in a way that check mode does not see by itself
 // An atomic operation has changed nothing: if that happens again, the thread waits for somebody.
 void may_be_waiting(const void* address);
 long long clock_ticks();
 [[noreturn]] void trap(int line);
 
 // ---- device memory for __device__ variables and cudaMalloc
-void* device_variable(const void* initial, size_t bytes, const char* name);
-void* device_allocate(size_t bytes);
-void device_release(void* pointer);
-// Host code is about to read or write so many bytes. False if check mode knows that they do not lie in one allocation.
-bool host_may_access(const void* begin, size_t bytes, const char* function, int line);
+void* device_variable(const void* initial, size_t bytes, const char* name, bool managed);
+enum class Owner { device, managed, host };                        // host: pinned memory, which kernels may use, too
+void* device_allocate(size_t bytes, Owner owner = Owner::device);  // nullptr: there is no more
 
 // ---- asynchronous copies; they land as late as the program allows
 void async_copy(void* shared, const void* global, unsigned bytes, unsigned given);  // cp.async; the rest is filled with zeros
@@ -108,7 +110,9 @@ void bulk_wait(int groups_left);
 
 // ---- barriers in shared memory
 void mbarrier_init(uint32_t mbarrier, unsigned count, int line);
-void mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned expected_bytes);
+void mbarrier_init_fence();                                                            // fence.mbarrier_init
+unsigned mbarrier_arrive(uint32_t mbarrier, unsigned count, unsigned expected_bytes);  // the parity of the phase it counts for
+void mbarrier_drop(uint32_t mbarrier);  // arrives, and phases to come expect one arrival less
 // Has the phase of this parity ended? If `wait`, first lets others run until it has.
 bool mbarrier_wait(uint32_t mbarrier, unsigned parity, bool wait, int line);
 
@@ -146,7 +150,15 @@ struct LaunchConfig {
 // expression for a pointer to it. `kernel` identifies it for set_kernel_shared_limit; `line` is that of its definition.
 void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments,
               size_t argument_bytes);
+void report_launch_bounds(int threads);
+// Stands at the beginning of a kernel with __launch_bounds__(threads): there its template's arguments are known.
+EMULATOR_UNCHECKED inline void launch_bounds(int threads) {
+    const ThreadView& thread = *current;
+    const dim3& size = thread.block->block_dim;
+    if (!thread.linear && size.x * size.y * size.z > unsigned(threads)) report_launch_bounds(threads);
+}
 void set_kernel_shared_limit(const void* kernel, size_t bytes);
+size_t kernel_shared_limit(const void* kernel);  // of dynamic shared memory
 // Of a kernel that is launched through a pointer: those that have a cluster of their own, by name.
 struct NamedCluster {
     const char* kernel;

@@ -3,3 +3,11 @@
 #define is_cuda() is_cpu()
 #define kCUDA kCPU
 #define CUDA CPU
+
+namespace at {
+// PyTorch's own, which it declares to nvcc alone.
+template <class T>
+struct RestrictPtrTraits {
+    typedef T* __restrict PtrType;
+};
+}  // namespace at

@@ -1,6 +1,6 @@
 #pragma once
 #include <torch/types.h>
-#ifdef EMULATOR_PYBIND
+#ifdef LIGHT_PYBIND
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>

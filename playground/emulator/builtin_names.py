@@ -1,0 +1,79 @@
+"""Variables of a text's own that are called gridDim, blockDim, blockIdx or threadIdx, as host code likes to call its dim3s.
+
+CUDA lets them hide its built-in ones. Here those are macros, so the text's own get other names, wherever they are in scope.
+"""
+
+from .text import CLOSING, OPENING, skip_blanks
+
+OWN_NAME = {"gridDim": "grid_dim", "blockDim": "block_dim", "blockIdx": "block_idx", "threadIdx": "thread_idx"}
+NO_TYPE = {"return", "case", "else", "do", "throw", "new", "delete", "sizeof", "typename", "goto", "and", "or", "not"}
+BEHIND_A_DECLARATOR = {"=", ";", ",", ")", "(", "{", "[", ":"}
+FIRST_OF_A_LIST = {"dim3", "uint3", "auto", "const", "constexpr", "static", "unsigned", "int"}
+
+
+def rename_own_builtins(tokens):
+    """Rename, in place, each such variable, parameter and member from its declaration to the end of its scope.
+
+    Macros stay as they are: where they are used is not followed.
+    """
+    # Of each open brace: the names declared in it; of what is around it, the open parentheses and the parameters so far.
+    scopes, parameters, depth, start, at = [(set(), 0, set())], set(), 0, 0, 0
+    while at < len(tokens):
+        token = tokens[at]
+        if token.text == "#" and depth == 0:
+            at = start = _end_of_directive(tokens, at)
+            continue
+        if token.text == "{":
+            scopes.append((parameters, depth, set(parameters) if depth else set()))
+            parameters, depth, start = set(), 0, at + 1
+        elif token.text == "}":
+            if len(scopes) > 1:
+                _, depth, parameters = scopes.pop()
+            start = at + 1
+        elif token.text == ";":
+            if depth == 0:  # else it stands in the head of a for loop
+                parameters = set()
+            start = at + 1
+        elif token.text in OPENING:
+            depth += 1
+        elif token.text in CLOSING:
+            depth -= 1
+        elif token.text in OWN_NAME and token.kind == "word":
+            name = token.text
+            if _is_declared(tokens, at, start):
+                (parameters if depth else scopes[-1][0]).add(name)
+            if _is_member(tokens, at) or name in parameters or any(name in names for names, _, _ in scopes):
+                token.text = OWN_NAME[name]
+        at += 1
+
+
+def _end_of_directive(tokens, at):
+    while at < len(tokens) and not (
+        tokens[at].kind == "space" and "\n" in tokens[at].text and not tokens[at].text.startswith("\\")
+    ):
+        at += 1
+    return at
+
+
+def _text(tokens, at):
+    return tokens[at].text if 0 <= at < len(tokens) else ""
+
+
+def _is_member(tokens, at):
+    return _text(tokens, skip_blanks(tokens, at - 1, -1)) in (".", "->")
+
+
+def _is_declared(tokens, at, start):
+    """Whether the name at `at`, in a statement that begins at `start`, is declared there: a type stands in front of it."""
+    if _text(tokens, skip_blanks(tokens, at + 1)) not in BEHIND_A_DECLARATOR:
+        return False
+    before = skip_blanks(tokens, at - 1, -1)
+    if _text(tokens, before) in ("*", "&"):
+        before = skip_blanks(tokens, before - 1, -1)
+    if before < start:
+        return False
+    if tokens[before].text == ",":  # dim3 grid(4), blockDim(32);
+        first = skip_blanks(tokens, start)
+        depth = sum((t.text in OPENING) - (t.text in CLOSING) for t in tokens[first:before])
+        return depth == 0 and _text(tokens, first) in FIRST_OF_A_LIST
+    return tokens[before].kind == "word" and tokens[before].text not in NO_TYPE

@@ -1,0 +1,120 @@
+"""What the host compiler says of a broken text, as the line in its author's file and the first error there."""
+
+import re
+from dataclasses import dataclass
+
+from .sourcemap import lines_of_file
+
+UNSUPPORTED = "the emulator does not support "
+ERROR = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<text>.*)")
+UNDEFINED = re.compile(r"(?:[^\n]*: )?(?P<file>[^\n:]+):(?P<line>\d+): (?P<text>undefined reference to .*)")
+UNDEFINED_SOMEWHERE = re.compile(r"[^\n]*: (?P<text>undefined reference to .*)")
+# Lines that lead from an error in a header to the text: instantiations and includes stand before it, macros behind.
+BEFORE = re.compile(
+    r"(?P<file>[^\n]+?):(?P<line>\d+):(?:\d+:)?\s+required (?:from|by)|In file included from (?P<from>[^\n]+?):(?P<at>\d+)"
+)
+BEHIND = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:\d+:)? note: in (?:definition|expansion) of macro")
+# CUDA's libraries by the beginnings of their names. What the compiler does not know of them, the emulator does not have.
+CUDA_NAME = re.compile(r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc)[A-Z_]\w*|cu[A-Z][a-z]\w*")
+UNKNOWN = re.compile(r"was not declared|does not name a type|has not been declared|is not a member of|No such file")
+UNKNOWN_NAME = re.compile(rf"[‘'](?:[^’']*\W)?(?P<name>\w+)[’'][^’']*(?:{UNKNOWN.pattern})")
+NO_MEMBER = re.compile(r"has no member named [‘'](?P<name>\w+)")
+NO_MATCH = re.compile(r"no matching function for call to [‘'](?:[^(’']*\W)?(?P<name>\w+)(?:<[^(]*>)?\(")
+CONVERSION = re.compile(r"cannot convert|invalid conversion|could not convert|invalid operands|no match for ‘operator")
+SYNTAX = re.compile(r"expected|stray|unterminated|missing terminating")
+MACRO = re.compile(r"\b((?:TORCH|AT|C10|PYBIND11)_[A-Z]\w*)\s*\(")
+LIGHT_MACROS = {"TORCH_CHECK", "TORCH_CHECK_EQ", "TORCH_INTERNAL_ASSERT", "TORCH_WARN", "AT_DISPATCH_FLOATING_TYPES"}
+LIGHT_MACROS |= {"AT_DISPATCH_FLOATING_TYPES_AND_HALF", "PYBIND11_MODULE"}  # those that the light headers define
+PYTORCH = re.compile(r"\b(?:torch|at|c10|caffe2|py|pybind11|PyObject)\b|\b(?:TORCH|AT|C10|PYBIND11)_[A-Z]")
+QUOTED = re.compile(r"[‘'`]([^’'`]+)[’']")
+
+
+@dataclass
+class Diagnostic:
+    """One error. `file` and `line` are the compiler's, of the text where it leads there; None where it does not."""
+
+    text: str
+    file: str | None = None
+    line: int = 0
+    column: int | None = None  # where the error is in the text itself
+
+    @property
+    def names(self):
+        """What stands in quotes."""
+        return QUOTED.findall(self.text)
+
+
+def errors_in(messages, is_own):
+    """The Diagnostics of the compiler's output. `is_own` tells of a file's name whether it is the text's."""
+    found, leading, last_is_foreign = [], None, False
+    for message in messages.splitlines():
+        if match := ERROR.match(message) or UNDEFINED.match(message):
+            place = match.groupdict()
+            last_is_foreign = not is_own(place["file"])
+            if not last_is_foreign:
+                column = place.get("column")
+                found.append(Diagnostic(place["text"], place["file"], int(place["line"]), int(column) if column else None))
+            else:
+                found.append(Diagnostic(place["text"], *(leading or ())))
+            leading = None
+        elif match := UNDEFINED_SOMEWHERE.match(message):
+            found.append(Diagnostic(match["text"]))
+        elif match := BEFORE.match(message):
+            file, line = match["file"] or match["from"], match["line"] or match["at"]
+            leading = (file, int(line)) if is_own(file) else leading
+        elif (match := BEHIND.match(message)) and last_is_foreign and found[-1].file is None and is_own(match["file"]):
+            found[-1].file, found[-1].line = match["file"], int(match["line"])
+    return found
+
+
+def is_for_want_of_a_header(error, names, text):
+    """Whether an error may be gone with all of PyTorch's headers, in which `names` stand: all of the words in them.
+
+    What `text`, the broken one, does with a macro that is not there is a mistake of syntax.
+    """
+    if SYNTAX.match(error.text):
+        return any(macro not in LIGHT_MACROS for macro in MACRO.findall(text))
+    for pattern in (NO_MEMBER, NO_MATCH, UNKNOWN_NAME):
+        if match := pattern.search(error.text):
+            return match["name"] in names
+    if CONVERSION.search(error.text):
+        return False
+    return any(PYTORCH.search(name) for name in error.names)
+
+
+def describe(errors, place, column_holds=lambda line: True, text_lines=()):
+    """The first error that has a line, with that line, as a text whose first line is `FILE:LINE: error: MESSAGE`.
+
+    `place` maps the compiler's line to (file, line). `column_holds` tells of the compiler's line whether its column is that of
+    the file, too, because the line was compiled as it is. `text_lines` are the text's, for one that is in no file.
+    """
+    error = next((error for error in errors if error.file), errors[0])
+    more = f"\n(and {len(errors) - 1} more error{'s' * (len(errors) > 2)})" if len(errors) > 1 else ""
+    if not error.file:
+        return f"error: {error.text}{more}"
+    file, line = place(error.line)
+    missing = next((name for name in error.names if CUDA_NAME.fullmatch(name)), None) if UNKNOWN.search(error.text) else None
+    told = f"{UNSUPPORTED}{missing}" if missing else f"error: {error.text}".replace(f"error: #error {UNSUPPORTED}", UNSUPPORTED)
+    shown = [f"{file}:{line}: {told}"]
+    lines = lines_of_file(str(file)) or text_lines
+    if 1 <= line <= len(lines):
+        source = lines[line - 1]
+        shown.append(f"{line:5} | {source}")
+        column = error.column if error.column and column_holds(error.line) else column_of_a_name(error.names, source)
+        if column and column <= len(source) + 1:
+            shown.append(" " * 5 + " | " + "".join("\t" if c == "\t" else " " for c in source[: column - 1]) + "^")
+    return "\n".join(shown) + more
+
+
+def column_of_a_name(names, source):
+    """Where the first of the names that stands in the line just once begins, counted from 1; None where none does."""
+    for name in names:
+        found = [match.start() + 1 for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", source)]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def unexplained(messages):
+    """For output in which no error was found: its beginning."""
+    return "the compiler failed:\n" + "\n".join(messages.strip().splitlines()[:4])

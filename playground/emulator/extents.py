@@ -1,0 +1,61 @@
+"""Index arithmetic at sizes beyond the memory at hand: `python -m playground.emulator.extents --model M --variant V --set ...`.
+
+Tensors get their real extent but no values: pages appear as kernels touch them. Of each launch the first block, the last and
+some between run under check mode, for a few seconds, so that an index that is computed in 32 bits and wraps shows as an access
+out of bounds. Nothing is said of the results, nor of blocks that did not run. Exit status 1: a finding; 2: bad arguments.
+"""
+
+import argparse
+import sys
+
+import torch
+
+from playground import catalog, emulator, tensors
+
+from . import runtime
+
+
+def run(model, variant, settings, training=False, seconds=5.0):
+    """One forward pass, with `training` a backward one too. Returns the launches; raises Finding."""
+    runtime.library().emulator_extents(1)
+    try:
+        with emulator.install(mode="check", source_file=str(variant.path), time_limit=seconds):
+            problem = catalog.load_problem(model.path, settings)
+            model = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, 0)
+            with torch.device("meta"):
+                shapes = problem.get_inputs()
+            inputs = [torch.empty_like(each, device="cpu") if torch.is_tensor(each) else each for each in shapes]
+            emulator.reset_launches()
+            with torch.set_grad_enabled(training):
+                results = tensors.flatten(model(*inputs))
+            if training:
+                torch.autograd.backward(results, [torch.empty_like(each) for each in results])
+            return emulator.launches()
+    finally:
+        runtime.library().emulator_extents(0)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m playground.emulator.extents", description=__doc__.split("\n\n")[1])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--variant", required=True, help="a variant's name, or a file")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="constants of the model's file")
+    parser.add_argument("--training", action="store_true", help="run a backward pass, too")
+    given = parser.parse_args(arguments)
+    try:
+        model = catalog.find_model(given.model)
+        variant = catalog.find_variant(model, given.variant)
+        settings = catalog.parse_settings(given.set)
+    except catalog.CatalogError as error:
+        parser.error(str(error))
+    try:
+        launches = run(model, variant, settings, given.training)
+    except emulator.Finding as finding:
+        print(finding)
+        return 1
+    print(f"{len(launches)} launches: no access out of bounds in the blocks that ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

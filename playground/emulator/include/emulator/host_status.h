@@ -1,0 +1,136 @@
+// Errors, streams and events of the CUDA runtime. Every stream is in order with the host, so waiting is done at once.
+#pragma once
+#include <time.h>
+
+// name, number, text
+#define EMULATOR_ERRORS(X)                                                                                  \
+    X(Success, 0, "no error")                                                                               \
+    X(ErrorInvalidValue, 1, "invalid argument")                                                             \
+    X(ErrorMemoryAllocation, 2, "out of memory")                                                            \
+    X(ErrorInitializationError, 3, "initialization error")                                                  \
+    X(ErrorCudartUnloading, 4, "driver shutting down")                                                      \
+    X(ErrorInvalidConfiguration, 9, "invalid configuration argument")                                       \
+    X(ErrorInvalidPitchValue, 12, "invalid pitch argument")                                                 \
+    X(ErrorInvalidSymbol, 13, "invalid device symbol")                                                      \
+    X(ErrorInvalidDevicePointer, 17, "invalid device pointer")                                              \
+    X(ErrorInvalidTexture, 18, "invalid texture reference")                                                 \
+    X(ErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                 \
+    X(ErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")          \
+    X(ErrorInvalidDeviceFunction, 98, "invalid device function")                                            \
+    X(ErrorNoDevice, 100, "no CUDA-capable device is detected")                                             \
+    X(ErrorInvalidDevice, 101, "invalid device ordinal")                                                    \
+    X(ErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")         \
+    X(ErrorPeerAccessUnsupported, 217, "peer access is not supported between these two devices")            \
+    X(ErrorInvalidResourceHandle, 400, "invalid resource handle")                                           \
+    X(ErrorSymbolNotFound, 500, "named symbol not found")                                                   \
+    X(ErrorNotReady, 600, "device not ready")                                                               \
+    X(ErrorIllegalAddress, 700, "an illegal memory access was encountered")                                 \
+    X(ErrorLaunchOutOfResources, 701, "too many resources requested for launch")                            \
+    X(ErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                   \
+    X(ErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                                 \
+    X(ErrorPeerAccessNotEnabled, 705, "peer access has not been enabled")                                   \
+    X(ErrorAssert, 710, "device-side assert triggered")                                                     \
+    X(ErrorHostMemoryAlreadyRegistered, 712, "part or all of the requested memory range is already mapped") \
+    X(ErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region")       \
+    X(ErrorMisalignedAddress, 716, "misaligned address")                                                    \
+    X(ErrorLaunchFailure, 719, "unspecified launch failure")                                                \
+    X(ErrorCooperativeLaunchTooLarge, 720, "too many blocks in cooperative launch")                         \
+    X(ErrorNotPermitted, 800, "operation not permitted")                                                    \
+    X(ErrorNotSupported, 801, "operation not supported")                                                    \
+    X(ErrorUnknown, 999, "unknown error")
+
+#define EMULATOR_ENUMERATOR(NAME, NUMBER, TEXT) cuda##NAME = NUMBER,
+enum cudaError { EMULATOR_ERRORS(EMULATOR_ENUMERATOR) };
+#undef EMULATOR_ENUMERATOR
+using cudaError_t = cudaError;
+
+inline const char* cudaGetErrorName(cudaError_t error) {
+#define EMULATOR_CASE(NAME, NUMBER, TEXT) \
+    case NUMBER:                          \
+        return "cuda" #NAME;
+    switch (int(error)) { EMULATOR_ERRORS(EMULATOR_CASE) }
+#undef EMULATOR_CASE
+    return "unrecognized error code";
+}
+inline const char* cudaGetErrorString(cudaError_t error) {
+#define EMULATOR_CASE(NAME, NUMBER, TEXT) \
+    case NUMBER:                          \
+        return TEXT;
+    switch (int(error)) { EMULATOR_ERRORS(EMULATOR_CASE) }
+#undef EMULATOR_CASE
+    return "unrecognized error code";
+}
+// What goes wrong in a launch or a copy is a finding, not a code that later calls return.
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+
+// ---- streams
+struct CUstream_st {
+    unsigned flags = 0;
+    int priority = 0;
+};
+using cudaStream_t = CUstream_st*;
+struct CUevent_st {
+    timespec time;
+};
+using cudaEvent_t = CUevent_st*;
+#define cudaStreamLegacy ((cudaStream_t)1)
+#define cudaStreamPerThread ((cudaStream_t)2)
+#define cudaStreamDefault 0
+#define cudaStreamNonBlocking 1
+
+namespace emulator {
+inline bool is_made_by_create(cudaStream_t stream) { return stream > cudaStreamPerThread; }
+}  // namespace emulator
+
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+    return *stream = new CUstream_st{flags, priority}, cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (!::emulator::is_made_by_create(stream)) return cudaErrorInvalidResourceHandle;
+    return delete stream, cudaSuccess;
+}
+inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+    return *priority = ::emulator::is_made_by_create(stream) ? stream->priority : 0, cudaSuccess;
+}
+inline cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
+    return *flags = ::emulator::is_made_by_create(stream) ? stream->flags : 0, cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    return *least = 0, *greatest = -5, cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaThreadSynchronize() { return cudaSuccess; }
+#define CUDART_CB
+#define CUDARTAPI
+using cudaHostFn_t = void (*)(void*);
+using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) { return function(data), cudaSuccess; }
+inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
+    return callback(stream, cudaSuccess, data), cudaSuccess;
+}
+
+// ---- events
+#define cudaEventDefault 0
+#define cudaEventBlockingSync 1
+#define cudaEventDisableTiming 2
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st{}, cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
+    return clock_gettime(CLOCK_MONOTONIC, &event->time), cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    *milliseconds = (end->time.tv_sec - start->time.tv_sec) * 1e3f + (end->time.tv_nsec - start->time.tv_nsec) * 1e-6f;
+    return cudaSuccess;
+}

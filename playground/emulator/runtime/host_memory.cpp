@@ -1,0 +1,150 @@
+// Memory as host code asks for it (host_memory.h): allocation, copies, and in check mode the mistakes in them. The host code of
+// a plain CUDA program is instrumented, too; there device memory is known from host memory, as on a real device.
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <string>
+
+#include "access.h"
+#include "device_memory.h"
+#include "emulator/host_api.h"
+#include "finding.h"
+#include "scheduler.h"
+
+namespace emulator {
+namespace {
+
+std::atomic<size_t> allocated_bytes{0};
+
+std::string count_of_bytes(size_t bytes) { return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes"); }
+
+// Host code made the mistake, in the line of its call. False, for what the call returns if nothing is raised.
+bool report(const char* kind, const std::string& message, int line) {
+    Finding finding;
+    finding.kind = kind;
+    finding.message = message;
+    finding.kernel_line = line;
+    deliver(finding);
+    return false;
+}
+
+bool on_device(const void* pointer) {
+    const Allocation* a = device_memory.contains(pointer) ? device_memory.find(pointer) : nullptr;
+    return a && a->owner == Owner::device;
+}
+
+// Is one side of a copy the device's, or the host's, as its kind says? Managed and pinned memory is both.
+bool fits_kind(const void* pointer, bool device, const char* function, const char* side, int line) {
+    if (!options.program || !options.checked() || (device ? device_memory.contains(pointer) : !on_device(pointer))) return true;
+    return report("invalid argument",
+                  std::string(function) + ": by its cudaMemcpyKind the " + side + " is " + (device ? "device" : "host") +
+                      " memory, but it is " + (device ? "host memory" : place_in_memory(pointer) + ", which the device owns"),
+                  line);
+}
+
+}  // namespace
+
+// Does an allocation hold all the bytes, or is it none of device memory?
+bool in_bounds(const void* begin, size_t bytes, const char* function, int line) {
+    if (!options.checked() || !bytes || !device_memory.contains(begin)) return true;
+    const Allocation* a = device_memory.find(begin);
+    if (a && (const char*)begin >= a->begin && (const char*)begin + bytes <= a->begin + a->bytes) return true;
+    return report("global memory out of bounds",
+                  std::string(function) + " of " + count_of_bytes(bytes) + " at " + place_in_memory(begin), line);
+}
+
+void* device_allocate(size_t bytes, Owner owner) {
+    if (!bytes || bytes > cudaDeviceProp{}.totalGlobalMem - std::min(cudaDeviceProp{}.totalGlobalMem, allocated_bytes.load()))
+        return nullptr;
+    try {
+        void* memory = options.checked() ? device_memory.allocate(bytes) : aligned_alloc(512, (bytes + 511) / 512 * 512);
+        if (options.checked()) device_memory.find(memory)->owner = owner;
+        if (memory) allocated_bytes += options.checked() ? bytes : malloc_usable_size(memory);
+        return memory;
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+bool host_release(void* pointer, const char* function, int line) {
+    if (!pointer) return true;
+    if (!device_memory.contains(pointer)) {
+        if (options.program && options.checked())
+            return report("invalid argument", std::string(function) + " of memory that it did not allocate", line);
+        allocated_bytes -= std::min(allocated_bytes.load(), malloc_usable_size(pointer));
+        return free(pointer), true;
+    }
+    const Allocation* a = device_memory.find(pointer);
+    if (!a) return report("invalid argument", std::string(function) + " of memory that has been released", line);
+    if (a->begin != pointer)
+        return report("invalid argument", std::string(function) + " at " + place_in_memory(pointer) + ", not at its beginning",
+                      line);
+    allocated_bytes -= a->bytes;
+    return device_memory.release(pointer), true;
+}
+
+bool host_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, int kind,
+               const char* function, int line) {
+    if (!width || !rows) return true;
+    if (!in_bounds(to, (rows - 1) * to_pitch + width, function, line) ||
+        !in_bounds(from, (rows - 1) * from_pitch + width, function, line))
+        return false;
+    if (kind != cudaMemcpyDefault) {
+        const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+        const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+        if (!fits_kind(to, to_device, function, "destination", line)) return false;
+        if (!fits_kind(from, from_device, function, "source", line)) return false;
+    }
+    if (to_pitch == width && from_pitch == width) return memmove(to, from, width * rows), true;
+    for (size_t row = 0; row < rows; ++row) memmove((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
+    return true;
+}
+
+bool host_fill(void* to, size_t pitch, int value, size_t width, size_t rows, const char* function, int line) {
+    if (!width || !rows) return true;
+    if (!in_bounds(to, (rows - 1) * pitch + width, function, line)) return false;
+    if (options.program && options.checked() && !device_memory.contains(to))
+        return report("invalid argument", std::string(function) + " of host memory", line);
+    for (size_t row = 0; row < rows; ++row) memset((char*)to + row * pitch, value, width);
+    return true;
+}
+
+bool symbol_holds(size_t symbol_bytes, size_t offset, size_t bytes, const char* function, int line) {
+    if (offset <= symbol_bytes && bytes <= symbol_bytes - offset) return true;
+    return report("global memory out of bounds",
+                  std::string(function) + " of " + count_of_bytes(bytes) + " at byte " + std::to_string(offset) +
+                      " of a symbol of " + count_of_bytes(symbol_bytes),
+                  line);
+}
+
+void memory_info(size_t* available, size_t* total) {
+    *total = cudaDeviceProp{}.totalGlobalMem;
+    *available = *total - std::min(*total, allocated_bytes.load());
+}
+
+int memory_type(const void* pointer) {
+    if (!options.checked()) return cudaMemoryTypeDevice;  // nothing is known of it, and all of it may be used
+    const Allocation* a = device_memory.contains(pointer) ? device_memory.find(pointer) : nullptr;
+    if (!a) return cudaMemoryTypeUnregistered;
+    return a->owner == Owner::device ? cudaMemoryTypeDevice
+           : a->owner == Owner::host ? cudaMemoryTypeHost
+                                     : cudaMemoryTypeManaged;
+}
+
+void examine_host(const void* address, unsigned bytes, Access access, const void* instruction) {
+    if (!device_memory.contains(address)) return;
+    const Allocation* a = device_memory.find(address);
+    if (a && a->owner != Owner::device && (const char*)address + bytes <= a->begin + a->bytes) return;
+    Finding finding;
+    finding.kind = a && a->owner == Owner::device ? "device memory used by host code" : "global memory out of bounds";
+    finding.message = std::string("host code ") + (access == Access::write ? "writes " : "reads ") + place_in_memory(address) +
+                      (a && a->owner == Owner::device ? "; cudaMemcpy is the way to it" : "");
+    finding.party.place = {0, instruction};
+    deliver(finding);
+}
+
+}  // namespace emulator

@@ -1,0 +1,50 @@
+// A plain CUDA program runs in a process of its own, which program.py starts: it says how in the environment, and reads a
+// finding from a pipe. The first finding ends the program.
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "scheduler.h"
+
+extern "C" void emulator_set_receiver(void (*receiver)(const char*));
+extern "C" void emulator_accept_races(const char* library, int line);
+
+namespace emulator {
+namespace {
+
+constexpr int FINDING_STATUS = 1;
+int report_to = -1;
+
+[[noreturn]] void end_program(const char* report) {
+    fflush(nullptr);
+    for (size_t left = strlen(report); left;) {
+        const ssize_t written = write(report_to, report + strlen(report) - left, left);
+        if (written <= 0) break;
+        left -= size_t(written);
+    }
+    _exit(FINDING_STATUS);
+}
+
+// Before the program's own constructors, which make its __device__ variables.
+__attribute__((constructor)) void begin_program() {
+    const char* told = getenv("EMULATOR_PROGRAM");  // mode, schedule, seed and the pipe
+    int mode, schedule;
+    unsigned long long seed;
+    if (!told || sscanf(told, "%d %d %llu %d", &mode, &schedule, &seed, &report_to) != 4) return;
+    options.mode = static_cast<Mode>(mode);
+    options.schedule = static_cast<Schedule>(schedule);
+    options.seed = seed;
+    options.program = true;
+    if (const char* lines = getenv("EMULATOR_ACCEPTED_RACES"))
+        for (char* end; *lines; lines = *end ? end + 1 : end)
+            emulator_accept_races(program_invocation_name, strtol(lines, &end, 10));
+    unsetenv("EMULATOR_ACCEPTED_RACES");
+    unsetenv("EMULATOR_PROGRAM");  // what the program starts is none
+    emulator_set_receiver(end_program);
+}
+
+}  // namespace
+}  // namespace emulator

@@ -1,0 +1,90 @@
+// Threads that look for ever for what nobody does: a flag that stays, a phase that never ends.
+//
+// A thread that waits in a loop pauses there. If it comes to a pause in a state in which it has paused before, and no memory
+// has changed in between, its loop goes on until another thread changes some. If that holds for all threads that do not wait
+// at a barrier, nothing will ever happen again.
+#include <unwind.h>
+
+#include "scheduler.h"
+
+namespace emulator {
+namespace {
+
+constexpr unsigned PATIENCE = 64;  // pauses in a row before it is looked at the thread's state, which takes microseconds
+
+#if defined(__x86_64__)
+constexpr int KEPT_REGISTERS[] = {3, 6, 12, 13, 14, 15};  // over calls, by DWARF's numbers
+#elif defined(__aarch64__)
+constexpr int KEPT_REGISTERS[] = {19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29};
+#else
+constexpr int KEPT_REGISTERS[] = {};
+#endif
+
+struct Frames {
+    const Launch& launch;
+    uint64_t state = 0xcbf29ce484222325u;
+    uintptr_t begin = 0, end = 0;  // of the kernel's part of the stack
+    const void* instruction = nullptr;
+    void mix(uint64_t value) { state = (state ^ value) * 0x100000001b3u, state ^= state >> 29; }
+};
+
+_Unwind_Reason_Code visit(_Unwind_Context* context, void* data) {
+    Frames& f = *static_cast<Frames*>(data);
+    const uintptr_t at = _Unwind_GetIP(context);
+    const bool is_of_kernel = at >= f.launch.text_begin && at < f.launch.text_end;
+    if (!is_of_kernel && !f.begin) return _URC_NO_REASON;  // the runtime's functions that the kernel has called
+    if (!f.begin) {
+        f.begin = _Unwind_GetCFA(context);
+        f.instruction = (const void*)at;
+        f.mix(at);
+        for (const int number : KEPT_REGISTERS) f.mix(_Unwind_GetGR(context, number));
+    }
+    f.end = _Unwind_GetCFA(context);
+    return is_of_kernel ? _URC_NO_REASON : _URC_END_OF_STACK;
+}
+
+// What the calling thread does next depends on: where it is, and its registers and variables.
+Frames frames_of_kernel(const Launch& launch) {
+    Frames f{launch};
+    _Unwind_Backtrace(visit, &f);
+    for (uintptr_t at = f.begin; at + 8 <= f.end; at += 8) f.mix(*(const uint64_t*)at);
+    return f;
+}
+
+}  // namespace
+
+bool Worker::waits_for_ever() const {
+    if (launch->next_unit.load() < launch->units) return false;
+    for (const Block* b : resident) {
+        if (b->started < (int)b->threads.size()) return false;
+        for (const Thread& t : b->threads)
+            if (t.state == State::ready && !(t.standstill.endless && t.standstill.changes == changes)) return false;
+    }
+    return true;
+}
+
+void Worker::notice_standstill(Thread& t) {
+    Standstill& s = t.standstill;
+    if (s.changes != changes) s = {changes};
+    if (++s.pauses < PATIENCE) return;
+    const Frames frames = frames_of_kernel(*launch);
+    if (!frames.begin) return;
+    if (!(s.pauses & (s.pauses - 1)))
+        s.state = frames.state;  // of pauses 64, 128, 256...: each is compared with as many that follow
+    else if (s.state == frames.state)
+        s.endless = true;
+    if (!s.endless || !waits_for_ever()) return;
+    int looking = 0, waiting = 0;
+    for (const Block* b : resident)
+        for (const Thread& other : b->threads) {
+            looking += other.state == State::ready;
+            waiting += other.state != State::ready && other.state != State::ended;
+        }
+    stop(describe("endless wait",
+                  std::to_string(looking) + (looking == 1 ? " thread looks" : " threads look") +
+                      " again and again for what no thread is left to do" +
+                      (waiting ? "; " + std::to_string(waiting) + " more wait at barriers" : ""),
+                  {0, t.watches_from ? t.watches_from : frames.instruction}));
+}
+
+}  // namespace emulator

@@ -1,0 +1,40 @@
+"""A file that names the device "cuda" finds the emulated GPU's memory there, which is the CPU's."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from playground.emulator import devices
+
+
+class NamesCuda(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2).cuda()
+        self.scale = torch.full((2,), 2.0, device="cuda")
+
+    def forward(self, x):
+        assert x.is_cuda, "on a GPU only"
+        return self.linear(x.cuda()) * self.scale.to(torch.device("cuda", 0)) + torch.ones(2, device=torch.device("cuda"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
+def test_without_it_there_is_no_such_device():
+    with pytest.raises((AssertionError, RuntimeError)):
+        NamesCuda()
+
+
+def test_a_model_that_names_it_is_made_and_runs():
+    model = devices.emulated(NamesCuda)()
+    x = torch.rand(4, 3)
+    result = devices.emulated(model)(x)
+    assert result.device.type == "cpu" and {value.device.type for value in model.parameters()} == {"cpu"}
+    torch.testing.assert_close(result, model.linear(x) * 2 + 1)
+
+
+def test_nothing_of_it_stays_behind():
+    before = torch.nn.Module.cuda
+    with pytest.raises(ZeroDivisionError):
+        devices.emulated(lambda: 1 / 0)()
+    assert torch.nn.Module.cuda is before
+    assert not torch.rand(2).is_cuda
