@@ -6,17 +6,19 @@ import os
 import signal
 import sys
 
-from playground import catalog, sweep
+from playground import catalog, suite, sweep
 from playground.command import look
-from playground.command.options import beside, compare_parser, run_all_parser
-from playground.driver import ranks, torchrun
+from playground.command.options import HALF, beside, compare_parser, run_all_parser
+from playground.driver import plan, ranks, torchrun
 from playground.driver.measurement import CannotMeasure, measure
-from playground.driver.runner import Options, Task
+from playground.driver.runner import Options
 from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.nvidia.profiler import ProfilerError
-from playground.report import against, document, page, sweep_plot, sweep_table, terminal
+from playground.report import against, document, page, suite_table, sweep_plot, sweep_table, terminal
+from playground.report import suite as suite_report
+from playground.report.figures import meets
 from playground.report.layout import make_console
 from playground.report.sweep_plot import CannotPlot
 
@@ -31,8 +33,22 @@ TAKES = {
 }
 
 
+# What does not go with --suite, which has problems and solutions of its own.
+NOT_WITH_SUITE = {"--model", "--variant", "--set", "--sweep", "--plot", "--debug", "--new", "--diff", "--explain", "--profile"}
+
+
 class Impossible(Exception):
     """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
+
+
+def program(arguments=None):
+    """`kernel-playground run` and `kernel-playground compare`, where pip has installed them. Returns the exit status."""
+    commands = {"run": run_all, "compare": compare}
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or [None]
+    if name not in commands:
+        print("kernel-playground takes `run` (run_all.py) or `compare` (compare.py), then their options", file=sys.stderr)
+        return IMPOSSIBLE
+    return commands[name](rest)
 
 
 def run_all(arguments=None):
@@ -43,24 +59,20 @@ def run_all(arguments=None):
         names = given.models.split(",") if given.models else [model.name for model in catalog.models()]
         chosen = [catalog.find_model(name) for name in names]
         points = {model: _points(given, model, {}) for model in chosen}
-        return [task for model in chosen for task in plan(model, catalog.variants(model), given.device, points[model])]
+        planned = [plan.of_variants(m, catalog.variants(m), given.device, points[m], given.standard) for m in chosen]
+        return [task for of_model in planned for task in of_model]
 
-    options = Options(
-        quick=given.quick,
-        training=given.training,
-        time_limit=given.time_limit,
-        debug=given.debug,
-        strict=given.precision == "strict",
-        max_autotune=given.max_autotune,
-        ptxas=given.html is not None,
-    )
-    return _run(given, tasks, options, terminal.Summary)
+    return _run(given, tasks, _options(given), terminal.Summary)
 
 
 def compare(arguments=None):
     """One model in depth. Returns the exit status."""
     parser = compare_parser()
     given = parser.parse_args(arguments)
+    if given.suite:
+        return _compare_suite(parser, given)
+    if lonely := [option for option in beside(parser, given, set()) if option in ("--solutions", "--eval-results")]:
+        parser.error(f"{', '.join(lonely)} goes with --suite")
     extra = _extra(parser, given)
     if extra:
         return _run_extra(extra)
@@ -70,22 +82,51 @@ def compare(arguments=None):
         chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
         if not chosen:
             raise catalog.CatalogError(f"{model.name} has no variants here; name a solution file with --variant FILE")
-        planned = plan(model, chosen, given.device, _points(given, model, catalog.parse_settings(given.set)))
+        points = _points(given, model, catalog.parse_settings(given.set))
+        planned = plan.of_variants(model, chosen, given.device, points, given.standard)
         if given.sanitize:
             _require_sanitizer(planned, given.device)
         return planned
 
-    options = Options(
+    return _run(given, tasks, _options(given), functools.partial(terminal.Details, checks=given.explain is not None))
+
+
+def _options(given):
+    return Options(
         quick=given.quick,
         training=given.training,
-        sanitize=given.sanitize,
+        sanitize=getattr(given, "sanitize", False),
         time_limit=given.time_limit,
         debug=given.debug,
         strict=given.precision == "strict",
+        precision=given.precision if given.precision in HALF else None,
         max_autotune=given.max_autotune,
         ptxas=given.html is not None,
+        accept=given.accept,
     )
-    return _run(given, tasks, options, functools.partial(terminal.Details, checks=given.explain is not None))
+
+
+def _compare_suite(parser, given):
+    """Many pairs. Returns the exit status."""
+    if wrong := [option for option in beside(parser, given, set()) if option in NOT_WITH_SUITE]:
+        parser.error(f"--suite names its problems and solutions itself: leave out {', '.join(wrong)}")
+    read = functools.cache(lambda: suite.read(given.suite, given.solutions))
+
+    def tasks():
+        planned = plan.of_suite(read(), given.device, given.standard)
+        if given.eval_results:
+            _require_eval_results(given.eval_results, read())
+        if given.sanitize:
+            _require_sanitizer(planned, given.device)
+        return planned
+
+    def add(report):
+        return report | {"suite": suite_report.summarise(report, read().unsolved)}
+
+    def view(console, expected):
+        return suite_table.Pairs(console, sum(expected.values()))
+
+    return _run(given, tasks, _options(given), view, add)
 
 
 def _extra(parser, given):
@@ -139,35 +180,14 @@ def _points(given, model, settings):
     return [settings | point for point in sweep.grid(axes)]
 
 
-def plan(model, variants, device, points):
-    """A task for each variant that `device` concerns, at each of the points. Their settings win over the place's own."""
-    tasks = []
-    varied = [name for name in points[0] if any(point[name] != points[0][name] for point in points)]
-    for settings in points:
-        for variant in variants:
-            place = _place(variant, device)
-            if place:
-                point = {name: settings[name] for name in varied}
-                tasks.append(Task(model, variant, place, {**model.settings(place), **settings}, point))
-    return sorted(tasks, key=lambda task: task.place != "cuda")
-
-
-def _place(variant, device):
-    """Where a variant runs; None when it is of no concern to the device."""
-    if variant.backend == "cpu":
-        return "cpu" if device in ("auto", "cpu") else None
-    if device == "auto":
-        return "emulator" if requirements.missing_for("cuda") else "cuda"
-    return device if device in ("cuda", "emulator") else None
-
-
-def _run(given, make_tasks, options, view):
-    """`view(console, expected)` prints results as they come: see terminal.Summary."""
+def _run(given, make_tasks, options, view, add=lambda report: report):
+    """`view(console, expected)` prints results as they come: see terminal.Summary. `add` completes the finished document."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     try:
         tasks, axes, compared = _prepared(given, make_tasks)
         shown = _Sweep(axes) if axes else view(make_console(), collections.Counter(task.model.name for task in tasks))
-        report = measure(tasks, options, given.json, given.resume, compared, lambda done: _passed(done, axes), shown.update)
+        finish = lambda report: compared(add(report))  # noqa: E731
+        report = measure(tasks, options, given.json, given.resume, finish, lambda done: _passed(done, axes), shown.update)
     except (catalog.CatalogError, CannotMeasure, CannotPlot, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
@@ -231,8 +251,10 @@ def _write_files(given, tasks, report, axes):
     """What was asked for besides."""
     if given.plot:
         sweep_plot.write(report, axes, given.plot)
+    if getattr(given, "eval_results", None):
+        suite_report.write_eval_results(report, given.eval_results)
     if given.html:
-        known = [page.Files(task.model.path, task.variant.path) for task in tasks]
+        known = [page.Files(task.model.path, task.variant.path, (task.model.name, task.variant.name)) for task in tasks]
         document.write_whole(given.html, page.render(report, known))
 
 
@@ -256,7 +278,7 @@ def _passed(report, axes):
 
 def _is_wrong(result, axes):
     """In a sweep a variant may refuse a shape."""
-    return result["verdict"] in ("fail", "error") and not (axes and sweep.is_refusal(result))
+    return not meets(result) and result["verdict"] != "skipped" and not (axes and sweep.is_refusal(result))
 
 
 def _require_plot(given, axes):
@@ -270,6 +292,20 @@ def _require_page(file):
     if missing := page.missing():
         raise Impossible(missing)
     _require_writable("--html", file)
+
+
+def _require_eval_results(file, pairs):
+    """KernelBench's format has its numbers for keys, and one file a level."""
+    unnumbered = [pair.solution for pair in pairs.pairs if pair.level is None or pair.problem_id is None]
+    if unnumbered:
+        raise Impossible(
+            f"--eval-results needs KernelBench's numbers, and {unnumbered[0]} has none: name it as in "
+            "level_1_problem_3_sample_0_kernel.py, or write level and problem_id into the list"
+        )
+    if len(pairs.levels) > 1 and "{level}" not in file.name:
+        levels = ", ".join(map(str, pairs.levels))
+        raise Impossible(f"--eval-results: a file holds one level, and these are levels {levels}: name it eval_{{level}}.json")
+    _require_writable("--eval-results", file)
 
 
 def _require_writable(option, file):

@@ -3,7 +3,10 @@
 import argparse
 from pathlib import Path
 
+from playground.driver.plan import LEAST_ACCURACY
+
 DEVICES = ("auto", "cuda", "cpu", "emulator")
+HALF = ("fp16", "bf16")
 EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the command line is wrong or the machine cannot do
     it. Results go to stdout, progress to stderr."""
 
@@ -24,6 +27,7 @@ def compare_parser():
     parser = argparse.ArgumentParser(
         prog="compare.py",
         usage="""compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
+       compare.py --suite PROBLEMS --solutions RUN [--eval-results FILE] [options]
        compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
        compare.py --explain VARIANT
        compare.py --diff V1 V2
@@ -45,9 +49,31 @@ def compare_parser():
     parser.add_argument(
         "--sanitize", action="store_true", help="run the CUDA kernels under NVIDIA's compute-sanitizer, on a GPU"
     )
+    _add_suite(parser)
     _add_extras(parser)
     _add_common(parser)
     return parser
+
+
+def _accuracy(text):
+    """0.001 of 'accuracy=1e-3'."""
+    name, _, limit = text.partition("=")
+    try:
+        if name == "accuracy" and 0 < float(limit) <= LEAST_ACCURACY:
+            return float(limit)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"takes accuracy=X, an X up to {LEAST_ACCURACY:g}, such as accuracy=1e-3; got {text!r}")
+
+
+def _seconds(text):
+    """More than none: 0.5 of '0.5'."""
+    try:
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"takes a number of seconds above 0, got {text!r}")
 
 
 def beside(parser, given, taken):
@@ -57,6 +83,26 @@ def beside(parser, given, taken):
         for action in parser._actions
         if action.dest in given and getattr(given, action.dest) != action.default and not taken & set(action.option_strings)
     ]
+
+
+def _add_suite(parser):
+    group = parser.add_argument_group("many solutions, each of a problem of its own")
+    group.add_argument(
+        "--suite",
+        metavar="PROBLEMS",
+        type=Path,
+        help="a folder of problems in KernelBench's layout (level1/3_Name.py), or a JSON list of pairs "
+        '[{"problem": FILE, "solution": FILE}, ...]',
+    )
+    group.add_argument(
+        "--solutions",
+        metavar="RUN",
+        type=Path,
+        help="the folder of their solutions, named as KernelBench does (level_1_problem_3_sample_0_kernel.py)",
+    )
+    group.add_argument(
+        "--eval-results", metavar="FILE", type=Path, help="write KernelBench's eval_results.json as well; one file a level"
+    )
 
 
 def _add_extras(parser):
@@ -103,13 +149,28 @@ def _add_common(parser):
     )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="with --sweep: draw times and speed-ups (.svg, .png, .pdf)")
     parser.add_argument(
-        "--time-limit", type=float, default=300.0, metavar="SECONDS", help="for each step of a variant (default %(default)g)"
+        "--time-limit", type=_seconds, default=300.0, metavar="SECONDS", help="for each step of a variant (default %(default)g)"
     )
     parser.add_argument(
         "--precision",
-        choices=("default", "strict"),
+        choices=("default", "strict", *HALF),
         default="default",
-        help="strict: PyTorch may use TF32 nowhere, neither judged nor timed; default: where its settings permit it",
+        help="strict: PyTorch may use TF32 nowhere, neither judged nor timed; fp16, bf16: models and inputs are converted to "
+        "it, those of the baselines, too; default: TF32 where PyTorch's settings permit it",
+    )
+    parser.add_argument(
+        "--standard",
+        choices=("drop-in", "forward"),
+        help="what a variant has to meet for exit status 0 and the means; both are judged and shown. forward: right on the "
+        "problem's own inputs, by its own work; drop-in: gradients, other sizes and values, streams and graphs as well; "
+        "default: drop-in for the project's variants, forward for files given by path",
+    )
+    parser.add_argument(
+        "--accept",
+        type=_accuracy,
+        metavar="accuracy=X",
+        help="time what is off by up to X of its output's spread (1e-3, for example) though the precision permits less; it is "
+        "labelled, and no more than forward",
     )
     parser.add_argument(
         "--max-autotune",

@@ -10,13 +10,15 @@ import time
 from pathlib import Path
 
 from playground import catalog
-from playground.driver import ranks, torchrun
+from playground.driver import plan, ranks, torchrun
 from playground.driver.runner import Runner
 from playground.report import document
 from playground.report.progress import Progress
 from playground.worker import spent
 
-FINAL = ("pass", "fail", "skipped")  # an error may have been the machine's
+FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
+# A document of hundreds of results takes long to write: it is written less often then, which takes at most 5% of a run.
+SHORT_WRITING, WRITING_PAUSE = 0.05, 20  # seconds; times what writing took
 WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
 
 
@@ -27,7 +29,8 @@ class CannotMeasure(Exception):
 def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, passes=lambda finished: True, show=None):
     """The document of a run, or None on a rank that leaves showing it to rank 0.
 
-    Every result is written to `file` as soon as it is there. Results that the document in the file `resume` has of these tasks
+    Every result is written to `file` as soon as it is there; of a run of thousands, where writing takes time, by and by, but
+    always before the run ends, interrupted or not. Results that the document in the file `resume` has of these tasks
     are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
     document is what is written last, and returned. `show` is called with the document so far whenever there is a new result,
     and gives what can be drawn of what is not complete. `passes` says of a finished document whether the run passed, which
@@ -36,9 +39,24 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
     began = time.monotonic()
     record = _Record(tasks, options, file, show or (lambda document: None))
     rank = torchrun.current_rank()
-    if resume and (rank is None or rank.rank == 0):  # the file may be on one host, and grows while others start
+    collects = rank is None or rank.rank == 0
+    if resume and collects:  # the file may be on one host, and grows while others start
         record.take_over(resume)
-    left = record.left()
+    try:
+        left = record.left() if not collects else record.settle()
+        _work_off(left, options, record, rank, passes)
+    except BaseException:
+        record.write_deferred()
+        raise
+    if not collects:
+        return None
+    if not resume:
+        record.environment |= {"seconds": time.monotonic() - began}  # of the whole run
+    return record.finished(add)
+
+
+def _work_off(left, options, record, rank, passes):
+    """Here, or together with the other ranks."""
     if rank:
         named = {_plain(_identity_of_task(task)): task for task in left}
 
@@ -48,13 +66,8 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
             return passes(record.document())
 
         ranks.run(rank, named, options, record.keep, conclude)
-        if rank.rank != 0:
-            return None
     else:
         _run_here(left, options, record)
-    if not resume:
-        record.environment |= {"seconds": time.monotonic() - began}  # of the whole run
-    return record.finished(add)
 
 
 def _run_here(tasks, options, record):
@@ -79,9 +92,13 @@ class _Record:
         self._show = show
         self._file = file and Path(file)
         self._described = None
+        self._identities = [_identity_of_task(task) for task in tasks]
         self._rows = {}
+        self._written, self._writing_took, self._deferred = 0.0, 0.0, False
         chosen = dataclasses.asdict(options)
-        self.environment = {"options": {name: chosen[name] for name in WHAT_COUNTS}}
+        counted = {name: chosen[name] for name in WHAT_COUNTS}
+        later = {name: chosen[name] for name in ("accept", "precision") if chosen[name] is not None}
+        self.environment = {"options": counted | later}
         if file:
             self._require_writable()
 
@@ -100,10 +117,10 @@ class _Record:
         except document.DocumentError as complaint:
             raise CannotMeasure(f"--resume: {complaint}") from None
         self._require_same(earlier["environment"])
-        wanted = {_identity_of_task(task) for task in self._tasks}
+        standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
         for row in earlier["results"]:
-            if row["verdict"] in FINAL and _identity_of_row(row) in wanted:
-                self._rows[_identity_of_row(row)] = row
+            if row["verdict"] in FINAL and _identity_of_row(row) in standards:
+                self._rows[_identity_of_row(row)] = row | {"standard": standards[_identity_of_row(row)]}
 
     def _require_same(self, environment):
         now = self._describe() | self.environment
@@ -112,17 +129,35 @@ class _Record:
                 raise CannotMeasure(f"--resume: that run had {key} {environment.get(key)!r}, this one has {now.get(key)!r}")
 
     def left(self):
-        """The tasks of which there is no result yet."""
-        return [task for task in self._tasks if _identity_of_task(task) not in self._rows]
+        """The tasks that are to run and of which there is no result yet."""
+        pairs = zip(self._tasks, self._identities, strict=True)
+        return [task for task, identity in pairs if identity not in self._rows and not task.settled]
+
+    def settle(self):
+        """Keep the results of the tasks that cannot run. Returns those that are left."""
+        settled = [plan.settled(task) for task in self._tasks if task.settled]
+        if settled or self._rows:
+            self.keep(settled)
+        return self.left()
 
     def keep(self, results):
         """Write and show what is new. Returns what `show` gives."""
         new = {_identity_of_row(row): row for row in results}
         if not new.keys() <= self._rows.keys():
             self._rows |= new
-            if self._file and (not self._file.exists() or self._file.is_file()):  # a pipe gets the whole, once
-                self._write(self.document())
+            self._deferred = bool(self._file) and (not self._file.exists() or self._file.is_file())  # a pipe gets all at once
+            pause = WRITING_PAUSE * self._writing_took if self._writing_took > SHORT_WRITING else 0.0
+            if time.monotonic() - self._written >= pause:
+                self.write_deferred()
         return self._show(self.document())
+
+    def write_deferred(self):
+        """What was kept and is not in the file yet."""
+        if self._deferred:
+            began = time.monotonic()
+            self._write(self.document())
+            self._written = time.monotonic()
+            self._writing_took, self._deferred = self._written - began, False
 
     def finished(self, add):
         """The document, which is in the file by now."""
@@ -136,7 +171,7 @@ class _Record:
                 document.write(content, self._file)
 
     def document(self):
-        rows = [self._rows[key] for key in map(_identity_of_task, self._tasks) if key in self._rows]
+        rows = [self._rows[key] for key in self._identities if key in self._rows]
         complete = len(rows) == len(self._tasks)
         environment = self._describe() | self.environment | {"complete": complete}
         return {"schema": document.SCHEMA, "environment": environment, "results": rows}
@@ -159,7 +194,7 @@ def _explained(what):
 
 
 def _identity_of_task(task):
-    files = catalog.sha256(task.model.path), catalog.sha256(task.variant.path)
+    files = task.hashes["model_sha256"], task.hashes["source_sha256"]
     return (task.model.name, task.variant.name, task.place, _plain(task.settings), *files)
 
 

@@ -1,11 +1,15 @@
-"""One run: build everything side by side, then check and time each variant in a process of its own.
+"""One run: variants are built and checked side by side, and timed one after the other, each in a process of its own.
 
-What runs under the emulator is never timed, so it is built and checked in one go, beside the other builds.
+While one is timed, everything else that the run has started stands still. What runs under the emulator is never timed, so it is
+built and checked in one go.
 """
 
+import collections
 import contextlib
+import contextvars
 import functools
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -14,22 +18,40 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from playground import catalog
-from playground.driver.race import CORES_FOR_A_GPU, Patience, Rejected
+from playground.driver.race import Patience, Rejected
 from playground.driver.timing import Measured, Stopwatch
-from playground.driver.verdict import give, give_doubt, give_examination, give_failure, judge
-from playground.machine import ptxas
-from playground.machine.builds import builds_at_once
+from playground.driver.verdict import (
+    DROP_IN,
+    blank_standards,
+    give,
+    give_doubt,
+    give_examination,
+    give_failure,
+    give_loaded,
+    judge,
+)
+from playground.machine import build_locks, ptxas
+from playground.machine.builds import builds_at_once, half_of_gpu_is_free, judged_at_once
 from playground.nvidia.sanitizer import examine, small_case
-from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all
+from playground.report.figures import TIMED
+from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner
+from playground.worker.failures import describe
 from playground.worker.truth import Truth
+
+PREPARED_AT_ONCE = 4  # originals whose truth and baselines are made ready, or in use
+OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Task:
     """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
 
-    `point` are those of its settings in which the run's other tasks differ.
+    `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
+    looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
+    cannot run.
     """
 
     model: catalog.Model
@@ -37,6 +59,20 @@ class Task:
     place: str
     settings: dict = field(default_factory=dict)
     point: dict = field(default_factory=dict)
+    standard: str = DROP_IN
+    pair: dict | None = None
+    settled: tuple[str, str] | None = None
+
+    @functools.cached_property
+    def hashes(self):
+        """Of the two files, as the result has them, read once; None where one cannot be read."""
+        files = {
+            "source_sha256": (catalog.sha256, self.variant.path),
+            "code_sha256": (catalog.code_sha256, self.variant.path),
+            "kernels_sha256": (catalog.kernels_sha256, self.variant.path),
+            "model_sha256": (catalog.sha256, self.model.path),
+        }
+        return {key: hashed(path) if os.access(path, os.R_OK) else None for key, (hashed, path) in files.items()}
 
     @property
     def group(self):
@@ -56,7 +92,12 @@ class Options:
     `max_autotune` adds torch.compile's max-autotune to the baselines.
 
     `debug` has the emulator build without optimisation. `strict` forbids TF32 in every process. `sanitize` has NVIDIA's
-    compute-sanitizer look at what runs on a GPU. `ptxas` has nvcc say what registers and memory kernels take.
+    compute-sanitizer look at what runs on a GPU. `ptxas` has nvcc say what registers and memory kernels take. `accept` is the
+    error, of the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of
+    models and inputs.
+
+    `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
+    torch's, since different files give their extensions the same names.
     """
 
     quick: bool = False
@@ -67,6 +108,9 @@ class Options:
     max_autotune: bool = False
     sanitize: bool = False
     ptxas: bool = False
+    accept: float | None = None
+    builds: str | None = None
+    precision: str | None = None
 
     @property
     def seconds(self):
@@ -92,81 +136,137 @@ class Runner:
         self.probe_seed = secrets.randbits(31)  # of what is judged, which no variant can foresee: the referee alone is told it
         self.measured = Measured(Patience(options.patience))
         self._spare = Spare()
-        self._shared = []  # benches of emulated variants
+        self._taking = threading.Lock()
         self._waiting = 0  # tasks that are still to be judged in a process of their own
+        self._shared = {}  # {group: _SharedBench}
+        self._is_over = False
+        self._niceness = 0  # of builds
         self._bench = None
 
     def run(self, tasks, keep=lambda results: None):
         """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
 
-        One model comes after the other. `keep` is called with all that have a verdict whenever there is a new one.
+        One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
         results = [blank_result(task) for task in tasks]
-        finishing = threading.Lock()
+        finished, finishing = set(), threading.Lock()
 
         def finish(task, result):
             with finishing:
+                finished.add(id(result))
                 self._progress.done(*task.names(), result["verdict"])
                 result["phases"] = self._progress.phases(*task.names())
-                keep([result for result in results if result["verdict"]])
+                keep([result for result in results if id(result) in finished])
 
         self._progress.expect(len(tasks))
         models = {}
         for task, result in zip(tasks, results, strict=True):
             models.setdefault(task.model.path, []).append((task, result))
-        ahead = any(task.place == "cuda" for task in tasks)
-        self._waiting = sum(task.place != "emulator" for task in tasks)
-        builders = max(1, builds_at_once() - (CORES_FOR_A_GPU if ahead else 0))
+        on_gpu = any(task.place == "cuda" for task in tasks)
+        # The processes of compute-sanitizer do not stand still for a timing.
+        at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
+        self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
+        self._share_benches(tasks)
+        ours = owner.set(self)
         try:
-            with _Builders(builders) as pool:
-                for number, pairs in enumerate(models.values()):
-                    if number == 0 or not ahead:
-                        for each in models.values() if ahead else [pairs]:
-                            self._begin_builds(pool, each, finish)
-                    self._finish_model(pool, pairs, finish)
+            # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
+            judging, building, preparing = _Pool(at_once, self), _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
+            with judging, building, preparing:
+                try:
+                    for pairs in models.values():
+                        self._begin_builds(building, pairs, finish)
+                    if at_once > 1:
+                        self._prepare_ahead(preparing, models.values())
+                    self._judge_all(building, judging, models.values(), finish, beside_others=at_once > 1)
+                finally:
+                    self._is_over = True
+                    for shared in self._shared.values():
+                        shared.over.set()
         except BaseException:
-            kill_all()
+            kill_all(self)
             raise
         finally:
             self.close()
+            owner.reset(ours)
         return results
 
-    def _begin_builds(self, pool, pairs, finish):
+    def _share_benches(self, tasks):
+        self._is_over = False
+        uses = collections.Counter(task.group for task in tasks)
+        self._shared = {}
+        for task in tasks:
+            if task.group not in self._shared:
+                self._shared[task.group] = _SharedBench(functools.partial(self._bench_for, task), uses[task.group])
+        self._waiting = sum(task.place != "emulator" for task in tasks)
+
+    def _begin_builds(self, building, pairs, finish):
         """Have the pool build a model's variants; those that are emulated are checked as well."""
-        groups = {}
-        for task, _ in pairs:
-            if task.place == "emulator":
-                groups.setdefault(task.group, []).append(task)
-        shared = {
-            group: _SharedBench(functools.partial(self._bench_for, emulated[0]), len(emulated))
-            for group, emulated in groups.items()
-        }
-        self._shared += shared.values()
         for task, result in _in_building_order(pairs):
             if task.place == "emulator":
-                pool.begin(result, functools.partial(self._build_and_check, shared[task.group], task, result, finish))
+                building.begin(result, functools.partial(self._build_and_check, task, result, finish))
             else:
-                pool.begin(result, functools.partial(self.build, task, result))
+                building.begin(result, functools.partial(self.build, task, result))
 
-    def _finish_model(self, pool, pairs, finish):
-        """Judge and time a model's variants. While one is timed on a GPU others are built; on the CPU nothing else may run."""
-        for task, result in sorted(pairs, key=lambda pair: pair[0].place == "cpu"):
-            if task.place == "cpu":
-                pool.wait_for_all()
-            elif task.place == "cuda":
-                self._prepare_bench(task)
-            pool.wait_for(result)
-            if task.place != "emulator":
-                if result["verdict"] is None or self._options.sanitizes(task):
-                    self.check_and_time(task, result)
+    def _prepare_ahead(self, preparing, models):
+        """Have truth and baselines ready when the first variant that needs them is built.
+
+        On the CPU they take longest, for torch.compile. On the GPU one model follows the other where there is memory for it.
+        """
+        groups = {}
+        for pairs in models:
+            for task, _ in _cpu_last(pairs):
+                if task.place != "emulator":
+                    groups.setdefault(task.group, task)
+        for number, task in enumerate(groups.values()):
+            preparing.begin(task, functools.partial(self._prepare, task, is_first=number == 0))
+
+    def _prepare(self, task, is_first):
+        if is_first or task.place == "cpu" or half_of_gpu_is_free():
+            shared = self._shared[task.group]
+            if not self._is_over and shared.bench():
+                shared.over.wait()
+
+    def _judge_all(self, building, judging, models, finish, beside_others):
+        """Judge and time what is built. What ran out of memory beside others is judged once more, alone."""
+        postponed = []
+
+        def finish_or_postpone(task, result):
+            if (
+                beside_others
+                and result["verdict"] == "error"
+                and OUT_OF_MEMORY.search(f"{result['reason']} {result['details']}")
+            ):
+                postponed.append((task, result))
+            else:
                 finish(task, result)
+
+        pairs = [(task, result) for pairs in models for task, result in _cpu_last(pairs)]
+        for task, result in pairs:
+            if task.place != "emulator":
+                judging.begin(result, functools.partial(self._judge, building, task, result, finish_or_postpone))
+        for task, result in pairs:
+            (building if task.place == "emulator" else judging).wait_for(result)
+        for task, result in postponed:
+            built = {key: result[key] for key in ("build_seconds", "built", "ptxas")}
+            result.update(blank_result(task) | built)
+            self.check_and_time(task, result)
+            finish(task, result)
+
+    def _judge(self, building, task, result, finish):
+        building.wait_for(result)
+        if self._is_over:
+            return
+        with self._shared[task.group] as shared, self._answering_for(result):
+            if result["verdict"] is None or self._options.sanitizes(task):
+                shared.bench().check_and_time(task, result)
+        finish(task, result)
 
     def close(self):
         """End what the variants of the last model shared, and what waits for the next."""
         self._close_bench()
-        for shared in self._shared:
+        for shared in self._shared.values():
             shared.close()
-        self._shared = []
+        self._shared = {}
         self._spare.close()
         self._spare = Spare()
 
@@ -175,9 +275,9 @@ class Runner:
             self._bench.close()
             self._bench = None
 
-    def _build_and_check(self, shared, task, result, finish):
-        with shared as bench:
-            bench.check_and_time(task, result, build=True)
+    def _build_and_check(self, task, result, finish):
+        with self._shared[task.group] as shared, self._answering_for(result):
+            shared.bench().check_and_time(task, result, build=True)
         finish(task, result)
 
     def build(self, task, result):
@@ -185,6 +285,7 @@ class Runner:
         self._progress.started("build", *task.names())
         try:
             with WorkerProcess(UNTIMED) as worker:
+                psutil.Process(worker.pid).nice(self._niceness)
                 load_candidate(worker, self.original(task), task, self._options, None)
                 self.build_in(worker, task, result)
         except WorkerFailure as failure:
@@ -211,22 +312,30 @@ class Runner:
 
     def check_and_time(self, task, result):
         """Judge a variant that is built, and time it if it is right. Tasks of one group in a row share a bench."""
-        self._prepare_bench(task)
-        self._bench.check_and_time(task, result)
+        with self._answering_for(result):
+            if self._bench is None or self._bench.group != task.group:
+                self._close_bench()
+                self._bench = self._bench_for(task)
+            self._bench.check_and_time(task, result)
 
-    def _prepare_bench(self, task):
-        if self._bench is None or self._bench.group != task.group:
-            self._close_bench()
-            self._bench = self._bench_for(task)
+    @contextlib.contextmanager
+    def _answering_for(self, result):
+        """What goes wrong here, and not in a worker, costs one result, not the run: it may have gone on for hours."""
+        try:
+            yield
+        except Exception as exception:
+            reason, details = describe(exception)
+            give(result, "error", f"the judge failed, not the variant: {reason}", details)
 
     def worker_for(self, task):
         """The process in which a variant is judged and timed. While it is, the next one starts."""
         if task.place == "emulator":
             return WorkerProcess(UNTIMED)
-        worker = self._spare.take()
-        self._waiting -= 1
-        if self._waiting > 0:
-            self._spare.start()
+        with self._taking:
+            worker = self._spare.take()
+            self._waiting -= 1
+            if self._waiting > 0:
+                self._spare.start()
         return worker
 
     def _bench_for(self, task):
@@ -240,6 +349,7 @@ class Runner:
             "place": task.place,
             "seed": self.seed,
             "strict": self._options.strict,
+            "precision": self._options.precision,
         }
 
 
@@ -268,10 +378,9 @@ class Bench:
             progress.started("truth", *task.names("float64"))
             self._description = self._truth.prepare()
             progress.finished("truth", *task.names("float64"), "ready")
-            # A GPU and its host can do that beside the check of the first variant.
             warming = ThreadPoolExecutor(max_workers=1)
             self._open.callback(warming.shutdown)
-            self._warmed = warming.submit(self._stopwatch.warm_up if task.place == "cuda" else lambda: None)
+            self._warmed = _submit(warming, self._stopwatch.warm_up if task.place != "emulator" else lambda: None)
         except WorkerFailure as failure:
             self._unusable = failure
             progress.finished("truth", *task.names("float64"), "error")
@@ -280,7 +389,7 @@ class Bench:
             raise
 
     def check_and_time(self, task, result, build=False):
-        """Set the verdict of one of the group's variants, and its times where it passes. `build`: it has not been built yet."""
+        """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
         if self._unusable:
             return give(result, "error", f"the original does not run: {self._unusable}", self._unusable.details)
         try:
@@ -290,15 +399,13 @@ class Bench:
                 self._sanitize(task, result)
             if result["verdict"]:
                 return
-            with self._run.worker_for(task) as worker:
-                self._check(worker, task, result, build)
-                if result["verdict"] is None:
+            with contextlib.ExitStack() as workers:
+                worker = self._check(workers, task, result, build)
+                if result["verdict"] in TIMED:
                     give_doubt(result)
-                if result["verdict"] is None:
-                    result["verdict"] = "pass"
-                    if task.place != "emulator":
-                        self._warmed.result()
-                        self._time(worker, task, result)
+                if result["verdict"] in TIMED and task.place != "emulator":
+                    self._warmed.result()
+                    self._time(worker, task, result)
         except WorkerFailure as failure:
             give_failure(result, failure)
 
@@ -317,18 +424,31 @@ class Bench:
         give_examination(result, examination)
         self._progress.finished("sanitize", *names, examination.outcome)
 
-    def _check(self, worker, task, result, build):
+    def _check(self, workers, task, result, build):
+        """Judge the variant; `workers` closes the processes that it takes, of which the last is returned."""
         names = task.names()
+        worker = first = workers.enter_context(self._run.worker_for(task))
+        workers.callback(lambda: result.update(printed=first.printed()))
+
+        def renew():
+            """A process in the place of one that a crash has left in a state of its own."""
+            another = workers.enter_context(WorkerProcess(UNTIMED if task.place == "emulator" else None))
+            load_candidate(another, self._original, task, self._options, self._truth.weights)
+            return another
+
         self._progress.started("build" if build else "check", *names)
         loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
-        result["variant_precision"] = loaded["precision"]
+        give_loaded(result, loaded)
         if build:
             self._run.build_in(worker, task, result)
             self._progress.finished("build", *names, "built")
             self._describe(task, result)
             self._progress.started("check", *names)
-        judge(worker, self._truth, result, self._options.time_limit)
-        self._progress.finished("check", *names, result["verdict"] or "pass")
+        worker = judge(worker, self._truth, result, self._options.time_limit, task.variant.path, renew, self._options.accept)
+        if task.place == "emulator":
+            result["accepted_races"] = worker.ask("candidate.accepted_races", self._options.time_limit)["lines"]
+        self._progress.finished("check", *names, result["verdict"])
+        return worker
 
     def _time(self, worker, task, result):
         names = task.names()
@@ -346,18 +466,24 @@ class Bench:
 
 
 class _SharedBench:
-    """A bench for `uses` uses by several threads: `make()` gives it for the first, and it is closed after the last."""
+    """A bench for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
 
     def __init__(self, make, uses):
+        self.over = threading.Event()
         self._make = make
         self._uses_left = uses
         self._bench = None
         self._lock = threading.Lock()
 
-    def __enter__(self):
+    def bench(self):
+        """The bench, which is made when it is first asked for; None when all uses are over."""
         with self._lock:
-            self._bench = self._bench or self._make()
-            return self._bench
+            if self._uses_left and not self._bench:
+                self._bench = self._make()
+            return self._bench if self._uses_left else None
+
+    def __enter__(self):
+        return self
 
     def __exit__(self, *exception):
         with self._lock:
@@ -367,35 +493,50 @@ class _SharedBench:
 
     def close(self):
         """Safe to call twice."""
+        self.over.set()
         if self._bench:
             self._bench.close()
 
 
-class _Builders:
-    """Makes calls side by side, at most so many at once: compilers do not disturb one another. What one raises ends all."""
+class _Pool:
+    """Makes calls side by side, at most so many at once. What one raises ends all.
 
-    def __init__(self, most):
+    `run` is the Runner whose workers are ended then.
+    """
+
+    def __init__(self, most, run):
         self._pool = ThreadPoolExecutor(max_workers=most)
         self._calls = {}
+        self._run = run
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, *_):
         if kind:
-            kill_all()
+            kill_all(self._run)
         self._pool.shutdown(cancel_futures=True)
 
     def begin(self, key, call):
-        """`wait_for(key)` waits for it. The key is told from others by being the same object."""
-        self._calls[id(key)] = self._pool.submit(call)
+        """`wait_for(key)` gives what the call returns. The key is told from others by being the same object."""
+        self._calls[id(key)] = _submit(self._pool, call)
 
     def wait_for(self, key):
-        self._calls[id(key)].result()
+        return self._calls[id(key)].result()
 
-    def wait_for_all(self):
-        for call in self._calls.values():
-            call.result()
+
+def has_several_points(tasks):
+    """Whether a model runs at several settings: their baselines compile the same kernels, and wait for each other's locks."""
+    return len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
+
+
+def _submit(pool, call):
+    """A future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
+    return pool.submit(contextvars.copy_context().run, call)
+
+
+def _cpu_last(pairs):
+    return sorted(pairs, key=lambda pair: pair[0].place == "cpu")
 
 
 def _in_building_order(pairs):
@@ -412,7 +553,10 @@ def load_candidate(worker, original, task, options, weights):
 
 def candidate_arguments(original, task, options, weights):
     """The arguments of candidate.load."""
-    return original | {"variant": str(task.variant.path), "weights": weights, "debug": options.debug}
+    builds = None
+    if not task.variant.is_catalogued:
+        builds = options.builds or f"{build_locks.JUDGED}/{task.hashes['source_sha256'][:16]}"
+    return original | {"variant": str(task.variant.path), "weights": weights, "debug": options.debug, "builds": builds}
 
 
 def blank_result(task):
@@ -425,10 +569,15 @@ def blank_result(task):
         "verdict": None,
         "reason": None,
         "details": "",
-        "source_sha256": catalog.sha256(task.variant.path),
-        "code_sha256": catalog.code_sha256(task.variant.path),
-        "kernels_sha256": catalog.kernels_sha256(task.variant.path),
-        "model_sha256": catalog.sha256(task.model.path),
+        "standard": task.standard,
+        "standards": blank_standards(),
+        "caveats": [],
+        "accuracy": None,
+        "weights": None,
+        "weights_differ": None,
+        "printed": "",
+        **task.hashes,
+        "pair": task.pair,
         "shape": {"inputs": [], "settings": task.settings},
         "precision": None,
         "variant_precision": None,
@@ -456,6 +605,7 @@ def blank_result(task):
         "graphed": None,
         "training": None,
         "findings": [],
+        "accepted_races": {},
         "sanitizer": None,
         "phases": {},
     }

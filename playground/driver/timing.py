@@ -12,17 +12,18 @@ import time
 from dataclasses import dataclass, field
 
 from playground.driver.race import SETTLING_CALLS, BaselineFailed, Patience, Quiet, Race, Rejected, Side, new_seed
-from playground.driver.verdict import judge
+from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
 from playground.machine.load import OtherLoad
 from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
-from playground.stopwatch.baselines import names_for, peers
+from playground.stopwatch.baselines import names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
-from playground.worker import WorkerFailure, WorkerProcess
+from playground.worker import WorkerFailure, WorkerProcess, standstill
 
 VARIANT, CONTROL = "variant", "control"
+SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
 LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
@@ -79,13 +80,18 @@ class Stopwatch:
         self._start_baselines("forward", ())
         self._start_control("forward", ())
 
+    @property
+    def workers(self):
+        """The processes that are timed beside the variant's."""
+        return [each for each in (self._worker, self._control_worker) if each]
+
     def time(self, worker, result):
         """The timing keys of the result of a variant that `worker` has loaded and judged. Raises Rejected, WorkerFailure."""
         timed = self._time_mode(worker, result, "forward")
         if self._options.training:
-            modes = _training_modes(result["check"]["gradients"])
+            modes = _training_modes(result)
             timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
-        if self._task.place == "cuda":
+        if self._task.place == "cuda" and "no-graph" not in _tags(result):
             self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
         return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
@@ -138,17 +144,27 @@ class Stopwatch:
         """A Race that was run. Raises what Race.run raises."""
         variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker), is_trusted=False)
         variant.start()
-        others = self._start_baselines(mode, not_graphed)
+        others = self._start_baselines(mode, not_graphed, _settings(result))
         control = self._start_control(mode, not_graphed)
-        pids = [os.getpid(), worker.pid, *(each.pid for each in (self._worker, self._control_worker) if each)]
+        pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
         rivals = functools.partial(_rivals, variant, others, result)
         race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
         recheck = functools.partial(self._recheck, variant, result, mode)
         secrets = self._secrets(mode)
-        race.clocks = [self._sample_clocks()]
-        race.run(self._options.seconds, self._measured.patience, secrets, RECHECKS[step_of(mode)], recheck)
-        race.clocks.append(self._sample_clocks())
+        with self._alone(worker):
+            race.clocks = [self._sample_clocks()]
+            race.run(self._options.seconds, self._measured.patience, secrets, RECHECKS[step_of(mode)], recheck)
+            race.clocks.append(self._sample_clocks())
         return race
+
+    @contextlib.contextmanager
+    def _alone(self, worker):
+        """While it lasts, nothing else that this run has started runs: neither compilers nor what is judged meanwhile.
+
+        Only what torch.compile makes for the CPU goes on beside a GPU, which takes a minute and few processors.
+        """
+        with standstill({worker, self._truth.worker, *self.workers}, self._task.place == "cuda"), self._truth.reserved():
+            yield
 
     def _conclude(self, worker, result, mode, race, control, disturbance):
         """The timings that follow from a race."""
@@ -160,7 +176,8 @@ class Stopwatch:
         eager = next((side for side in others if side.name == "eager"), None)
         if eager and count_other_streams(variant, eager):
             notes.append(LATE_NOTE)
-        back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid))
+        with self._alone(worker):
+            back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid))
         notes += note
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
@@ -204,7 +221,7 @@ class Stopwatch:
         outputs.unlink(missing_ok=True)
         variant.ask("result", outputs=str(outputs))
         what = "outputs" if step_of(mode) == "forward" else "gradients"
-        compared = self._truth.compare(what, _probe_name(mode, seed), str(outputs), result["variant_precision"])
+        compared = self._truth.compare(what, _probe_name(mode, seed), str(outputs), permitted_to(result))
         for comparison in compared.values() if what == "gradients" else [compared]:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
@@ -232,11 +249,11 @@ class Stopwatch:
             notes.append(f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts")
         return seen, notes
 
-    def _start_baselines(self, mode, not_graphed):
-        """A Side for each baseline that runs; why the others do not is kept."""
+    def _start_baselines(self, mode, not_graphed, settings=()):
+        """A Side for each baseline that runs, under the variant's settings, too; why the others do not is kept."""
         given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
-        names = names_for(place, step, given.quick, given.max_autotune, given.strict)
+        names = under(settings, names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision))
         while True:  # one that fails takes the process of all with it
             sides = [
                 Side(name, step if name in not_graphed else mode, SETTLING_CALLS[place], self._ask_baselines)
@@ -283,7 +300,7 @@ class Stopwatch:
             if self._control_worker is None:
                 self._control_worker = WorkerProcess()
                 self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
-                like_a_variant = {"ran_on": self._task.place, "variant_precision": None, "verdict": None}
+                like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
                 judge(self._control_worker, self._truth, like_a_variant, self._options.time_limit)
             mode = step_of(mode) if "eager" in not_graphed else mode
             side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))
@@ -309,7 +326,7 @@ class Stopwatch:
         """Ask the process of the baselines; a new one when the last one died."""
         try:
             if self._worker is None:
-                self._worker = WorkerProcess()
+                self._worker = WorkerProcess(bears_a_gpu=self._task.place == "cpu")
                 self._worker.ask("baselines.load", self._options.time_limit, **self._original)
             return self._worker.ask(f"baselines.{request}", self._options.time_limit, **arguments)
         except WorkerFailure:
@@ -323,7 +340,8 @@ class Stopwatch:
         place = self._task.place
         try:
             if place not in self._measured.ceilings:
-                self._measured.ceilings[place] = self._ask_baselines("ceilings")
+                with self._alone(None):
+                    self._measured.ceilings[place] = self._ask_baselines("ceilings")
             if mode not in self._work:
                 self._work[mode] = self._ask_baselines("work", name=self._task.model.catalogued_as, counted=mode)
         except WorkerFailure as failure:
@@ -339,16 +357,8 @@ class Stopwatch:
         return clocks.sample() if self._task.place == "cuda" else None
 
     def close(self):
-        for worker in filter(None, (self._worker, self._control_worker)):
+        for worker in self.workers:
             worker.close()
-
-
-class _Disturbed(Exception):
-    """A timing that is worth another try; it took so many seconds."""
-
-    def __init__(self, seconds):
-        super().__init__(seconds)
-        self.seconds = seconds
 
 
 def launches_count(timings):
@@ -463,16 +473,33 @@ def outcome(variant, others, result, control, disturbance=None):
 
 
 def _rivals(variant, others, result):
-    """The fastest baseline at least as precise as the variant and, where that is another one, the fastest of all."""
-    precise_enough = peers([side.name for side in others], result["variant_precision"] or result["precision"])
-    ranked = sorted(others, key=lambda side: side.median)
+    """The fastest baseline at least as precise as the variant and, where that is another one, the fastest of all.
+
+    Of all in PyTorch's own precision, that is: TF32 may be among them, fp16 only where the variant declares so little.
+    """
+    names, settings = [side.name for side in others], _settings(result)
+    precision = result["variant_precision"] or result["precision"]
+    precise_enough = peers(names, precision, settings)
+    usual = {each for own in ((), settings) for each in peers(names, "tf32" if precision == "fp32" else precision, own)}
+    ranked = sorted((side for side in others if side.name in usual), key=lambda side: side.median)
     best = next((side for side in ranked if side.name in precise_enough), None)
     return [side for side in dict.fromkeys([best, *ranked[:1]]) if side]
 
 
-def _training_modes(gradients):
-    """The modes of which the check has compared gradients."""
-    if not gradients or "unsupported" in gradients:
+def _settings(result):
+    """Names of baselines.SETTINGS: what the variant has set for its process, so that its baselines must have it, too."""
+    return tuple(name for name, tag in SETS.items() if tag in _tags(result))
+
+
+def _tags(result):
+    """Those of a result's caveats."""
+    return {caveat["tag"] for caveat in result.get("caveats") or []}
+
+
+def _training_modes(result):
+    """The modes of which the check has compared gradients, and found them right."""
+    gradients = result["check"]["gradients"]
+    if _tags(result) & {"no-gradient", "wrong-gradient"} or not gradients or "unsupported" in gradients:
         return []
     modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
     return modes + (["weights_and_input"] if any(name.startswith("input") for name in gradients) else [])

@@ -1,40 +1,128 @@
-"""The checks of one variant, from the driver's side: what is asked of which worker, and what verdict follows."""
+"""The checks of one variant, from the driver's side: what is asked of which worker, and what verdict follows.
 
+There are two standards, and both are always looked at. `forward` is about the problem's own inputs: the outputs are right, they
+are the file's own work, and nothing else is touched or remembered. `drop-in` asks in addition for all that a user of the
+original may do: gradients, other sizes and values, streams, graphs, torch.compile. docs/what_a_pass_proves.md is the long form.
+"""
+
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
 from playground.judge.behaviour import Conduct, Trials
-from playground.judge.probes import AT_OWN_SIZE, PROBES, size_of
+from playground.judge.mutations import LOOK_ALIKE
+from playground.judge.probes import AT_OWN_SIZE, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
+from playground.judge.work import Text
+from playground.worker import WorkerFailure
+from playground.worker.truth import RefereeFailure
 
+FORWARD, DROP_IN = "forward", "drop-in"
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
-# How a complaint about a probe begins; those of the problem's own size need no such words.
+# Probe -> (how a complaint about it begins, its tag); on the problem's own inputs the complaint needs no such words.
 CIRCUMSTANCES = {
-    "normal": "on normal inputs",
-    "impulse": "with one non-zero element",
-    "ramp": "on a ramp",
-    "large": "on inputs of about 100000",
-    "small": "on inputs of about 0.001",
-    "nan": "with a NaN in one sample",
-    "infinity": "with an infinity in one sample",
-    "batch 1": "at batch size 1",
-    "odd sizes": "at odd sizes",
-    "step": "after an optimiser's step",
-    "weights": "with weights 8 times as large",
-    "autocast": "under autocast",
+    "own": ("", "outputs"),
+    "fresh": ("on fresh inputs", "outputs"),
+    "fresh again": ("on fresh inputs", "outputs"),
+    "other weights": ("with the weights of another seed", "outputs"),
+    "within": ("where the samples differ more, within the range of the problem's own inputs", "outputs"),
+    "scaled": ("on normal inputs of another scale for each sample", "values"),
+    "normal": ("on normal inputs", "sizes"),
+    "impulse": ("with one non-zero element", "values"),
+    "ramp": ("on a ramp", "values"),
+    "large": ("on inputs of about 100000", "values"),
+    "small": ("on inputs of about 0.001", "values"),
+    "nan": ("with a NaN in one sample", "nan"),
+    "infinity": ("with an infinity in one sample", "nan"),
+    "batch 1": ("at batch size 1", "sizes"),
+    "odd sizes": ("at odd sizes", "sizes"),
+    "step": ("after an optimiser's step", "stale-weights"),
+    "weights": ("with weights 8 times as large", "values"),
+    "autocast": ("under autocast", "autocast"),
+}
+# Check of the behaviour -> (tag, the least standard that it costs).
+CONDUCT = {
+    "global state": ("global-state", FORWARD),
+    "cudnn.benchmark": ("sets-cudnn-benchmark", DROP_IN),
+    "TF32": ("sets-tf32", DROP_IN),
+    "random state": ("random-state", FORWARD),
+    "memory of its own": ("returns-its-input", FORWARD),
+    "inputs unchanged": ("changes-inputs", FORWARD),
+    "weights unchanged": ("changes-weights", FORWARD),
+    "build": ("not-its-own-work", FORWARD),
+    "launch": ("failed-launch", FORWARD),
+    "an earlier output": ("overwrites-results", FORWARD),
+    "new content in the same memory": ("remembers", FORWARD),
+    "the same content in new memory": ("remembers", FORWARD),
+    "a late producer": ("unjoined-stream", FORWARD),
+    "run to run": ("not-deterministic", DROP_IN),
+    "inference_mode": ("inference-mode", DROP_IN),
+    "a side stream": ("default-stream", DROP_IN),
+    "a second device": ("second-device", DROP_IN),
+    "torch.compile": ("fullgraph", DROP_IN),
+    "a CUDA graph": ("no-graph", DROP_IN),
+}
+# Tag -> what would remove the caveat.
+REMEDIES = {
+    "no-gradient": "raise NotImplementedError when a gradient is wanted, or write the backward",
+    "wrong-gradient": "mend the backward, or raise NotImplementedError when a gradient is wanted",
+    "default-stream": "launch on the current stream, c10::cuda::getCurrentCUDAStream()",
+    "weights-by-seed": "give the parameters the original's names and shapes",
+    "sets-cudnn-benchmark": "leave torch.backends.cudnn.benchmark to the caller",
+    "sets-tf32": "leave the precision of PyTorch's products to the caller",
+    "accuracy": "add in several partial sums, or declare the class attribute `precision`",
+    "sizes": "compute these sizes, too, or raise an exception for them",
+    "values": "compute these values, too, or raise an exception for them",
+    "nan": "let a NaN or an infinity through to where the original has one, and nowhere else",
+    "stale-weights": "read the weights in each call",
+    "autocast": "keep to float32, or raise an exception under autocast",
+    "not-deterministic": "add in a fixed order, or say deterministic = False in the class",
+    "inference-mode": "use nothing that torch.inference_mode forbids",
+    "second-device": "guard the device, launch on the input's, or raise an exception",
+    "fullgraph": "give the operator a fake kernel that fits, or raise an exception",
+    "no-graph": "do nothing on the host that depends on the inputs",
+}
+OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
+FIRST = "wrong-gradient"  # of the tags of caveats
+# Tags that are said of a line of the file, with what stands in that line.
+LINES = {
+    "no-gradient": r"\s*def forward\(",
+    "wrong-gradient": r"\s*def backward\(",
+    "default-stream": r"<<<",
+    "weights-by-seed": r"class ModelNew\b",
+    "sets-cudnn-benchmark": r"cudnn\.benchmark\s*=",
+    "sets-tf32": r"(allow_tf32\s*=|fp32_precision\s*=|set_float32_matmul_precision\()",
 }
 
 
-def judge(worker, truth, result, limit):
-    """Every check of the variant that `worker` has loaded. Sets the verdict in `result` when something is wrong."""
+@dataclass(frozen=True)
+class Complaint:
+    """What is wrong with a variant, in one sentence, and the least standard that it costs: FORWARD, DROP_IN, or None."""
+
+    tag: str
+    text: str
+    costs: str | None
+    line: int | None = None
+
+
+def judge(worker, truth, result, limit, file=None, renew=None, accept=None):
+    """Every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
+
+    `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
+    error, of the spread, that the caller accepts. Returns the worker that is alive in the end. Raises WorkerFailure where it
+    fails on the problem's own inputs.
+    """
     result["check"] = blank_check()
-    case = _Case(worker, truth, result, limit)
+    result["check"]["domain"] = truth.domain
+    result["accuracy"] = None
+    case = _Case(worker, truth, result, limit, file, renew, accept)
     try:
-        for check in (case.probe_all, case.look_for_work, case.try_out_all, case.count_mutants):
-            check()
-            if result["verdict"]:
-                return
+        case.hear()
     finally:
         case.close()
+    result["check"]["reference"] = truth.ways
+    conclude(result, case.complaints)
+    return case.worker
 
 
 def blank_check():
@@ -43,15 +131,50 @@ def blank_check():
     return figures | {"probes": {}, "behaviour": {}, "work": None}
 
 
-class _Case:
-    """One variant before the court."""
+def blank_standards():
+    """What is known of both standards before anything was checked."""
+    return {name: {"verdict": None, "reasons": []} for name in ("forward", "drop_in")}
 
-    def __init__(self, worker, truth, result, limit):
-        self._worker = worker
+
+def _merged(complaints):
+    """One complaint of each kind: the first, with the number of the others."""
+    kinds = {}
+    for each in complaints:
+        kinds.setdefault((each.tag, each.costs), []).append(each)
+    for first, *others in kinds.values():
+        yield replace(first, text=f"{first.text} (and in {len(others)} more)") if others else first
+
+
+def conclude(result, complaints):
+    """The verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient."""
+    ordered = sorted(_merged(complaints), key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
+    against_forward = [each.text for each in ordered if each.costs == FORWARD]
+    against_drop_in = [each.text for each in ordered if each.costs]
+    result["standards"] = {
+        "forward": {"verdict": "fail" if against_forward else "pass", "reasons": against_forward},
+        "drop_in": {"verdict": "fail" if against_drop_in else "pass", "reasons": against_drop_in},
+    }
+    result["caveats"] = [asdict(each) for each in ordered if each.costs != FORWARD]
+    verdict = "fail" if against_forward else "forward only" if against_drop_in else "pass"
+    if against_forward and all(each.tag == "not-judged" for each in ordered if each.costs == FORWARD):
+        verdict = "error"
+        result["standards"] = {name: found | {"verdict": verdict} for name, found in result["standards"].items()}
+    result.update(verdict=verdict, reason=next(iter(against_drop_in), None), details="")
+
+
+class _Case:
+    """One variant before the court. `complaints` are all that there are so far."""
+
+    def __init__(self, worker, truth, result, limit, file, renew, accept):
+        self.worker = worker
+        self.complaints = []
         self._truth = truth
         self._result = result
         self._check = result["check"]
         self._limit = limit
+        self._text = Text(file) if file else None
+        self._renew = renew
+        self._accept = accept
         self._declared = result["variant_precision"]
         self._outputs = str(truth.folder / f"outputs-{worker.pid}")
         watched = ("build", "launch") if result["ran_on"] == "cuda" else ("build",)
@@ -61,54 +184,175 @@ class _Case:
     def close(self):
         Path(self._outputs).unlink(missing_ok=True)
 
+    def hear(self):
+        """All checks; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
+        if self._is_by_seed:
+            self._complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
+        for probe in (*FORWARD_PROBES, OF_SEEDS) if self._is_by_seed else FORWARD_PROBES:
+            self._probe(probe)
+        if self._are_outputs_wrong:
+            return
+        self._probe_further()
+        self._look_for_work()
+        self._try_out_all()
+        if not any(each.costs == FORWARD for each in self.complaints):
+            self._count_mutants()
+
+    @property
+    def _is_by_seed(self):
+        return self._result.get("weights") == "by seed"
+
+    def _is_wrong(self, probe):
+        return bool(self._check["probes"].get(probe, {}).get("complaint"))
+
+    @property
+    def _are_outputs_wrong(self):
+        return any(map(self._is_wrong, (*FORWARD_PROBES, OF_SEEDS)))
+
+    def _complain(self, tag, text, costs):
+        remedy = REMEDIES.get(tag) if costs == DROP_IN else None
+        line = self._text.line_of(LINES[tag]) if self._text and tag in LINES else None
+        self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
+
     def _ask(self, what, **arguments):
         Path(self._outputs).unlink(missing_ok=True)  # what an earlier call wrote is no answer
-        return self._worker.ask(f"candidate.{what}", self._limit, outputs=self._outputs, **arguments)
+        return self.worker.ask(f"candidate.{what}", self._limit, outputs=self._outputs, **arguments)
 
     def _compare(self, what, probe, **more):
         return self._truth.compare(what, probe, self._outputs, self._declared, **more)
 
-    def _fail(self, reason):
-        give(self._result, "fail", reason)
+    def _survive(self, tag, circumstance, check):
+        """Do a check that can only cost drop-in: a crash there is a caveat. What the emulator finds is raised.
 
-    def probe_all(self):
-        for probe in PROBES:
-            if self._refuses_reduced and size_of(probe) == "reduced":
+        Returns whether the check came to its end.
+        """
+        try:
+            check()
+            return True
+        except WorkerFailure as failure:
+            if failure.is_finding or isinstance(failure, RefereeFailure):
+                raise
+            self._complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
+            if self._renew is None:
+                raise
+            self.worker = self._renew()
+            return False
+
+    def _probe_further(self):
+        """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
+        for probe in (name for name in PROBES if name not in (*FORWARD_PROBES, OF_SEEDS)):
+            if self._is_by_seed and probe in OF_PARAMETERS:
+                self._note_probe(probe, "not run: the variant's parameters are not the original's")
+                continue
+            if self._rejects_reduced and size_of(probe) == "reduced":
                 probe += AT_OWN_SIZE
-            self._probe(probe, probe in ("own", "scaled"))
-            if probe == "normal" and self._refuses_reduced:
-                self._probe(probe + AT_OWN_SIZE, False)
-            if self._result["verdict"]:
-                return
+            self._probe_in_drop_in(probe)
+            if probe == "normal" and self._rejects_reduced:
+                self._probe_in_drop_in(probe + AT_OWN_SIZE)
+
+    def _probe_in_drop_in(self, probe):
+        words, tag = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
+        if not self._survive(tag, words, lambda: self._probe(probe)):
+            self._note_probe(probe, None, complaint=self.complaints[-1].text)
 
     @property
-    def _refuses_reduced(self):
-        return ((self._check["probes"].get("normal") or {}).get("note") or "").startswith(REFUSES)
+    def _rejects_reduced(self):
+        """Whether the variant refuses the reduced size, or is wrong there."""
+        note = self._check["probes"].get("normal", {}).get("note")
+        return (note or "").startswith(REFUSES) or self._is_wrong("normal")
 
-    def _probe(self, probe, required):
-        """Outputs on one probe, and gradients where it has any. A probe that is not required may be refused."""
+    def _probe(self, probe):
+        """Outputs on one probe, and gradients where it has any. All but those of the problem's own inputs may be refused."""
         prepared, inputs = self._truth.prepared(probe), self._truth.inputs(probe)
         if prepared["unusable"]:
             return self._note_probe(probe, f"not run: {prepared['unusable']}")
+        required = probe in (*FORWARD_PROBES, OF_SEEDS)
         ran = self._ask("run", inputs=inputs, poison=probe != "own", may_refuse=not required)
         if ran["refused"]:
             return self._note_probe(probe, f"{REFUSES}{ran['refused']}")
-        if required:
+        if probe == "own":
             self._result["peak_mib"] = ran["peak_mib"]
         self._heed(ran["complaints"])
         compared = self._compare("outputs", probe)
+        compared = self._graded(probe, compared) if required else self._reordered(probe, compared)
         entry = self._check["probes"][probe] = _figures(compared) | {"note": compared.get("note")}
         entry["complaint"] = compared["complaint"] and _under(probe, compared["complaint"])
         if required:
             _keep_worst(self._check, compared)
-        if entry["complaint"] and not self._result["verdict"]:
-            return self._fail(entry["complaint"])
-        if prepared["differentiable"] and not self._result["verdict"]:
-            return self._differentiate(probe)
+            if entry["complaint"]:
+                tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
+                return self._complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
+        elif entry["complaint"]:
+            return self._complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
+        if compared["swallowed"]:
+            self._complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
+        if prepared["differentiable"] and not self._is_gradient_wrong:
+            self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None
 
-    def _note_probe(self, probe, note):
-        self._check["probes"][probe] = dict.fromkeys((*FIGURES, "complaint")) | {"note": note}
+    def _graded(self, probe, compared):
+        """The comparison on a probe of the problem's own inputs; keeps the class of accuracy, and permits what that does.
+
+        Float32 in another order of adding is permitted to all, what is less exact only where the caller accepts it.
+        """
+        worst = self._result["accuracy"]
+        figures = {"error": compared["max_error"], "limit": compared["allowed"]}
+        if not compared["complaint"]:
+            if worst is None:
+                self._result["accuracy"] = {"class": self._declared or AS_PYTORCH} | figures
+            elif worst["class"] == AS_PYTORCH and figures["error"] > worst["error"]:
+                worst.update(figures)
+            return compared
+        found = self._truth.grade(probe, self._outputs)
+        if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
+            self._result["accuracy"] = (worst or {}) | {"class": found} | figures
+        complaint = f"{compared['complaint']} (accuracy: {found})" if found != WRONG else compared["complaint"]
+        if self._declared is None and found == FLOAT32:
+            self._declared = FLOAT32
+        elif self._may_accept(compared["max_error"]):
+            if lost := self._lost_by_accepting():
+                return compared | {"complaint": f"{complaint}; accepting it would accept '{lost}', too"}
+            self._declared = self._result["accuracy"]["accepted"] = self._accept
+        else:
+            return compared | {"complaint": complaint}
+        self._complain("accuracy", _under(probe, complaint), DROP_IN)
+        return self._compare("outputs", probe)
+
+    def _reordered(self, probe, compared):
+        """The comparison on another probe, where float32 in another order of adding costs no more than exactness."""
+        error = compared["max_error"]
+        if not compared["complaint"] or self._declared or error is None or error > APPROXIMATE[-1]:
+            return compared
+        if self._truth.grade(probe, self._outputs) != FLOAT32:
+            return compared
+        self._declared = FLOAT32
+        self._complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
+        return self._compare("outputs", probe)
+
+    def _may_accept(self, error):
+        """Whether the caller accepts an error of that size, and it was not accepted yet."""
+        return self._accept is not None and self._declared != self._accept and error is not None and error <= self._accept
+
+    def _lost_by_accepting(self):
+        """The name of a wrong version of the original that could not be told from it any more; None without one.
+
+        A function in the place of one that looks alike, such as a GELU by tanh, is what is accepted, and does not count.
+        """
+        strict, accepting = (self._truth.mutants(OF_MUTANTS, False, limit)["survivors"] for limit in (None, self._accept))
+        return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
+
+    def _tag_of_outputs(self, probe, compared):
+        """What a wrong output on a probe beyond the problem's own inputs is due to."""
+        if compared["stale"]:
+            return "stale-weights"
+        if compared["leaked"]:
+            return "nan"
+        _, tag = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
+        by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
+        return "values" if by_values or tag in ("nan", "stale-weights") else tag
+
+    def _note_probe(self, probe, note, complaint=None):
+        self._check["probes"][probe] = dict.fromkeys(FIGURES) | {"complaint": complaint, "note": note}
 
     def _heed(self, complaints):
         """What a call did besides, unless the original does it too."""
@@ -120,8 +364,12 @@ class _Case:
         if self._check["behaviour"].get(check, {}).get("complaint"):
             return
         self._check["behaviour"][check] = {"complaint": complaint, "note": note}
-        if complaint and not self._result["verdict"]:
-            self._fail(complaint)
+        if complaint:
+            self._complain(*_tagged(check, complaint))
+
+    @property
+    def _is_gradient_wrong(self):
+        return any(each.tag in ("no-gradient", "wrong-gradient") for each in self.complaints)
 
     def _differentiate(self, probe):
         answer = self._ask("differentiate", inputs=self._truth.inputs(probe))
@@ -131,27 +379,40 @@ class _Case:
             else:
                 self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
             return
-        gradients = self._compare("gradients", probe)
+        if answer["failed"]:
+            return self._complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
+        gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
         if decided and not self._check["probes"][probe]["note"]:
             self._check["probes"][probe]["note"] = f"near decisions move the gradient of {', '.join(decided)}"
-        if self._check["gradients"] is None or any(comparison["complaint"] for comparison in gradients.values()):
+        unjudged = [comparison["complaint"] for comparison in gradients.values() if comparison.pop("unjudged")]
+        found = [comparison["complaint"] for comparison in gradients.values() if comparison["complaint"]]
+        wrong = [complaint for complaint in found if complaint not in unjudged]
+        if unjudged:
+            more = f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else ""
+            self._complain("not-judged", _under(probe, unjudged[0]) + more, None)
+        if self._check["gradients"] is None or wrong:
             self._check["gradients"] = gradients
-        in_training = self._compare("outputs", probe)
-        for comparison in [*gradients.values(), in_training]:
-            if comparison["complaint"]:
-                return self._fail(_under(probe, comparison["complaint"]))
+        if wrong:
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            if "outputs" in gradients:
+                return self._complain("no-gradient", wrong[0], DROP_IN)
+            where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
+            return self._complain("wrong-gradient", where + more, DROP_IN)
+        in_training = self._compare("outputs", probe)["complaint"]
+        if in_training:
+            self._complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
 
-    def look_for_work(self):
+    def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
-        probe = "scaled"
+        probe = "within"
         found = self._ask("work", inputs=self._truth.inputs(probe))
         wrong = self._decoration(found, probe)
         own = found["builds"] or found["own_share"]
         label = None if own else "Triton" if found["triton"] else "no kernel of its own"
         self._check["work"] = found | {"note": wrong or label}
         if wrong:
-            self._fail(wrong)
+            self._complain("not-its-own-work", wrong, FORWARD)
 
     def _decoration(self, found, probe):
         """Why the variant's kernels are for show; None where they are not, or where it has none."""
@@ -163,27 +424,32 @@ class _Case:
             return "its own kernels do not account for the result: it is right without theirs, too"
         return None
 
+    @property
+    def _passed(self):
+        """The probes on which the outputs were compared and right."""
+        entries = self._check["probes"].items()
+        return [name for name, entry in entries if entry["max_error"] is not None and not entry["complaint"]]
+
     def _probe_to_repeat(self, but=None):
         """A probe at the reduced size that the variant passed, else one of the problem's own size."""
-        passed = [name for name, entry in self._check["probes"].items() if entry["max_error"] is not None]
         likely = [name + ending for ending in ("", AT_OWN_SIZE) for name in ("normal", "ramp", "impulse")]
-        reduced = [name for name in likely if name in passed and name != but]
-        return reduced[0] if reduced else next(name for name in ("own", "scaled") if name in passed and name != but)
+        return next(name for name in (*likely, *FORWARD_PROBES) if name in self._passed and name != but)
 
-    def try_out_all(self):
+    def _try_out_all(self):
         first = self._probe_to_repeat()
-        second = self._probe_to_repeat(but=first)
+        probes = {"first": first, "second": self._probe_to_repeat(but=first)}
         for trial in Trials.NAMES:
-            self._try_out(trial, {"first": first, "second": second})
-            if self._result["verdict"]:
-                return
+            tag, costs = CONDUCT[trial]
+            if costs == FORWARD:
+                self._try_out(trial, probes)
+            elif not self._survive(tag, trial, lambda trial=trial: self._try_out(trial, probes)):
+                self._check["behaviour"][trial] = {"complaint": self.complaints[-1].text, "note": None}
 
-    def count_mutants(self):
+    def _count_mutants(self):
         """How many wrong versions of the original fail the probes that this variant passed."""
-        passed = [name for name, entry in self._check["probes"].items() if entry["max_error"] is not None]
         gradients = bool(self._check["gradients"]) and "unsupported" not in self._check["gradients"]
-        probes = tuple(name for name in passed if not name.startswith("autocast"))
-        score = self._truth.mutants(probes, gradients, self._declared)
+        probes = tuple(name for name in self._passed if name not in (*FRESH, OF_SEEDS) and not name.startswith("autocast"))
+        score = self._truth.mutants(probes, gradients and not self._is_gradient_wrong, self._declared)
         self._check["mutants_rejected"] = f"{score['rejected']}/{score['counted']}"
         self._check["mutants_survived"] = score["survivors"]
 
@@ -194,13 +460,21 @@ class _Case:
         if done["of"] in probes and not complaint:
             compared = self._compare("outputs", probes[done["of"]])
             complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
+            if complaint and trial == "a CUDA graph" and self._compare("outputs", probes["first"])["complaint"] is None:
+                return self._complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
         elif trial in self._truth.habits:
             return self._behaved(trial, None, "bits differ, as the original's do" if complaint else done["note"])
         self._behaved(trial, complaint, done["note"])
 
 
+def _tagged(check, complaint):
+    """(tag, text, costs) of a complaint about a check of the behaviour."""
+    tag, costs = CONDUCT[check]
+    return tag, complaint, costs
+
+
 def _under(probe, complaint):
-    circumstance = CIRCUMSTANCES.get(probe.removesuffix(AT_OWN_SIZE))
+    circumstance, _ = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
     return f"{circumstance}: {complaint}" if circumstance else complaint
 
 
@@ -218,8 +492,22 @@ def _keep_worst(check, comparison):
         check.update(_figures(comparison))
 
 
+def give_loaded(result, loaded):
+    """Keep what candidate.load says: the declared precision, and how the variant came by its weights."""
+    result["variant_precision"], result["weights"] = loaded["precision"], loaded["weights"]
+    result["weights_differ"] = loaded["difference"]
+
+
+def permitted_to(result):
+    """What is permitted to a judged variant beyond the strict limit, as `declared` of worker.referee's requests; or None."""
+    accuracy = result.get("accuracy") or {}
+    accepted = accuracy.get("accepted") or (FLOAT32 if accuracy.get("class") == FLOAT32 else None)
+    return accepted or result["variant_precision"]
+
+
 def give(result, verdict, reason, details=""):
-    """Set the verdict of a result."""
+    """Set the verdict of a result, which is that under both standards."""
+    result["standards"] = {name: {"verdict": verdict, "reasons": [reason]} for name in blank_standards()}
     result.update(verdict=verdict, reason=reason, details=details)
 
 

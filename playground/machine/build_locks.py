@@ -20,6 +20,7 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
+JUDGED = "judged"  # the folder in torch's with one for each judged file that is not the project's
 SECOND_LOOK = 0.25  # seconds; a builder closes its lock a moment before it removes it
 NETWORK_FILE_SYSTEMS = {"afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
 
@@ -98,7 +99,7 @@ def _locks_end_with_their_holder() -> bool:
 def _lock_files(root: Path) -> dict[Path, os.stat_result]:
     """Every lock below `root`, and which file it is now: the path alone may name another one later."""
     found = {}
-    for path in sorted(root.glob("*/lock")):
+    for path in sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")]):
         with contextlib.suppress(FileNotFoundError):
             found[path] = path.stat()
     return found

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,12 +11,16 @@ import torch
 class Baseline:
     """`strict` forbids TF32 in convolutions and matrix products; otherwise PyTorch's defaults hold.
 
-    `compiled` is torch.compile's mode, None for a baseline that is not compiled.
+    `compiled` is torch.compile's mode, None for a baseline that is not compiled. Model and inputs are converted to `dtype`
+    beforehand where there is one: a lower precision than that of any variant which declares none. `settings` are names of
+    SETTINGS: what a variant has set for itself, so that this is timed under the same.
     """
 
     compiled: str | None = None
     channels_last: bool = False
     strict: bool = False
+    dtype: torch.dtype | None = None
+    settings: tuple = ()
 
 
 # max-autotune without CUDA graphs: those copy every input into memory of their own, which takes longer than it saves. Where
@@ -32,14 +36,40 @@ BASELINES = {
     "channels_last_fp32": Baseline(channels_last=True, strict=True),
     "compile_fp32": Baseline(compiled="default", strict=True),
     "compile_max_fp32": Baseline(compiled=MAX_AUTOTUNE, strict=True),
+    "compile_fp16": Baseline(compiled="default", channels_last=True, dtype=torch.float16),
 }
+# What a variant may set for the whole process, and what it takes for a baseline to be timed under the same: the flag's place,
+# name and value.
+_PRECISIONS = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
+_PRECISIONS_ON_CPU = (torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul)
+SETTINGS = {
+    "benchmark": [(torch.backends.cudnn, "benchmark", True)],
+    "tf32": [(flag, "fp32_precision", "tf32") for flag in _PRECISIONS + _PRECISIONS_ON_CPU],
+}
+
+
+def named(name):
+    """The Baseline of a name of BASELINES, or of one with settings behind it, such as "eager+benchmark"."""
+    name, *settings = name.split("+")
+    return replace(BASELINES[name], settings=tuple(settings))
+
+
+def under(settings, names):
+    """What to time beside a variant that has set these for itself: all of `names` under the same, and the first as it is.
+
+    Strict ones have no place beside a variant that permits itself TF32.
+    """
+    if not settings:
+        return names
+    fitting = [name for name in names if not (named(name).strict and "tf32" in settings)]
+    return [names[0], *("+".join([name, *settings]) for name in fitting)]
 
 
 def names_for(place, mode, quick, max_autotune, strict):
     """The baselines worth timing: channels_last for inference, few when in a hurry, strict ones beside those of a forward pass.
 
     `strict` says that TF32 is forbidden to all. Of a training step strict baselines take up to 20 times as long as the others:
-    only a strict run times them.
+    only a strict run times them. fp16 is timed beside the forward pass, where it is what many would pick instead.
     """
     names = ["eager"]
     if not mode.startswith("weights"):
@@ -48,24 +78,33 @@ def names_for(place, mode, quick, max_autotune, strict):
         names.append("compile")
     if max_autotune:
         names.append("compile_max")
-    return names + [f"{name}_fp32" for name in names] if place == "cuda" and mode == "forward" and not strict else names
+    if place == "cuda" and mode == "forward" and not strict:
+        names += [f"{name}_fp32" for name in names] + ([] if quick else ["compile_fp16"])
+    return names
 
 
-def peers(names, precision):
-    """Those of the baselines that are at least as precise as a variant: where it is strict ("fp32"), only strict ones.
+def peers(names, precision, settings=()):
+    """Those of the baselines under a variant's settings that are at least as precise: where it is strict ("fp32"), strict ones.
 
-    Where no baseline is marked as strict (on the CPU, which has no TF32) all of them are.
+    Where no baseline is marked as strict (on the CPU, which has no TF32) all in float32 are. One in fp16 is a peer only of a
+    variant that declares a lower precision, too.
     """
-    strict = [name for name in names if BASELINES[name].strict]
-    return strict if strict and precision == "fp32" else list(names)
+    alike = [name for name in names if named(name).settings == tuple(settings)]
+    if precision not in ("fp32", "tf32"):
+        return alike
+    alike = [name for name in alike if named(name).dtype is None]
+    strict = [name for name in alike if named(name).strict]
+    return strict if strict and precision == "fp32" else alike
 
 
 def prepare(model, baseline):
-    """(a copy of the model, memory format of its inputs) for a baseline. Its precision holds where `precision_of` does.
+    """(a copy of the model, memory format and dtype of its inputs) for a baseline; None: as they are.
+
+    Its precision holds where `precision_of` does.
 
     No two compiled models may share a class: torch.compile keeps what it compiles with the class's code.
     """
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model).to(baseline.dtype)
     if baseline.channels_last:
         for parameter in model.parameters():
             if parameter.dim() in (4, 5):
@@ -75,19 +114,22 @@ def prepare(model, baseline):
         # What exceeds the limit would run uncompiled without a word.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         model = torch.compile(model, mode=baseline.compiled)
-    return model, "channels_last" if baseline.channels_last else None
+    return model, "channels_last" if baseline.channels_last else None, baseline.dtype
 
 
 @contextlib.contextmanager
 def precision_of(baseline):
-    """Forbid TF32 where the baseline is strict, by the flags of torch 2.9 and later; older ones cannot be read beside them."""
-    flags = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
-    before = [flag.fp32_precision for flag in flags]
+    """The baseline's settings; TF32 is forbidden where it is strict.
+
+    By the flags of torch 2.9 and later; older ones cannot be read beside them.
+    """
+    flags = [flag for name in baseline.settings for flag in SETTINGS[name]]
+    flags += [(flag, "fp32_precision", "ieee") for flag in _PRECISIONS if baseline.strict]
+    before = [(place, name, getattr(place, name)) for place, name, _ in flags]
     try:
-        if baseline.strict:
-            for flag in flags:
-                flag.fp32_precision = "ieee"
+        for place, name, value in flags:
+            setattr(place, name, value)
         yield
     finally:
-        for flag, precision in zip(flags, before, strict=True):
-            flag.fp32_precision = precision
+        for place, name, value in reversed(before):
+            setattr(place, name, value)

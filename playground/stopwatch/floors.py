@@ -51,10 +51,10 @@ class Floor:
 
 
 def floor(work, ceilings, precision):
-    """The larger of the two times. `ceilings` is a machine.ceilings.Ceilings; `precision` is "tf32" or "fp32"."""
+    """The larger of the two times. `ceilings` is a machine.ceilings.Ceilings; `precision` is "fp32" or a lower one."""
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
     fast = max(ceilings.tf32_flops or 0, ceilings.fp16_flops or 0)  # 11 bits of each factor, sums in float32
-    rate = max(ceilings.fp32_flops, fast if precision == "tf32" else fast / 3)
+    rate = max(ceilings.fp32_flops, fast / 3 if precision == "fp32" else fast)
     compute = work.flops / rate * 1e3
     return Floor(max(memory, compute), "memory" if memory >= compute else "compute")
 

@@ -60,15 +60,16 @@ class Workload:
     """One step of a model: `content = workload.fresh(seed)`, which is not timed, then `workload(content)`, which is.
 
     mode "forward" runs without gradients; "weights" trains the parameters; "weights_and_input" the float inputs as well.
-    `memory_format` "channels_last" converts 4-d and 5-d inputs beforehand.
+    `memory_format` "channels_last" converts 4-d and 5-d inputs beforehand, `dtype` those of floats.
     """
 
-    def __init__(self, problem, model, mode, device, memory_format=None):
+    def __init__(self, problem, model, mode, device, memory_format=None, dtype=None):
         self._problem = problem
         self._model = model
         self._mode = mode
         self._device = device
         self._memory_format = memory_format
+        self._dtype = dtype
         self._outputs = None
 
     def fresh(self, seed):
@@ -83,6 +84,8 @@ class Workload:
     def _prepared(self, value):
         if not isinstance(value, torch.Tensor):
             return value
+        if self._dtype and value.is_floating_point():
+            value = value.to(self._dtype)
         if self._memory_format == "channels_last" and value.dim() in (4, 5):
             value = value.to(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
         return value.detach().requires_grad_(self._mode == "weights_and_input" and tensors.differentiable(value))

@@ -1,5 +1,6 @@
 """A worker process: answers requests from the driver until it is told no more."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -18,6 +19,13 @@ def end_with(parent):
         sys.exit(1)
 
 
+def flush():
+    """Hand on what the variant has printed: Python's own buffer, and the C library's, into which kernels print."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a judged file may have closed or replaced it
+        sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
 def main(request_fd, reply_fd, parent):
     end_with(parent)
     channel = Channel(request_fd, reply_fd)
@@ -34,6 +42,7 @@ def main(request_fd, reply_fd, parent):
         except BaseException as exception:  # SystemExit and KeyboardInterrupt too: a judged file may raise anything
             reason, details = describe(exception)
             reply = {"error": reason, "details": details, "is_finding": type(exception).__name__ == "Finding"}
+        flush()
         channel.send(reply)
 
 

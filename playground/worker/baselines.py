@@ -3,10 +3,10 @@
 import torch
 
 from playground import catalog, tensors
-from playground.judge import precision
+from playground.judge.precision import forbid_tf32
 from playground.machine import ceilings
 from playground.stopwatch import floors
-from playground.stopwatch.baselines import BASELINES, precision_of, prepare
+from playground.stopwatch.baselines import named, precision_of, prepare
 from playground.stopwatch.workload import fresh_inputs
 from playground.worker.clocked import Clocked
 
@@ -14,10 +14,11 @@ from playground.worker.clocked import Clocked
 class Baselines(Clocked):
     """The original in this process, where no candidate's file is ever loaded."""
 
-    def load(self, problem, settings, place, weights, seed, strict=False):
-        """Make the original, with the weights in the file `weights`. `strict` forbids TF32."""
+    def load(self, problem, settings, place, weights, seed, strict=False, precision=None):
+        """Make the original, with the weights in the file `weights`. `strict` forbids TF32; `precision` is one of HALF."""
         if strict:
-            precision.forbid_tf32()
+            forbid_tf32()
+        self.precision = precision
         self._hold_clock(torch.device(tensors.PLACES[place]))
         self.path, self.settings, self.weights, self.seed = problem, settings, weights, seed
         self.prepared = {}
@@ -43,17 +44,17 @@ class Baselines(Clocked):
     def _subject(self, side):
         if side not in self.prepared:
             problem = self._problem()
-            self.prepared[side] = problem, *prepare(self._model(problem), BASELINES[side])
+            self.prepared[side] = problem, *prepare(self._model(problem), named(side))
         return self.prepared[side]
 
     def _circumstances(self, side):
-        return precision_of(BASELINES[side])
+        return precision_of(named(side))
 
     def _problem(self):
         """A module of its own each time, so that what torch.compile keeps with a class belongs to one baseline."""
-        return catalog.load_problem(self.path, self.settings)
+        return tensors.in_precision(catalog.load_problem(self.path, self.settings), self.precision)
 
     def _model(self, problem):
-        model = tensors.make_model(problem, problem.Model, self.seed)
+        model = tensors.make_model(problem, problem.Model, self.seed, self.device)
         model.load_state_dict(tensors.load(self.weights))
-        return model.to(self.device)
+        return model

@@ -12,6 +12,8 @@ from torch.utils import _pytree
 
 from playground.emulator import toolchain
 from playground.judge import work
+from playground.machine import build_locks
+from playground.worker import light_headers
 from playground.worker.failures import describe
 
 
@@ -45,7 +47,7 @@ class BuildWatch:
             self.kernels |= work.kernels_in(_texts((args, kwargs)))
             self.device_code += _device_code(function, (name, *args), kwargs)
             try:
-                library = function(name, *args, **kwargs)
+                library = self._built(function, (name, *args), kwargs)
                 self.failure = None
                 if isinstance(library, ModuleType):
                     self.own.wrap_module(library)
@@ -60,6 +62,25 @@ class BuildWatch:
                 self.built |= self._has_new_library(name, wall_clock)
 
         return watched
+
+    def _built(self, function, args, kwargs):
+        """What the call returns. For a GPU it is first tried with a small part of torch's headers, where that may do."""
+        given = {} if self._emulated else _bound(function, args, kwargs)
+        light = _light_headers(given) if given.get("cuda_sources") else None
+        if light is None:
+            return function(*args, **kwargs)
+        from torch.utils import cpp_extension
+
+        versions = cpp_extension.JIT_EXTENSION_VERSIONER.entries
+        before = versions.get(args[0])
+        try:
+            return function(**given | {"extra_include_paths": [str(light), *(given.get("extra_include_paths") or [])]})
+        except Exception:  # whatever it is: the build with all headers decides, under the same name
+            light_headers.refuse(light)
+            versions.pop(args[0], None)
+            if before is not None:
+                versions[args[0]] = before
+            return function(*args, **kwargs)
 
     def _has_new_library(self, name, wall_clock):
         """Whether a library of this name, as others are built side by side, was written since `wall_clock`."""
@@ -87,16 +108,35 @@ def _modified(file):
 
 def _device_code(function, args, kwargs):
     """The CUDA text of a build from texts, with nvcc's flags; nothing for a build from files."""
-    try:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
-    except TypeError:  # which the call itself will raise
-        return []
-    sources, flags = given.get("cuda_sources"), given.get("extra_cuda_cflags")
-    text = sources if isinstance(sources, str) else "\n".join(sources or [])
+    given = _bound(function, args, kwargs)
+    text, flags = _joined(given.get("cuda_sources")), given.get("extra_cuda_cflags")
     if not text:
         return []
     implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
     return [{"text": implicit + text, "flags": [str(flag) for flag in flags or []]}]
+
+
+def _light_headers(given):
+    """The folder of the headers that serve the texts of a build; None where they need all of torch's."""
+    return light_headers.folder_for(
+        build_locks.extensions_root(),
+        _joined(given.get("cpp_sources")),
+        _joined(given["cuda_sources"]),
+        has_functions=given.get("functions") is not None,
+        implicit=not given.get("no_implicit_headers"),
+    )
+
+
+def _bound(function, args, kwargs):
+    """{name: argument} of a call; nothing for one that is wrong, which the call itself will say."""
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except TypeError:
+        return {}
+
+
+def _joined(sources):
+    return sources if isinstance(sources, str) else "\n".join(sources or [])
 
 
 def _texts(arguments):

@@ -3,12 +3,16 @@
 import contextlib
 import functools
 import itertools
+import os
 import types
 
 import torch
 
 from playground import catalog, emulator, tensors
-from playground.judge import behaviour, precision, probes, work
+from playground.emulator import devices
+from playground.judge import behaviour, probes, work
+from playground.judge.precision import LOWER, forbid_tf32
+from playground.machine import build_locks
 from playground.stopwatch import timer
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
@@ -16,39 +20,72 @@ from playground.worker.failures import describe
 
 
 class WrongInterface(Exception):
-    """The variant's parameters are not those of the original."""
+    """The variant declares what there is not, or its parameters are not those of the original."""
 
 
 class Candidate(Clocked):
     """A ModelNew in this process."""
 
-    def load(self, problem, variant, settings, place, weights, seed, debug=False, strict=False):
+    def load(self, problem, variant, settings, place, weights, seed, debug=False, strict=False, precision=None, builds=None):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
-        Without a `variant` the original itself is taken for one.
+        Where names or shapes of its parameters are not the original's, both have the weights that the seed gives. Returns
+        {"precision": the declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None}.
+        Without a `variant` the original itself is taken for one. `precision` is that of weights and inputs, one of HALF.
         `place` is "cuda", "cpu" or "emulator", which builds without optimisation for `debug`. Nothing of ours is built before
-        the first call. Raises CatalogError, WrongInterface and whatever the file raises.
+        the first call. `builds` is the folder where its extensions are built, below torch's own unless it is absolute. Raises
+        CatalogError, WrongInterface (for a `precision` that there is not) and whatever the file raises.
         """
+        if builds:
+            os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
         self._hold_clock(torch.device(tensors.PLACES[place]))
         self.emulator = emulator.install(mode="check", source_file=variant, debug=debug) if place == "emulator" else None
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
         self.builds = BuildWatch(emulated=place == "emulator")
-        self.problem = _kept(catalog.load_problem(problem, settings))
+        self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)
         if strict:
-            precision.forbid_tf32()
+            forbid_tf32()
         self.text = work.Text(variant or problem)
         flags = behaviour.flags()
-        kind = catalog.load_variant(variant).ModelNew if variant else catalog.load_problem(problem, settings).Model
-        self.model = tensors.make_model(self.problem, kind, seed)
+        self.kind = catalog.load_variant(variant).ModelNew if variant else catalog.load_problem(problem, settings).Model
+        self.model = self._made(seed)
+        difference = None
         if weights is not None:
-            copy_weights(self.model, tensors.load(weights))
-        self.model.to(self.device)
-        self.changed_by_loading = behaviour.changed(flags, behaviour.flags())
-        return {"precision": _declared_precision(kind)}
+            original = tensors.load(weights)
+            try:
+                copy_weights(self.model, original)
+            except WrongInterface as complaint:
+                others = _drawn_differently(self.model.state_dict(), original)
+                drawn = f"; from the same seed it draws other values of {_some(others)}" if others else ""
+                difference = f"{complaint}{drawn}"
+        self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
+        came_by = "by seed" if difference else "by name"
+        return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
+
+    def _made(self, seed):
+        """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
+        try:
+            return tensors.make_model(self.problem, self.kind, seed, self.device)
+        except (AssertionError, RuntimeError):
+            if not self._may_emulate_device:
+                raise
+            self.kind = _on_emulated_device(self.kind)
+            return tensors.make_model(self.problem, self.kind, seed, self.device)
+
+    @property
+    def _may_emulate_device(self):
+        return self.emulator and self.text.names_cuda and not hasattr(self.kind, "on_emulated_device")
 
     def build(self, seed):
         """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}."""
-        self._forward(tensors.to(tensors.make_inputs(self.problem, seed), self.device))
+        given = tensors.to(tensors.make_inputs(self.problem, seed), self.device)
+        try:
+            self._forward(given)
+        except (AssertionError, RuntimeError):
+            if not self._may_emulate_device:
+                raise
+            self.model.forward = devices.emulated(self.model.forward)
+            self._forward(given)
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
     def device_code(self):
@@ -59,6 +96,10 @@ class Candidate(Clocked):
         on_gpu = self.device.type == "cuda"
         capability = ".".join(map(str, torch.cuda.get_device_capability(self.device))) if on_gpu else None
         return {"texts": self.builds.device_code, "capability": capability}
+
+    def accepted_races(self):
+        """{"lines": {line of the variant's file: how many races the emulator found there, which its text calls benign}}."""
+        return {"lines": {str(line): count for line, count in emulator.accepted_races().items()} if self.emulator else {}}
 
     def run(self, inputs, outputs, poison, may_refuse):
         """Forward on the probe in one file; the outputs go to another. Returns {"peak_mib", "complaints", "refused"}.
@@ -81,7 +122,7 @@ class Candidate(Clocked):
                     raise
                 answer["refused"] = self._refusal(exception)
                 return answer
-            answer["complaints"] = self._complaints() | conduct.complaints(result)
+            answer["complaints"] = conduct.complaints(result) | self._complaints()
         tensors.save({"outputs": tensors.in_float32(result) if probe["autocast"] else result}, outputs)
         return answer
 
@@ -136,16 +177,19 @@ class Candidate(Clocked):
 
     def _complaints(self):
         """What is wrong with the process by now."""
-        found = {"global state": self.changed_by_loading and f"{self.changed_by_loading} when it is loaded"}
+        found = {check: f"{line} when it is loaded" for check, line in self.changed_by_loading.items()}
         if self.builds.failure:
             found["build"] = f"its kernel failed to build and it went on without it: {self.builds.failure}"
         if self.device.type == "cuda" and (error := work.pending_cuda_error()):
             found["launch"] = f"a launch failed and nobody looked: {error}"
-        return {check: reason for check, reason in found.items() if reason}
+        return found
 
     @contextlib.contextmanager
     def _under(self, probe, poison):
         """The circumstances of a probe: its weights, autocast, poisoned memory."""
+        usual = self.model
+        if probe["model_seed"] is not None:
+            self.model = self._made(probe["model_seed"])
         kept = {name: value.detach().clone() for name, value in self.model.named_parameters()} if probe["step"] else {}
         probes.take_step(self.model, probe["step"])
         try:
@@ -159,6 +203,7 @@ class Candidate(Clocked):
                 for name, value in self.model.named_parameters():
                     if name in kept:
                         value.copy_(kept[name])
+            self.model = usual
 
     def _refusal(self, exception):
         """The one line of an exception by which the variant says no. Faults and findings are raised again."""
@@ -170,7 +215,8 @@ class Candidate(Clocked):
     def differentiate(self, inputs, outputs):
         """Forward and backward on the inputs and upstream gradients in one file; the gradients go to another.
 
-        Returns {"unsupported": reason or None}: the text of a NotImplementedError when the variant refuses to train.
+        Returns {"unsupported", "failed"}: the text of a NotImplementedError when the variant refuses to train, and of any other
+        exception; there are no gradients then.
         """
         self._next_schedule()
         given = tensors.load(inputs)
@@ -179,14 +225,16 @@ class Candidate(Clocked):
                 self.model, tensors.to(given["inputs"], self.device), given["upstream"], given["wanted_inputs"]
             )
         except NotImplementedError as refusal:
-            return {"unsupported": (str(refusal).strip() or "without a message").splitlines()[0]}
+            return {"unsupported": (str(refusal).strip() or "without a message").splitlines()[0], "failed": None}
+        except Exception as exception:
+            return {"unsupported": None, "failed": self._refusal(exception)}
         self._synchronize()
         detached = not any(result.requires_grad for result in results)
         tensors.save({"outputs": results, "gradients": gradients, "detached": detached}, outputs)
-        return {"unsupported": None}
+        return {"unsupported": None, "failed": None}
 
     def _subject(self, side):
-        return self.problem, self.model, None
+        return self.problem, self.model, None, None
 
     def _circumstances(self, side):
         return contextlib.nullcontext()
@@ -217,13 +265,13 @@ def _declared_precision(cls):
     declared = getattr(cls, "precision", "fp32")
     if declared == "fp32":
         return None
-    if declared not in precision.LOWER:
-        raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(precision.LOWER)}")
+    if declared not in LOWER:
+        raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(LOWER)}")
     return declared
 
 
 def copy_weights(model, weights):
-    """load_state_dict by name, strictly. Raises WrongInterface that names the parameters which differ."""
+    """load_state_dict by name, strictly. Raises WrongInterface, which says how the parameters differ."""
     own = model.state_dict()
     complaints = [f"lacks {name}" for name in weights if name not in own]
     complaints += [f"has {name}, which the original lacks" for name in own if name not in weights]
@@ -233,8 +281,37 @@ def copy_weights(model, weights):
         if name in own and own[name].shape != value.shape
     ]
     if complaints:
-        raise WrongInterface("ModelNew's parameters differ from the original's: it " + "; ".join(complaints))
+        raise WrongInterface(f"ModelNew's parameters differ from the original's: it {_some(complaints)}")
     model.load_state_dict(weights)
+
+
+def _drawn_differently(own, weights):
+    """The names that both have, in the same shape, with other values under the same seed."""
+    shared = [name for name, value in weights.items() if name in own and own[name].shape == value.shape]
+    return [name for name in shared if not torch.equal(own[name].cpu(), weights[name])]
+
+
+def _some(complaints, most=4):
+    """The first few of them, and how many there are besides."""
+    more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
+    return "; ".join([*complaints[:most], *more])
+
+
+def _on_emulated_device(kind):
+    """The class, constructed and called where "cuda" is the emulated GPU."""
+
+    class ModelNew(kind):
+        on_emulated_device = True
+
+        @devices.emulated
+        def __init__(self, *args):
+            super().__init__(*args)
+
+        @devices.emulated
+        def forward(self, *args):
+            return super().forward(*args)
+
+    return ModelNew
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ class Clocked:
     """Requests about a `side` (a baseline's name, or "variant") in a `mode`: one of stopwatch.workload's, GRAPHED or not.
 
     A subclass calls `_hold_clock` before it loads any file, and gives `_circumstances(side)`, a context, and
-    `_subject(side)`: (problem, model, memory format).
+    `_subject(side)`: (problem, model, memory format and dtype of its inputs).
     """
 
     def _hold_clock(self, device):
@@ -28,8 +28,8 @@ class Clocked:
         for other in [key for key in self.timed if key[1].startswith(GRAPHED) and key[1] != mode]:
             del self.timed[other]
         with self._circumstances(side):
-            problem, model, memory_format = self._subject(side)
-            workload = Workload(problem, model, step_of(mode), self.device, memory_format)
+            problem, model, *inputs_as = self._subject(side)
+            workload = Workload(problem, model, step_of(mode), self.device, *inputs_as)
             if mode.startswith(GRAPHED):
                 workload = Graphed(workload, seeds[0])
             self.timed[side, mode] = timer.Timed(workload, self.device, self.clock)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import contextvars
 import os
 import signal
 import subprocess
@@ -20,8 +21,13 @@ from playground.worker.replies import malformed
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
 UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 
+LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
+SHOWN_BYTES = 8000  # of what a worker prints
+
 _living = set()
 _living_lock = threading.Lock()
+_alone = threading.RLock()  # held while something is timed: no worker starts then
+owner = contextvars.ContextVar("owner", default=None)  # whose the workers are that are started in this context
 spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
 
 
@@ -40,18 +46,25 @@ class WorkerFailure(Exception):
 class WorkerProcess:
     """A process that answers requests one at a time. Use it as a context manager; leaving it ends the process.
 
-    `environment` is added to this process's environment.
+    `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU.
     """
 
-    def __init__(self, environment=None):
+    def __init__(self, environment=None, bears_a_gpu=False):
+        self.owner = owner.get()
+        self.bears_a_gpu = bears_a_gpu
+        self._paused, self._paused_since = 0.0, None  # seconds; the moment
+        with _alone:
+            self._start(environment)
+
+    def _start(self, environment):
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "playground.worker", str(request_read), str(reply_write), str(os.getpid())],
             stdin=subprocess.DEVNULL,
-            stdout=self._output,
+            stdout=self._printed,
             stderr=self._output,
             pass_fds=(request_read, reply_write),
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
@@ -76,14 +89,14 @@ class WorkerProcess:
     def ask(self, what, limit, **arguments):
         """The reply (a dict) to the request `what`, a name in playground.worker.requests.
 
-        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed, or what came is no
-        reply (a judged file can write to the pipe); in all but the first case the process is gone and every further request
-        fails.
+        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed, those of a standstill
+        not counted, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is
+        gone and every further request fails.
         """
         began = time.perf_counter()
         try:
             self._channel.send({"request": what, "arguments": arguments})
-            reply = self._channel.receive(limit)
+            reply = self._receive(limit)
         except TimeoutError:
             self.kill()
             raise WorkerFailure(f"no answer within the time limit of {limit:g} s", self.output()) from None
@@ -105,6 +118,21 @@ class WorkerProcess:
         self.kill()
         raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
 
+    def _receive(self, limit):
+        """The reply. Raises TimeoutError after `limit` seconds in which the process was not paused."""
+        latest = time.monotonic() + limit - self._seconds_paused()
+        while True:
+            left = latest + self._seconds_paused() - time.monotonic()
+            try:
+                return self._channel.receive(max(left, LOOK_AGAIN if self._paused_since else 0.0))
+            except TimeoutError:
+                if left <= 0 and not self._paused_since:
+                    raise
+
+    def _seconds_paused(self):
+        since = self._paused_since
+        return self._paused + (time.monotonic() - since if since else 0.0)
+
     def _cause_of_death(self):
         try:
             status = self._process.wait(timeout=10)
@@ -116,13 +144,14 @@ class WorkerProcess:
         return f"crashed ({_name_of_signal(-status)}{hint})"
 
     def output(self):
-        """The end of what the process and its children printed."""
-        try:
-            self._output.seek(0, os.SEEK_END)
-            self._output.seek(max(0, self._output.tell() - 8000))
-            return self._output.read().decode(errors="replace")
-        except ValueError:  # closed
-            return ""
+        """The end of what the process and its children printed, to both of their outputs."""
+        return _part_of(self._output, -SHOWN_BYTES) + _part_of(self._printed, -SHOWN_BYTES)
+
+    def printed(self):
+        """The beginning of what the process printed to its standard output, kernels' printf among it."""
+        text = _part_of(self._printed, SHOWN_BYTES)
+        more = os.fstat(self._printed.fileno()).st_size - SHOWN_BYTES
+        return text + f"\n({more} more bytes)\n" if more > 0 else text
 
     def kill(self):
         """End the process and everything it started."""
@@ -137,6 +166,7 @@ class WorkerProcess:
         self.kill()
         self._channel.close()
         self._output.close()
+        self._printed.close()
 
 
 class Spare:
@@ -158,34 +188,87 @@ class Spare:
             self._worker.close()
 
 
+def _part_of(file, count):
+    """The first `count` bytes of a file as a text, or, where it is negative, the last; "" of one that is closed.
+
+    The process writes to the file at the place that both have in common, which is left where it is.
+    """
+    if file.closed:
+        return ""
+    start = max(0, os.fstat(file.fileno()).st_size + count) if count < 0 else 0
+    return os.pread(file.fileno(), abs(count), start).decode(errors="replace")
+
+
 def _name_of_signal(number):
     """'SIGSEGV'; real-time signals have no names."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def kill_family(process):
-    """End a Popen that has a session of its own, and everything it started.
-
-    That is its tree, since compilers run in process groups of their own, and its session: when the process is dead already,
-    what it started has another parent but is still there.
-    """
-    root = process.pid
-    family = [root] if process.returncode is None else []  # a number that was waited for may be another's by now
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family += [child.pid for child in psutil.Process(root).children(recursive=True) if family]
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(pid) == root and pid not in family:
-                family.append(pid)
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    """End a Popen that has a session of its own, and everything it started."""
+    _signal(_families([process]), signal.SIGKILL)
     process.wait()
 
 
-def kill_all():
-    """End every worker, from any thread; requests under way then fail."""
+def _families(processes):
+    """The process ids of Popens that have sessions of their own, and of everything they started.
+
+    Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
+    already, what it started has another parent but is still there.
+    """
+    family = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
+    sessions = {process.pid for process in processes}
+    children = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) in sessions:
+                family.add(process.pid)
+    found = list(family)
+    while found:
+        new = [child for child in children.get(found.pop(), []) if child not in family]
+        family.update(new)
+        found += new
+    return family
+
+
+def _signal(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def standstill(but, on_gpu=False):
+    """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
+
+    If it is timed on a GPU, those that bear it go on.
+
+    One thread at a time; the others' new workers wait. Seconds in which a worker stands still count against no time limit.
+    """
+    with _alone:
+        with _living_lock:
+            others = [worker for worker in _living if worker not in but and not (on_gpu and worker.bears_a_gpu)]
+        now = time.monotonic()
+        for worker in others:
+            worker._paused_since = now
+        stopped = set()
+        try:
+            while new := _families([worker._process for worker in others]) - stopped if others else set():
+                _signal(new, signal.SIGSTOP)  # until none of them has started another meanwhile
+                stopped |= new
+            yield
+        finally:
+            _signal(stopped, signal.SIGCONT)
+            now = time.monotonic()
+            for worker in others:
+                worker._paused += now - worker._paused_since
+                worker._paused_since = None
+
+
+def kill_all(of=None):
+    """End every worker, or those of an `owner`, from any thread; requests under way then fail."""
     with _living_lock:
-        workers = list(_living)
+        workers = [worker for worker in _living if of is None or worker.owner is of]
     for worker in workers:
         worker.kill()

@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 
 from playground import catalog, tensors
-from playground.judge import behaviour, mutants, precision, probes, special
+from playground.judge import accuracy, behaviour, domain, mutants, probes, special
 from playground.judge.diagnosis import likely_precision
 from playground.judge.oracle import Oracle, is_few
+from playground.judge.precision import LOWER, forbid_tf32
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, worst, wrong
 from playground.stopwatch import timer
@@ -25,32 +26,33 @@ OTHER_INPUTS = 4
 class Referee:
     """The original, its truth on each probe, and the comparison with it."""
 
-    def load(self, problem, settings, place, weights, seed, strict=False):
-        """Make the original and save its weights to the file `weights`. `strict` forbids TF32.
+    def load(self, problem, settings, place, weights, seed, strict=False, precision=None):
+        """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
 
-        Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32"}: the former where PyTorch's settings permit TF32 to an
-        operator that the model has.
+        Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words}.
+        That is `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
         timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the truth itself
-        self.problem = catalog.load_problem(problem, settings)
+        self.problem = tensors.in_precision(catalog.load_problem(problem, settings), precision)
         if strict:
-            precision.forbid_tf32()
-        model = tensors.make_model(self.problem, self.problem.Model, seed)
-        tensors.save(model.state_dict(), weights)
-        self.model = model.to(self.device)
+            forbid_tf32()
+        self.model = tensors.make_model(self.problem, self.problem.Model, seed, self.device)
+        tensors.save(self.model.state_dict(), weights)
         self.emulated = place == "emulator"
         self.oracle = Oracle(self.model, self.device, self.emulated)
-        self.sizes = Sizes(problem, settings, place, self._runs)
+        self.sizes = Sizes(problem, settings, place, self._runs, precision)
+        self.domain = domain.learn(self.sizes.problem("reduced"), seed)
         self.probes = {}
         self.references = {}
         self.wider = {}
         self.lowered = {}
         tf32 = self.oracle.tf32_families
-        self.precision = "tf32" if tf32 and tf32 & self.oracle.uses(probes.own(self.problem, seed)) else "fp32"
+        uses_tf32 = tf32 and tf32 & self.oracle.uses(probes.own(self.problem, seed))
+        self.precision = precision or ("tf32" if uses_tf32 else "fp32")
         inputs = tensors.make_inputs(self.problem, seed)
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs]
-        return {"inputs": shapes, "precision": self.precision}
+        return {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
 
     def habits(self):
         """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}."""
@@ -73,19 +75,35 @@ class Referee:
         problem = self.sizes.problem(size)
         if problem is None:
             return {"differentiable": False, "unusable": "the model's file has no constants for it"}
-        if probe in ("own", "scaled"):
+        if why := self.domain.forbids(probe.removesuffix(probes.AT_OWN_SIZE)):
+            return {"differentiable": False, "unusable": why}
+        if probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS):
             return {"differentiable": self._prepare(probe, problem, seed, inputs), "unusable": None}
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
-        return {"differentiable": differentiable, "unusable": special.unusable(self.references[probe][0])}
+        unusable = special.unusable(self.references[probe][0])
+        if not (unusable or self.probes[probe].clean or self._is_finite(probe)) and self._is_finite("own"):
+            unusable = "the original's own result overflows"
+        return {"differentiable": differentiable, "unusable": unusable}
+
+    def ways(self):
+        """{"ways": in which the truth was computed where it could not be in float64, on the device, at once}."""
+        return {"ways": sorted(self.oracle.ways)}
+
+    def _is_finite(self, probe):
+        """Whether the original's outputs are, in float64 and in eager PyTorch."""
+        return all(reference.is_finite for reference in self.references[probe][0])
 
     def _prepare(self, probe, problem, seed, inputs):
         """Whether the probe has gradients."""
-        made = probes.make(probe, problem, seed, dict(self.model.named_parameters()))
-        oracle = self.oracle_of(made)
-        eager = oracle.eager(made)
+        made, oracle, eager = self._made(probe, problem, seed)
+        if probe in probes.FRESH:
+            self.probes[probe] = made
+            self.references[probe] = recheck.output_references(oracle.truth(made), eager, self.references["own"][0]), {}
+            tensors.save(vars(made), inputs)
+            return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
         if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
             with_upstream = probes.with_upstream(made, eager.outputs, seed)
@@ -111,12 +129,26 @@ class Referee:
         tensors.save(vars(made), inputs)
         return bool(eager.gradients)
 
+    def _made(self, probe, problem, seed):
+        """(the probe, the oracle of its weights, the Outcome in eager PyTorch).
+
+        Values stay positive where the problem's are and the original has no finite result otherwise.
+        """
+        for positive in (False, True) if self.domain.is_positive else (False,):
+            made = probes.make(probe, problem, seed, dict(self.model.named_parameters()), self.domain, positive)
+            oracle = self.oracle_of(made)
+            eager = oracle.eager(made)
+            if made.clean or all(torch.isfinite(output).all() for output in eager.outputs):
+                break
+        return made, oracle, eager
+
     def _of_other_inputs(self, made, problem, seed, truth):
         """Eager outputs for more inputs of the probe's kind, where its outputs are few: what varying inputs do to them."""
         if made.clean or not is_few(truth.outputs):
             return []
         oracle, parameters = self.oracle_of(made), dict(self.model.named_parameters())
-        more = [probes.make(made.name, problem, seed + k, parameters).inputs for k in range(1, 1 + OTHER_INPUTS)]
+        seeds = range(seed + 1, seed + 1 + OTHER_INPUTS)
+        more = [probes.make(made.name, problem, other, parameters, self.domain).inputs for other in seeds]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _decisions(self, probe, truth):
@@ -138,6 +170,9 @@ class Referee:
 
     def oracle_of(self, probe):
         """The oracle of the original with the weights of a probe."""
+        if probe.model_seed is not None:
+            model = tensors.make_model(self.problem, self.problem.Model, probe.model_seed, self.device)
+            return Oracle(model, self.device, self.emulated)
         if not probe.step:
             return self.oracle
         model = copy.deepcopy(self.model)
@@ -155,15 +190,18 @@ class Referee:
         return True
 
     def compare_outputs(self, probe, outputs, declared=None, remark=True):
-        """{"max_error", "allowed", "eager_error", "complaint"} of the outputs in a file.
+        """{"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", "stale", "swallowed", "leaked"}.
 
-        `declared` is the precision, lower than float32, that the variant says it computes in: "tf32", "fp16" or "bf16". With
+        Of the outputs in a file. "stale" says that they are those of the weights before the probe's step, "swallowed" where
+        they are finite and the original's are not, "leaked" that the opposite is where the special value cannot reach.
+
+        `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
         `remark` a complaint ends with what the error looks like, which takes several further truths.
         """
         expected, _ = self._permitting(probe, declared)
-        if declared and probe not in ("own", "scaled") and special.unusable(expected):
+        if isinstance(declared, str) and probe not in (*probes.FORWARD_PROBES, probes.OF_SEEDS) and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
-            return vars(wrong(None)) | {"note": note}
+            return vars(wrong(None)) | {"note": note, "swallowed": None, "leaked": False, "stale": False}
         actual = tensors.load_outputs(outputs)
         if len(actual) != len(expected):
             return vars(wrong(f"returns {len(actual)} tensors instead of {len(expected)}"))
@@ -172,10 +210,12 @@ class Referee:
         each = [reference.compare(name, value) for reference, name, value in pairs]
         found = worst(each)
         compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
-        if compared["complaint"] and self._has_old_weights(probe, actual):
+        stale = bool(compared["complaint"]) and self._has_old_weights(probe, actual)
+        if stale:
             compared = compared | {"complaint": "the output is that of the weights before the step"}
-        notes = [reference.note for reference in expected if getattr(reference, "note", None)]
-        return compared | {"note": notes[0] if notes else None}
+        swallowed = next((reference.note for reference in expected if getattr(reference, "note", None)), None)
+        leaked = any(getattr(reference, "leaked", False) for reference in expected)
+        return compared | {"stale": stale, "swallowed": swallowed, "leaked": leaked, "note": None}
 
     def _has_old_weights(self, probe, actual):
         """Whether the outputs are right for the weights before the probe's step."""
@@ -183,25 +223,47 @@ class Referee:
         pairs = list(zip(expected, actual, strict=False))
         return bool(pairs) and all(reference.compare("", value).complaint is None for reference, value in pairs)
 
-    def compare_gradients(self, probe, gradients, declared=None):
+    def compare_gradients(self, probe, gradients, declared=None, shared=False):
         """{name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
 
-        `declared` is as above; "decided" says that a gradient is right for near decisions alone (see tolerance.py).
+        `declared` is as above; with `shared` only those count whose name and shape both models have; "decided" says that a
+        gradient is right for near decisions alone (see tolerance.py).
         """
         _, expected = self._permitting(probe, declared)
         found = tensors.load_gradients(gradients)
         if found["detached"]:
             return {"outputs": vars(wrong("the output is silently detached: no gradient reaches anything through it"))}
+        if shared:
+            given = {name: value.shape for name, value in found["gradients"].items() if value is not None}
+            expected = {name: each for name, each in expected.items() if each.truth.shape == given.get(name)}
+        for i in self.probes[probe].wanted_inputs:  # what it is where the input cannot vary is nobody's business
+            free, actual = self.domain.free(i, self.probes[probe].inputs[i]), found["gradients"].get(f"input{i}")
+            if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
+                true = expected[f"input{i}"].truth.to(actual.dtype)
+                found["gradients"][f"input{i}"] = torch.where(free, actual, true)
         return {
             name: vars(reference.compare(f"the gradient of {name}", found["gradients"].get(name)))
             for name, reference in expected.items()
         }
 
+    def grade(self, probe, outputs):
+        """{"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
+        references, _ = self.references[probe]
+        actual = tensors.load_outputs(outputs)
+        return {"class": accuracy.grade(references, actual, lambda name: self._lowered(probe, name), [self.precision])}
+
     def _permitting(self, probe, declared):
-        """The references of a probe for a variant that says it computes in the precision `declared`."""
+        """The references of a probe for a variant of which more than the strict limit is permitted.
+
+        `declared` is the precision that it says it computes in, "float32" for any order of adding, or the error that the
+        caller accepts.
+        """
         outputs, gradients = self.references[probe]
         if declared is None:
             return outputs, gradients
+        if isinstance(declared, float):
+            accepted = {name: reference.accepting(declared) for name, reference in gradients.items()}
+            return [reference.accepting(declared) for reference in outputs], accepted
         if (probe, declared) not in self.wider:
             lowered = self._lowered(probe, declared)
             self.wider[probe, declared] = (
@@ -211,10 +273,11 @@ class Referee:
         return self.wider[probe, declared]
 
     def _lowered(self, probe, to):
-        """Outcomes of a probe in a lower precision."""
+        """Outcomes of a probe in a lower precision, or in "float32" with other orders of adding."""
         if (probe, to) not in self.lowered:
             made = self.probes[probe]
-            self.lowered[probe, to] = self.oracle_of(made).lowered(made, to)
+            oracle = self.oracle_of(made)
+            self.lowered[probe, to] = oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
         return self.lowered[probe, to]
 
     def _with_remark(self, comparison, each, probe, actual):
@@ -222,7 +285,7 @@ class Referee:
         if not comparison.complaint or "off by" not in comparison.complaint or self.probes[probe].autocast:
             return comparison
         i = each.index(comparison)
-        suspects = [name for name in precision.LOWER if name != self.precision]
+        suspects = [name for name in LOWER if name != self.precision]
         lowered = {name: [tensors.as_real(each.outputs[i]) for each in self._lowered(probe, name)] for name in suspects}
         remark = likely_precision(self.references[probe][0][i].truth, tensors.as_real(actual[i]), lowered)
         return replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
@@ -237,7 +300,8 @@ class Referee:
             expected, of_gradients = self._permitting(name, declared)
             oracle = self.oracle_of(self.probes[name])
             exams.append(mutants.Exam(self.probes[name], oracle, expected, of_gradients if gradients else {}))
-        fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, any(exam.gradients for exam in exams))
+        with_gradients = any(exam.gradients for exam in exams)
+        fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, with_gradients, self.domain)
         inputs = tensors.to(fresh[0][0].inputs, self.device)
         made = mutants.mutants_of(copy.deepcopy(self.model), inputs, bool(fresh[0][1].gradients))
         return vars(mutants.score(made, exams, self.oracle, fresh))

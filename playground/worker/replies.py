@@ -21,11 +21,12 @@ def optional_amount(value):
 
 # Request -> {key: its form}: a type, or several; [form] is a list of it; {type} a dict of it by name; {key: form, ...} a dict.
 FORMS = {
-    "candidate.load": {"precision": OPTIONAL_TEXT},
+    "candidate.load": {"precision": OPTIONAL_TEXT, "weights": str, "difference": OPTIONAL_TEXT},
     "candidate.build": {"seconds": optional_amount, "built": bool},
     "candidate.device_code": {"texts": [{"text": str, "flags": [str]}], "capability": OPTIONAL_TEXT},
+    "candidate.accepted_races": {"lines": {int}},
     "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT},
-    "candidate.differentiate": {"unsupported": OPTIONAL_TEXT},
+    "candidate.differentiate": {"unsupported": OPTIONAL_TEXT, "failed": OPTIONAL_TEXT},
     "candidate.try_out": {"of": OPTIONAL_TEXT, "complaint": OPTIONAL_TEXT, "note": OPTIONAL_TEXT},
     "candidate.work": {
         "builds": [str],

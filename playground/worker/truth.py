@@ -1,9 +1,14 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
+import contextlib
 import threading
 
-from playground.judge.probes import AT_OWN_SIZE, PROBES, size_of
-from playground.worker.process import UNTIMED, WorkerProcess
+from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
+from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
+
+
+class RefereeFailure(WorkerFailure):
+    """The referee's own: no fault of a variant's."""
 
 
 class Truth:
@@ -15,21 +20,22 @@ class Truth:
     def __init__(self, original, folder, probe_seed, limit):
         self.folder = folder
         self.weights = str(folder / "weights")
-        self.habits = ()
+        self.habits, self.domain, self.ways = (), [], []
         self._original = original
         self._probe_seed = probe_seed
         self._limit = limit
-        self._referee = WorkerProcess(UNTIMED)
+        self.worker = WorkerProcess(UNTIMED)
         self._lock = threading.RLock()
         self._prepared = {}
         self._mutants = {}
 
     def prepare(self):
-        """Compute the truth on the probes of the problem's own size. Returns {"inputs", "precision"}. Raises WorkerFailure."""
+        """Compute the truth on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure."""
         description = self._ask("load", **self._original, weights=self.weights)
+        self.domain = description["domain"]
         self.habits = self._ask("habits")["habits"]
         for probe, (_, size) in PROBES.items():
-            if size == "own":
+            if size == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
         return description
 
@@ -40,6 +46,7 @@ class Truth:
                 seed = self._probe_seed + 1 + list(PROBES).index(probe.removesuffix(AT_OWN_SIZE))
                 arguments = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": self.inputs(probe)}
                 self._prepared[probe] = self._ask("prepare", **arguments)
+                self.ways = self._ask("ways")["ways"]
             return self._prepared[probe]
 
     def inputs(self, probe):
@@ -51,8 +58,12 @@ class Truth:
         return sorted(names, key=lambda probe: size_of(probe) == "own")
 
     def compare(self, what, probe, file, declared=None, **more):
-        """`what` is "outputs" or "gradients"; `declared` is the variant's own precision where that is lower than float32."""
+        """`what` is "outputs" or "gradients"; `declared` is what is permitted beyond the strict limit: see the referee's."""
         return self._ask(f"compare_{what}", probe=probe, declared=declared, **{what: file}, **more)
+
+    def grade(self, probe, file):
+        """The class of accuracy of outputs that are not as exact as PyTorch's."""
+        return self._ask("grade", probe=probe, outputs=file)["class"]
 
     def prepare_timed(self, probe, mode, seed):
         """Compute the truth on the content of a timed call, as a further probe."""
@@ -67,9 +78,18 @@ class Truth:
                 self._mutants[key] = self._ask("mutants", **arguments)
             return self._mutants[key]
 
+    @contextlib.contextmanager
+    def reserved(self):
+        """No other thread asks the referee anything, and what one has asked is answered."""
+        with self._lock:
+            yield
+
     def _ask(self, what, **arguments):
         with self._lock:
-            return self._referee.ask(f"referee.{what}", self._limit, **arguments)
+            try:
+                return self.worker.ask(f"referee.{what}", self._limit, **arguments)
+            except WorkerFailure as failure:
+                raise RefereeFailure(str(failure), failure.details) from None
 
     def close(self):
-        self._referee.close()
+        self.worker.close()

@@ -2,11 +2,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from playground import catalog
+from playground.driver import runner
 from playground.driver.runner import Options, Runner, Task, _SharedBench
+from playground.driver.verdict import give
 from playground.report.progress import Progress
 
 
@@ -18,7 +21,7 @@ class Bench:
         self.closed += 1
 
 
-def test_a_bench_is_made_for_the_first_and_closed_after_the_last():
+def test_a_bench_is_made_once_and_closed_after_the_last_use():
     made, together = [], threading.Barrier(3)
 
     def make():
@@ -29,9 +32,9 @@ def test_a_bench_is_made_for_the_first_and_closed_after_the_last():
     assert not made
 
     def use(_):
-        with shared as bench:
+        with shared:
             together.wait()
-            return bench, bench.closed
+            return shared.bench(), made[0].closed
 
     with ThreadPoolExecutor(3) as pool:
         used = list(pool.map(use, range(3)))
@@ -45,7 +48,8 @@ def test_what_was_never_used_is_closed_all_the_same():
     shared.close()
     assert not made
     with shared:
-        pass
+        shared.bench()
+    assert not made[0].closed
     shared.close()
     assert made[0].closed == 1
 
@@ -68,3 +72,65 @@ def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny
         (result,) = Runner(Options(quick=True), progress).run([Task(catalog.find_model(str(tiny_problem)), variant, place)])
     assert result["verdict"] == "pass", result["reason"]
     assert list(dict.fromkeys(seen.read_text().split())) == policies
+
+
+@pytest.fixture
+def on_gpu(tmp_path, monkeypatch):
+    """on_gpu(judge, count): results of so many models on a GPU, two at a time, judged by `judge(task, result)`."""
+
+    def run(judge, count):
+        files = [tmp_path / f"model_{number}.py" for number in range(count)]
+        for file in files:
+            file.write_text("class ModelNew: ...")
+        tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
+        bench = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
+        monkeypatch.setattr(Runner, "build", lambda *_: None)
+        monkeypatch.setattr(Runner, "_bench_for", lambda *_: bench)
+        monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
+        kept = []
+        with Progress() as progress:
+            results = Runner(Options(), progress).run(tasks, lambda results: kept.append(len(results)))
+        assert kept == list(range(1, count + 1))
+        return results
+
+    return run
+
+
+def test_models_are_judged_side_by_side_and_what_lacked_memory_again_alone(on_gpu):
+    together, judged, running = threading.Barrier(2), [], set()
+
+    def judge(task, result):
+        running.add(task.model.name)
+        lacks_memory = task.model.name == "model_1" and "model_1" not in [name for name, _ in judged]
+        judged.append((task.model.name, sorted(running)))
+        if len(judged) <= 4:
+            together.wait(timeout=60)
+        give(result, *(("error", "out of memory: 8 GiB") if lacks_memory else ("pass", None)))
+        running.discard(task.model.name)
+
+    results = on_gpu(judge, 4)
+    assert [result["verdict"] for result in results] == ["pass"] * 4
+    assert len(judged) == 5 and judged[-1] == ("model_1", ["model_1"])
+
+
+def test_what_goes_wrong_in_the_driver_costs_one_result(on_gpu):
+    def judge(task, result):
+        if task.model.name == "model_0":
+            raise OSError("No space left on device")
+        give(result, "pass", None)
+
+    broken, *others = on_gpu(judge, 3)
+    assert broken["verdict"] == "error" and "the judge failed, not the variant: OSError: No space left" in broken["reason"]
+    assert [result["verdict"] for result in others] == ["pass", "pass"]
+
+
+def test_an_interrupt_ends_all_lanes(on_gpu):
+    judged = []
+
+    def judge(task, result):
+        judged.append(task.model.name)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu(judge, 50)
+    assert len(judged) < 50

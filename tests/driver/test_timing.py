@@ -82,10 +82,11 @@ timer.CpuClock.time = lambda self, step: (0.001, 0.001, honest(self, step)[2])
 VARIANTS = {
     "same": (RIGHT.format(seconds=0.05), ""),
     "twice_as_slow": (RIGHT.format(seconds=0.1), ""),
-    "two_and_a_half_times_as_fast": (RIGHT.format(seconds=0.02), ""),
-    "patches_time": (RIGHT.format(seconds=0.05), "time.perf_counter_ns = time.perf_counter = time.monotonic = lambda: 0"),
+    "faster_and_patches_time": (
+        RIGHT.format(seconds=0.02),
+        "time.perf_counter_ns = time.perf_counter = time.monotonic = lambda: 0",
+    ),
     "patches_the_stopwatch": (RIGHT.format(seconds=0.05), PATCHED_STOPWATCH),
-    "garbage_when_timed": (LATER_WRONG.format(wrong="return torch.zeros(5, 4)"), ""),
     "remembers": (LATER_WRONG.format(wrong="return self.old"), ""),
     "breaks": (LATER_WRONG.format(wrong="if self.calls > 6: raise ZeroDivisionError('enough')"), ""),
 }
@@ -116,8 +117,10 @@ def run(problem, variants, baselines=("eager",), others=0.0):
     As far as the stopwatch can tell, other processes use as many processors as `others` says.
     """
 
-    def no_probes(worker, truth, result, limit):
+    def no_probes(worker, truth, result, *_):
         result["check"] = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0, "gradients": None, "mutants_rejected": None}
+        result["verdict"] = "pass"
+        return worker
 
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
         patch.setattr("playground.driver.runner.judge", no_probes)
@@ -142,11 +145,14 @@ def written(write_variant):
 
 @pytest.fixture(scope="module")
 def results(slow_problem, written):
-    return run(slow_problem, written.values())
+    return run(slow_problem, [written[name] for name in VARIANTS if name not in ("same", "twice_as_slow")])
 
 
 @pytest.mark.full
-def test_a_model_against_itself_is_a_tie(results):
+def test_a_model_against_itself_is_a_tie(slow_problem, written):
+    results = run(slow_problem, [written["same"], written["twice_as_slow"]])
+    assert results["twice_as_slow"]["outcome"]["verdict"] == "loss"
+    assert results["twice_as_slow"]["speedup"]["eager"]["ratio"] == pytest.approx(0.5, rel=0.15)
     same = results["same"]
     assert same["verdict"] == "pass"
     assert same["outcome"]["verdict"] == "tie" and same["outcome"]["against"] == "eager"
@@ -156,15 +162,11 @@ def test_a_model_against_itself_is_a_tie(results):
     assert same["back_to_back_ms"] >= 50
 
 
-@pytest.mark.parametrize("name, ratio, verdict", [("twice_as_slow", 0.5, "loss"), ("two_and_a_half_times_as_fast", 2.5, "win")])
-def test_a_known_ratio(results, name, ratio, verdict):
-    assert results[name]["outcome"]["verdict"] == verdict
-    assert results[name]["speedup"]["eager"]["ratio"] == pytest.approx(ratio, rel=0.15)
-
-
-def test_timer_functions_that_the_file_replaces_change_nothing(results):
-    assert results["patches_time"]["verdict"] == "pass"
-    assert results["patches_time"]["time_ms"]["median"] >= 50
+def test_a_known_ratio_whatever_timer_functions_the_file_replaces(results):
+    fast = results["faster_and_patches_time"]
+    assert (fast["verdict"], fast["outcome"]["verdict"]) == ("pass", "win")
+    assert fast["speedup"]["eager"]["ratio"] == pytest.approx(2.5, rel=0.15)
+    assert fast["time_ms"]["median"] >= 20
 
 
 def test_a_patched_stopwatch_is_seen_from_outside(results):
@@ -180,17 +182,8 @@ BUSY = (
 )
 
 
-def test_on_a_busy_machine_a_patched_stopwatch_does_not_pass_without_a_word(slow_problem, written, monkeypatch):
-    monkeypatch.setattr(timing, "PAUSES", (0.0,))
-    patched = run(slow_problem, [written["patches_the_stopwatch"]], others=1.0)["patches_the_stopwatch"]
-    assert patched["verdict"] == "pass"
-    (note,) = patched["notes"]
-    assert note == BUSY.format(25, "0.001", f"{patched['back_to_back_ms']:.3g}")
-
-
-@pytest.mark.parametrize("name", ["garbage_when_timed", "remembers"])
-def test_what_is_right_at_first_and_wrong_when_it_is_timed(results, name):
-    wrong = results[name]
+def test_what_is_right_at_first_and_wrong_when_it_is_timed(results):
+    wrong = results["remembers"]
     assert wrong["verdict"] == "fail"
     assert wrong["reason"].startswith("is right when it is checked and wrong when it is timed: the output is off by")
     assert wrong["time_ms"] is None
@@ -337,6 +330,11 @@ def test_outcome_is_against_the_fastest_that_is_as_precise():
     assert (tf32["against"], tf32["verdict"], tf32["any_precision"]) == ("compile", "win", None)
     lower = outcome(played("variant", [4.0]), others, {"precision": "fp32", "variant_precision": "fp16"}, same)
     assert (lower["against"], lower["verdict"]) == ("compile", "loss")
+    others += [played("compile_fp16", [1.5])]
+    assert outcome(played("variant", [1.0]), others, {"precision": "fp32", "variant_precision": None}, same) == strict
+    assert outcome(played("variant", [1.0]), others, {"precision": "tf32", "variant_precision": None}, same) == tf32
+    lower = outcome(played("variant", [1.0]), others, {"precision": "tf32", "variant_precision": "fp16"}, same)
+    assert (lower["against"], lower["verdict"]) == ("compile_fp16", "win")
     assert outcome(played("variant", [1.0]), [], {"precision": "fp32", "variant_precision": None}, same) is None
 
 
@@ -494,6 +492,7 @@ MS = {  # of fake sides, in any mode unless it is named
     "channels_last_fp32": 0.6,
     "compile": 2.0,
     "compile_fp32": 2.0,
+    "compile_fp16": 2.0,
 }
 
 
@@ -549,6 +548,8 @@ class FakeGpu:
             folder=folder,
             compare=compare,
             prepare_timed=lambda probe, step, seed: self.truths.append(step),
+            worker=None,
+            reserved=contextlib.nullcontext,
         )
 
     def result(self):
@@ -587,7 +588,7 @@ def test_a_variant_that_cannot_be_captured_is_timed_without_a_graph(tmp_path, mo
 
 
 def test_long_steps_are_not_timed_in_graphs(tmp_path, monkeypatch):
-    gpu = FakeGpu({"variant": 1.1, "eager": 2.0, "channels_last": 1.0, "compile": 9.0, **STRICT})
+    gpu = FakeGpu({"variant": 1.1, "eager": 2.0, "channels_last": 1.0, "compile": 9.0, "compile_fp16": 9.0, **STRICT})
     timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
     assert timed["graphed"] is None and timed["training"]["weights"]["graphed"] is None
     assert not any("graphed" in mode for _, mode in gpu.started)

@@ -1,15 +1,17 @@
 """What the stopwatch claims while the machine is busy, of two variants whose speed is known.
 
-    python tests/stopwatch/busy_machine.py [--runs 20] [--device cuda] [CONDITION ...]
+    python tests/stopwatch/busy_machine.py [--timings 20] [--device cuda] [CONDITION ...]
 
 One variant is the original itself: it must never be a win or a loss. The other does half of the work: it must be a win of about
-2x, or be withheld. A row is printed for each condition; docs/how_times_are_taken.md has those of a whole run.
+2x, or be withheld. Each is timed so often, in a process of its own, five times in each run of compare.py. A row is printed for
+each condition; docs/how_times_are_taken.md has those of a whole run.
 """
 
 import argparse
 import collections
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,6 +39,7 @@ def get_init_inputs():
 """
 TWICE = "return torch.lgamma(x) + torch.lgamma(x)"
 VARIANTS = {"the_original": TWICE, "half_the_work": "y = torch.lgamma(x); return y + y"}
+COPIES = 5  # of each variant in a run
 SPIN = "while True: pass"
 COPY = "import numpy; a = numpy.ones(1 << 25); b = a.copy()\nwhile True: b[:] = a"
 ON_GPU = "import torch; a = torch.randn(4096, 4096, device='cuda')\nwhile True: a @ a; torch.cuda.synchronize()"
@@ -56,16 +59,15 @@ CONDITIONS = {
 }
 
 
-def write_files(folder, on_gpu=False):
-    """(the problem's file, those of the variants)."""
-    # A solution that PyTorch itself computes runs on a GPU where it says that it is Triton's.
-    first_line = "# import triton\n" if on_gpu else ""
+def write_files(folder, copies=COPIES):
+    """(the problem's file, those of the variants' copies)."""
     problem = folder / "twice.py"
     problem.write_text(MODEL.format(name="Model", body=TWICE))
     variants = []
-    for name, body in VARIANTS.items():
-        variants.append(folder / f"{name}.py")
-        variants[-1].write_text(first_line + MODEL.format(name="ModelNew", body=body))
+    for copy in range(copies):
+        for name, body in VARIANTS.items():
+            variants.append(folder / f"{name}.{copy}.py")
+            variants[-1].write_text(MODEL.format(name="ModelNew", body=body))
     return problem, variants
 
 
@@ -75,7 +77,9 @@ def beside(condition, folder):
     program, count, niceness = CONDITIONS[condition]
     command = [sys.executable, "-c", program]
     if program == "compare.py":
-        again = f"while true; do {sys.executable} compare.py --model {folder}/twice.py --variant {folder}/the_original.py; done"
+        again = (
+            f"while true; do {sys.executable} compare.py --model {folder}/twice.py --variant {folder}/the_original.0.py; done"
+        )
         command = ["sh", "-c", again]
     running = [
         subprocess.Popen(
@@ -97,19 +101,19 @@ def beside(condition, folder):
             process.wait()
 
 
-def claims(folder, device):
-    """{variant: its result} of one run of compare.py."""
-    problem, variants = write_files(folder, device == "cuda")
+def claims(folder, device, copies=COPIES):
+    """[(variant, its result)] of one run of compare.py."""
+    problem, variants = write_files(folder, copies)
     command = [sys.executable, "compare.py", "--quick", "--device", device, "--json", str(folder / "run.json")]
     command += ["--model", str(problem), "--variant", *map(str, variants)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return {each["variant"]: each for each in json.loads((folder / "run.json").read_text())["results"]}
+    return [(each["variant"].split(".")[0], each) for each in json.loads((folder / "run.json").read_text())["results"]]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("conditions", nargs="*", metavar="CONDITION", help=f"default all: {', '.join(CONDITIONS)}")
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--timings", type=int, default=20, help="of each variant; rounded up to whole runs")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args()
     usable = [name for name, (program, *_) in CONDITIONS.items() if given.device == "cuda" or "cuda" not in str(program)]
@@ -117,9 +121,9 @@ def main():
         counts = collections.defaultdict(collections.Counter)
         ratios = []
         with tempfile.TemporaryDirectory() as folder, beside(condition, Path(folder)):
-            write_files(Path(folder), given.device == "cuda")
-            for _ in range(given.runs):
-                for name, result in claims(Path(folder), given.device).items():
+            write_files(Path(folder))
+            for _ in range(math.ceil(given.timings / COPIES)):
+                for name, result in claims(Path(folder), given.device):
                     outcome = result["outcome"] or {"verdict": result["verdict"], "ratio": None}
                     counts[name][outcome["verdict"]] += 1
                     ratios += [f"{outcome['ratio']:.2f}"] if name == "half_the_work" and outcome["ratio"] else []

@@ -5,7 +5,9 @@ import torch
 import torch.nn as nn
 
 from playground.report.figures import BASELINES as SHOWN
-from playground.stopwatch.baselines import BASELINES, names_for, peers, precision_of, prepare
+from playground.report.figures import LOWER_PRECISION, baseline_name
+from playground.report.figures import SETTINGS as SHOWN_SETTINGS
+from playground.stopwatch.baselines import BASELINES, SETTINGS, named, names_for, peers, precision_of, prepare, under
 
 FLAGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
 
@@ -17,6 +19,9 @@ def precisions():
 def test_each_is_shown_by_a_name_of_its_own():
     assert list(SHOWN) == list(BASELINES)
     assert len(set(SHOWN.values())) == len(SHOWN)
+    assert list(SHOWN_SETTINGS) == list(SETTINGS)
+    assert baseline_name("compile+benchmark") == "torch.compile with cudnn.benchmark"
+    assert [name for name, baseline in BASELINES.items() if baseline.dtype] == [LOWER_PRECISION]
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def x():
 def test_it_computes_the_same(model, x, name):
     with torch.no_grad(), precision_of(BASELINES[name]):
         expected = model(x)
-        prepared, _ = prepare(model, BASELINES[name])
+        prepared, *_ = prepare(model, BASELINES[name])
         torch.testing.assert_close(prepared(x), expected)
 
 
@@ -42,7 +47,7 @@ def test_the_model_is_not_changed(model, x, name):
     model(x)
     before = {key: (value.clone(), value.stride(), value.data_ptr()) for key, value in model.state_dict().items()}
     modules = list(model.modules())
-    prepared, _ = prepare(model, BASELINES[name])
+    prepared, *_ = prepare(model, BASELINES[name])
     assert prepared is not model
     for key, value in model.state_dict().items():
         content, stride, address = before[key]
@@ -53,8 +58,8 @@ def test_the_model_is_not_changed(model, x, name):
 
 def test_channels_last_converts_the_weights_beforehand(model, x):
     model(x)
-    converted, memory_format = prepare(model, BASELINES["channels_last"])
-    assert memory_format == "channels_last"
+    converted, memory_format, dtype = prepare(model, BASELINES["channels_last"])
+    assert memory_format == "channels_last" and dtype is None
     assert converted[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert converted[2].weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert converted[4].weight.is_contiguous()
@@ -62,17 +67,26 @@ def test_channels_last_converts_the_weights_beforehand(model, x):
 
 def test_compiled_is_a_compiled_copy(model, x):
     model(x)
-    compiled, memory_format = prepare(model, BASELINES["compile"])
-    assert memory_format is None
+    compiled, memory_format, dtype = prepare(model, BASELINES["compile"])
+    assert memory_format is None and dtype is None
     assert isinstance(compiled, torch._dynamo.OptimizedModule)
     assert compiled._orig_mod is not model
     assert torch.equal(compiled._orig_mod[0].weight, model[0].weight)
 
 
+def test_fp16_converts_the_model_beforehand(model, x):
+    model(x)
+    converted, memory_format, dtype = prepare(model, BASELINES["compile_fp16"])
+    assert memory_format == "channels_last" and dtype is torch.float16
+    assert isinstance(converted, torch._dynamo.OptimizedModule)
+    assert all(parameter.dtype is torch.float16 for parameter in converted.parameters())
+    assert converted._orig_mod[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_what_torch_would_stop_compiling_is_an_error():
     """A frame that was compiled too often would run uncompiled, and be timed as if it were not."""
 
-    compiled, _ = prepare(nn.ReLU(), BASELINES["compile"])
+    compiled, *_ = prepare(nn.ReLU(), BASELINES["compile"])
     with torch._dynamo.config.patch(recompile_limit=1):
         compiled(torch.ones(2))
         with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
@@ -115,7 +129,7 @@ STRICT = ["eager_fp32", "channels_last_fp32", "compile_fp32"]
         ("cpu", "weights", True, False, False, ["eager"]),
         ("cpu", "weights_and_input", False, False, False, ["eager", "compile"]),
         ("cuda", "forward", True, False, False, ["eager", "channels_last", "eager_fp32", "channels_last_fp32"]),
-        ("cuda", "forward", False, False, False, ["eager", "channels_last", "compile", *STRICT]),
+        ("cuda", "forward", False, False, False, ["eager", "channels_last", "compile", *STRICT, "compile_fp16"]),
         ("cuda", "weights", False, False, False, ["eager", "compile"]),
         (
             "cuda",
@@ -138,4 +152,28 @@ def test_peers_are_at_least_as_precise():
     assert peers(names, "tf32") == names, "what is stricter and faster counts as well"
     assert peers(names, "fp16") == names
     assert peers(names, "fp32") == ["eager_fp32", "compile_fp32"]
+    assert peers([*names, "compile_fp16"], "tf32") == names, "fp16 is no peer of what may use TF32"
+    assert peers([*names, "compile_fp16"], "fp16") == [*names, "compile_fp16"]
     assert peers(["eager", "compile"], "fp32") == ["eager", "compile"], "where there is no TF32 all are strict"
+
+
+def test_a_variant_that_sets_a_flag_is_timed_beside_what_has_it_set_too():
+    usual = names_for("cuda", "forward", True, False, False)
+    names = under(("benchmark",), usual)
+    assert names == ["eager", *(f"{name}+benchmark" for name in usual)]
+    assert peers(names, "fp32", ("benchmark",)) == ["eager_fp32+benchmark", "channels_last_fp32+benchmark"]
+    assert peers(names, "fp32") == ["eager"], "without the flag, those that have it set do not count"
+    assert under((), usual) == usual
+
+
+def test_strict_baselines_are_no_match_for_a_variant_that_permits_itself_tf32():
+    names = under(("tf32",), names_for("cuda", "forward", True, False, False))
+    assert names == ["eager", "eager+tf32", "channels_last+tf32"]
+    assert peers(names, "fp32", ("tf32",)) == ["eager+tf32", "channels_last+tf32"]
+
+
+def test_settings_hold_while_a_baseline_runs_and_no_longer():
+    before = precisions(), torch.backends.cudnn.benchmark
+    with precision_of(named("eager+benchmark+tf32")):
+        assert (precisions(), torch.backends.cudnn.benchmark) == (["tf32"] * 3, True)
+    assert (precisions(), torch.backends.cudnn.benchmark) == before

@@ -34,13 +34,18 @@ def problem(*shape):
     return SimpleNamespace(get_inputs=lambda: [torch.rand(*shape), torch.tensor([0, 1])])
 
 
-def workload(model, mode, shape=(2, 4), memory_format=None):
-    return Workload(problem(*shape), model, mode, CPU, memory_format)
+def workload(model, mode, shape=(2, 4), memory_format=None, dtype=None):
+    return Workload(problem(*shape), model, mode, CPU, memory_format, dtype)
 
 
 @pytest.fixture
 def model():
     return Recorder()
+
+
+def test_floats_are_converted_beforehand(model):
+    x, indices = workload(model, "forward", dtype=torch.float16).fresh(1).inputs
+    assert x.dtype is torch.float16 and indices.dtype is torch.int64
 
 
 @pytest.mark.parametrize("mode", MODES)

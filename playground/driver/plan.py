@@ -1,0 +1,82 @@
+"""Which tasks a run has: where each variant runs, at which sizes, and which pairs of a suite cannot run at all."""
+
+import dataclasses
+
+from playground import catalog
+from playground.driver.runner import Task, blank_result
+from playground.driver.verdict import DROP_IN, FORWARD, give
+from playground.judge.work import names_cuda
+from playground.machine import requirements
+
+LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
+
+
+def of_variants(model, variants, device, points, standard=None):
+    """A task for each variant that `device` concerns, at each of the points. Their settings win over the place's own.
+
+    Without a `standard` the project's variants have to be drop-in, files from elsewhere to meet forward.
+    """
+    tasks = []
+    varied = [name for name in points[0] if any(point[name] != points[0][name] for point in points)]
+    for settings in points:
+        for variant in variants:
+            place = place_of(variant, device)
+            if place:
+                point = {name: settings[name] for name in varied}
+                own = standard or standard_of(variant)
+                tasks.append(Task(model, placed(variant, place), place, {**model.settings(place), **settings}, point, own))
+    return sorted(tasks, key=lambda task: task.place != "cuda")
+
+
+def of_suite(suite, device, standard=None):
+    """A task for each pair of a Suite, in its order; those that cannot be judged are settled."""
+    return [_of_pair(pair, device, standard) for pair in suite.pairs]
+
+
+def _of_pair(pair, device, standard):
+    facts = pair.facts()
+    try:
+        if pair.broken:
+            raise catalog.CatalogError(pair.broken)
+        model = dataclasses.replace(catalog.find_model(str(pair.problem)), name=pair.problem_name)
+        variant = dataclasses.replace(catalog.find_variant(model, str(pair.solution)), name=pair.solution_name)
+        catalog.require_constants(model, "settings", pair.settings)
+    except (catalog.CatalogError, OSError) as complaint:
+        unknown = catalog.Variant(pair.solution_name, pair.solution, None)
+        model = catalog.Model(pair.problem_name, pair.problem)
+        return Task(model, unknown, None, pair.settings, pair=facts, settled=("error", str(complaint)))
+    place = place_of(variant, device)
+    settings = (model.settings(place) if place else {}) | pair.settings
+    elsewhere = ("skipped", f"it does not run on --device {device}")
+    standard = standard or standard_of(variant)
+    return Task(
+        model, placed(variant, place), place, settings, standard=standard, pair=facts, settled=None if place else elsewhere
+    )
+
+
+def settled(task):
+    """The result of a task that cannot run."""
+    result = blank_result(task)
+    give(result, *task.settled)
+    return result
+
+
+def standard_of(variant):
+    """What a variant has to meet where nobody says it."""
+    return DROP_IN if variant.is_catalogued else FORWARD
+
+
+def place_of(variant, device):
+    """Where a variant runs: "cuda", "cpu" or "emulator"; None when it is of no concern to the device."""
+    if variant.backend == "cpu":
+        return "cpu" if device in ("auto", "cpu") else None
+    if device == "auto":
+        without = "cpu" if variant.backend == "any" and not names_cuda(variant.path) else "emulator"
+        return without if requirements.missing_for("cuda") else "cuda"
+    return device if device in ("cuda", "emulator") or variant.backend == "any" else None
+
+
+def placed(variant, place):
+    """The variant as it runs at a place: a file that does not tell where has the backend of the place."""
+    backend = "cpu" if place == "cpu" else "cuda"
+    return dataclasses.replace(variant, backend=backend) if variant.backend == "any" else variant
