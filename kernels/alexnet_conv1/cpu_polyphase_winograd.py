@@ -1,31 +1,27 @@
 """alexnet_conv1, cpu: stride 4 taken apart into stride 1, where Winograd's algorithm saves half of the multiplications.
 
-Like the original, but the 11 x 11 kernel at stride 4 becomes 16 kernels of 3 x 3 and less at stride 1, and 2 x 2 outputs are
-computed from transformed inputs and weights. Forward, the weights' gradient and the input's gradient all go that way.
+Like the original, but the 11 x 11 kernel at stride 4 becomes 16 kernels of 3 x 3 and less at stride 1 (a polyphase
+decomposition), and 2 x 2 outputs are computed from transformed inputs and weights. Forward and both gradients all go that way.
 
 Why it is faster
     PyTorch (oneDNN) runs the direct convolution near the cores' peak, and so would any direct kernel: a register tile of 14
     positions x 32 channels only drew level with it. What is left is to multiply less. Each output takes 169 multiplications
     instead of 363; the transforms, which only add, took a fifth of the time, because each input tile serves 96 channels and
-    each channel's tile 48 terms. The products run in tiles of 14 places x 2 registers: 16 loads
-    feed 28 fused multiply-adds (AVX-512). It costs a transformed copy of the weights in each call, and room for a block's
-    transforms, which is chosen to fit into a core's second-level cache.
+    each channel's tile 48 terms. The products run in tiles of 14 positions x 2 registers: 16 loads feed 28 fused multiply-adds
+    (AVX-512). What it costs: a transformed copy of the weights in each call, and a block's transforms, which fit into a core's
+    second-level cache.
 
 Mathematics
     Along one direction, with u = 4a + r:  out[i] = sum over r < 4 of sum over a of w[4a + r] * x[4(i + a) + r]
-    For each phase r that is a convolution of every fourth input at stride 1, with 3 taps (r < 3) or 2 (r = 3): a "piece".
-    F(2, n) computes 2 outputs of n taps from n + 1 inputs: y = A^T [(G w) * (B^T d)], * elementwise. Its matrices follow from
-    the points 0, 1, -1 and infinity at which polynomials are evaluated; 2 taps need no -1. All pieces share A^T, so their
-    products are summed before it: 4 + 4 + 4 + 3 = 15 products for 2 outputs instead of 22, in two directions 225 for 4 outputs
-    instead of 484. Other strides and kernels are taken apart in the same way, into pieces of at most 3 taps.
-    Gradients are the adjoint of the same product: of the weights G^T [(B^T d) * (A g)], summed over all tiles before G^T;
-    of the input B [(G w) * (A g)]. That of the bias is a plain sum.
-    Risk: B^T and A^T add and subtract inputs of equal size. Measured against float64 in units of the outputs' spread, largest
-    error at batch 4, normal inputs: 1.8e-6, PyTorch 4.7e-6, because the sums are shorter; weights' gradient 2.7e-6 (15e-6),
-    input's 2.7e-6 (2.4e-6). An output beside a far larger input, in the same tile, loses digits. Tiles of 4 x 4 (points 1/2 and
-    -2 added) take 99 multiplications an output, and one core needed 0.77 ms a sample instead of 1.3, but their error, 14e-6,
-    does not pass the judge. NaN and infinities spread over a tile: whatever comes out not finite is computed once more
-    by the definition, so that they stand where they should; a tensor full of them is slow.
+    For each phase r that is a convolution of every fourth input at stride 1, with 3 taps (r < 3) or 2 (r = 3): a "piece". F(2,
+    n) computes 2 outputs of n taps from n + 1 inputs: y = A^T [(G w) * (B^T d)], * elementwise. Its matrices follow from the
+    points 0, 1, -1 and infinity at which polynomials are evaluated; 2 taps need no -1. All pieces share A^T, so their products
+    are summed before it: 4 + 4 + 4 + 3 = 15 products for 2 outputs instead of 22, in two directions 225 for 4 outputs instead
+    of 484. Other strides and kernels are taken apart in the same way, into pieces of at most 3 taps. Gradients are the adjoint
+    of the same product: of the weights G^T [(B^T d) * (A g)], summed over all tiles before G^T; of the input B [(G w) * (A g)].
+    That of the bias is a plain sum. Risk: B^T and A^T add and subtract inputs of equal size. An output beside a far larger
+    input, in the same tile, loses digits. NaN and infinities spread over a tile: whatever comes out not finite is computed
+    again by the definition; a tensor full of them is slow.
 
 Loops (forward; the gradients' are alike)
     over                    how                           what it keeps
@@ -35,23 +31,16 @@ Loops (forward; the gradients' are alike)
     16 points               serial                        inner size 48, 36 or 27
     strips, terms           multiply                      14 tiles x 32 channels of accumulators, in registers
     strips, tiles           finish_strip                  A^T of 16 products, then squares of outputs transposed
-    Gradients of weights are summed in chunks whose number depends on the sizes alone, then in order; the input's by sample.
-    Vectors are of 16 (AVX-512), 8 (AVX) or 4 floats, as the build's machine has them.
 
 Floor
-    A sample at the original's size: 0.60 MB in, 1.16 MB out; 211 MFLOP directly, 102 MFLOP after the rewrite. Arithmetic
-    binds: at the 153.5 GFLOP/s that a loop of nothing but fused multiply-adds reaches on one core here (Cascade Lake, 2.4 GHz,
-    AVX-512), 1.37 ms directly, which is the least for PyTorch's algorithm, and 0.66 ms after the rewrite.
-    Measured there on one core, torch 2.13.0, the kernel called from C++, best of 100: forward 1.3 ms a sample.
-    Reached by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0), batch 16: a third faster than eager
-    forward, a quarter in a step for the weights, 2.7 times as fast with the input's gradient; results/cpu-intel-xeon.json has
-    the figures. Forward it is ahead of what direct arithmetic could do there.
+    A sample at the original's size: 0.60 MB in, 1.16 MB out; 211 MFLOP directly, 102 MFLOP after the rewrite: compute bound.
+    One core (Cascade Lake, 2.4 GHz, AVX-512: 153.5 GFLOP/s) takes at least 1.37 ms directly, 0.66 after the rewrite.
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
-    padding and image size, bias or none. Dilation, groups and padding modes other than the default raise, and so does
-    anything else. Gradients of weight, bias and input, those that are asked for; second derivatives raise. Deterministic,
-    and the bits do not depend on the number of threads. Needs GCC or Clang.
+    padding and image size, bias or none. Dilation, groups and other padding modes raise, and so does anything else. Gradients
+    of weight, bias and input, those that are asked for; second derivatives raise. The bits do not depend on the number of
+    threads. Needs GCC or Clang.
 """
 
 import functools
@@ -725,8 +714,8 @@ struct Winograd {
             copy_transposed(grad + r * size.out_w, size.plane(), channels, strip.columns, gradients + r * pitch, LANES);
     }
 
-    // sums (N, CHANNELS) += over `outer` x `inner` places, values (N rows, `pitch` floats apart; the places of each outer one
-    // `step` floats from those before) times vectors (outer, inner, CHANNELS).
+    // sums (N, CHANNELS) += over `outer` x `inner` positions, values (N rows, `pitch` floats apart; the positions of each outer
+    // one `step` floats from those before) times vectors (outer, inner, CHANNELS).
     struct Values {
         const float* at;
         int64_t pitch, step;

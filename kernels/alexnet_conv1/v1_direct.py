@@ -9,7 +9,7 @@ Why it is slow
     neighbouring positions, so at stride 4 a warp's 32 inputs lie across 512 bytes: four cache lines for the inputs and one
     for the weight make 5 cycles of the load path for 32 multiply-adds. Of the roughly ten instructions around each
     of them (addresses, the test for padding, the loop) one does arithmetic, so the schedulers are busy with the rest too.
-    On an H200, 843 million such steps over 132 multiprocessors at 1.9 GHz need 17 ms for the loads alone, so counted;
+    On an H200, 843 million such steps over 132 SMs at 1.9 GHz need 17 ms for the loads alone, so counted;
     measured are 18.2 ms for everything (eager 2.08).
 
 What later steps change
@@ -26,7 +26,7 @@ Launches
     conv2d   (all outputs / 256,)    256    0       one output: in_channels * kernel_h * kernel_w multiply-adds
 
 Floor
-    At the original's size 154 MB in, 297 MB out, 54 GFLOP. Without tensor cores arithmetic binds; with them (TF32) arithmetic
+    At the original's size 154 MB in, 297 MB out, 54 GFLOP. Without tensor cores compute bound; with them (TF32) arithmetic
     and bytes take about the same time.
 
 Takes

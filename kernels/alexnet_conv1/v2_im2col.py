@@ -5,22 +5,12 @@ matrix product is what everybody knows how to compute: tiles in shared memory, a
 
 Why it is faster
     v1 loads two values for each multiply-add. Here a thread has 6 channels x 8 positions of sums in registers, so 14 values
-    from shared memory feed 48 multiply-adds, and each value comes from memory once a block: what binds is no longer the way
-    from the cache to the registers but, nearly, arithmetic. Reading a window costs nothing in the product, because padding,
-    strides and edges were dealt with when the matrix was written. That is the price as well: each pixel is written for every
-    window that holds it, 7.3 times at stride 4, and the matrix, 1.12 GB at the original's size, is written and read once.
-    It never exists as a whole: positions are worked on in chunks whose matrix fits into 256 MB of scratch memory. v3 writes
-    none of it.
-
-    Predicted for an H200 (132 multiprocessors at 1.755 GHz, 4.26 TB/s), forward at the original's size, and measured:
-    im2col     1.12 GB written, 0.15 GB read: 0.30 ms at the speed of a copy, 0.35 expected; 0.39
-    multiply   774,400 x 96 x 368 multiply-adds: 0.92 ms if a multiprocessor issued nothing but 128 of them a cycle. 16 terms
-               are 768 of them in 1,018 instructions (counted in the machine code), 1.22 ms; the loads stand between two
-               barriers, and two blocks do not hide all of that from each other: 1.7 expected; they hide less, 2.29. Its 1.4 GB
-               take 0.33 ms, at the same time.
-    together   2.05 ms, measured 2.77 (v1 18.2, eager 2.08, strict 2.71)
-    The weights' gradient writes the matrix again, and 768 multiply-adds are among 1,234 instructions: 2.4 ms; 3.5. In the
-    input's gradient the product writes the matrix and col2im reads it: 2.6 ms; 4.3. Measured with PyTorch's profiler.
+    from shared memory feed 48 multiply-adds, and each value comes from memory once a block. Reading a window costs nothing in
+    the product, because padding, strides and edges were dealt with when the matrix was written. That is the price as well: each
+    pixel is written for every window that holds it, 7.3 times at stride 4, and the matrix, 1.12 GB at the original's size, is
+    written and read once, in chunks that fit into 256 MB of scratch memory. v3 writes none of it. Predicted for an H200: 0.35
+    ms for im2col and 1.7 for the product, of whose instructions three in four are multiply-adds; measured: 0.39 and 2.29,
+    because two blocks an SM do not hide loads and barriers from each other; together 2.77 (v1 18.2, eager 2.08, strict 2.71).
 
 Mathematics
     A term is one c, u, v: an input channel, a row and a column of the kernel. A position is one b, i, j.
@@ -31,9 +21,8 @@ Mathematics
     grad_bias[o]            = the same for one term more, whose row of the matrix is all ones
     grad_columns[term][position] = sum over o of weight[o][term] * grad[o][position]
     grad_x[b,c,h,w]         = sum of grad_columns over all terms and positions that hold this pixel (col2im): each pixel
-                              gathers its own, so that no two threads add to one place
-    Numbers are strict fp32; an output is one chain of multiply-adds in the order of the terms, the bias last. Its rounding
-    grows with the number of terms: 363 err as PyTorch's do.
+                              gathers its own, so that no two threads add to one address
+    Strict fp32; an output is one chain of multiply-adds in the order of the terms, the bias last: 363 err as PyTorch's do.
 
 Launches (for each chunk)
     kernel              grid                          block  registers  shared   work of a thread
@@ -43,20 +32,16 @@ Launches (for each chunk)
     add_splits          (parameters / 256)            256    31         0        one weight or bias; once, after all chunks
     multiply, columns   (tiles of 96 x 128)           256    128        14.5 KB  6 terms x 8 positions
     col2im              (pixels / 256)                256    48         0        one pixel: up to 9 terms
-
-    Registers as nvcc 13.0 gives them for sm_90a. A chunk is 184,832 positions at the original's size, so there are 5.
+    Registers by nvcc 13.0 for sm_90a. A chunk is 184,832 positions at the original's size, so there are 5.
 
 Floor
-    Forward: 154 MB in, 297 MB out, and 2.25 GB for the matrix: 0.63 ms at 4.26 TB/s. 54 GFLOP in plain fp32 are 0.91 ms at the
-    59.3 TFLOP/s of that clock, 1.06 at the 51 that products were seen to reach. The two come one after the other, because the
-    matrix is complete before it is read: 1.4 ms.
+    Forward: 154 MB in, 297 MB out, and 2.25 GB for the matrix: 0.63 ms at 4.26 TB/s. Then 54 GFLOP in plain fp32: 0.91 ms.
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
-    padding and image size, bias or none; an image's channel, with its padding, below 2^31 pixels. Dilation, groups and padding
-    modes other than the default raise, and so does anything else. Scratch memory: 256 MB, or the matrix of 128 positions where
-    that is more. Trains, and computes only the gradients that are asked for (weight and bias together); second derivatives
-    raise. Deterministic: chunks and splits depend on the sizes alone.
+    padding and image size, bias or none; an image's channel, with its padding, below 2^31 pixels. Dilation, groups and other
+    padding modes raise, and so does anything else. Trains, and computes only the gradients that are asked for (weight and bias
+    together); second derivatives raise. Deterministic: chunks and splits depend on the sizes alone.
 """
 
 import functools
@@ -106,11 +91,11 @@ struct Position {
         const unsigned from_first = chunk.first_in_sample + k;
         sample = chunk.first_sample + from_first / chunk.plane(), in_sample = from_first % chunk.plane();
     }
-    // Its place in a tensor (batch, OUT_CHANNELS, out_h, out_w).
+    // Its index in a tensor (batch, OUT_CHANNELS, out_h, out_w).
     __device__ int64_t at(const Chunk& chunk, int o) const { return (sample * OUT_CHANNELS + o) * chunk.plane() + in_sample; }
 };
 
-// columns (TERMS, chunk.count). Neighbouring threads have neighbouring positions, so they write side by side.
+// columns (TERMS, chunk.count). Neighbouring threads have neighbouring positions, so their stores are coalesced.
 __global__ void __launch_bounds__(THREADS)
     im2col(Chunk chunk, const float* __restrict__ x, float* __restrict__ columns) {
     const int blocks = ceil_div(chunk.count, THREADS), k = blockIdx.x % blocks * THREADS + threadIdx.x;
@@ -153,7 +138,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // The three products, sum over k < depth of left(m, k) * right(k, n) for m < M and n < width. LEFT_ALONG_K and RIGHT_ALONG_K
-// say along which index a matrix is contiguous: neighbouring threads load along it. A result goes to column(n) + m * pitch.
+// say along which index a matrix is contiguous: threads load along it, coalesced. A result goes to column(n) + m * pitch.
 
 struct ForwardProduct {
     static constexpr int M = OUT_CHANNELS;
@@ -212,19 +197,19 @@ __host__ __device__ constexpr int rows_of_thread(int m) { return ceil_div(ceil_d
 __host__ __device__ constexpr int tile_rows(int m) { return rows_of_thread(m) * LANES; }
 static_assert(LANES * LANES == THREADS);
 
-// tile[k][m] = value(m, k). Rows of the tile are 4 longer than they need be, so that they begin in different banks.
+// tile[k][m] = value(m, k). Rows of the tile are 4 longer than they need be, which avoids bank conflicts.
 template <bool ALONG_K, int SIZE, class Value>
 __device__ __forceinline__ void load_tile(float (&tile)[DEPTH][SIZE + 4], Value value) {
     static_assert(DEPTH * SIZE % THREADS == 0);
 #pragma unroll
     for (int load = 0; load < DEPTH * SIZE / THREADS; ++load) {
-        const int place = load * THREADS + threadIdx.x;
-        const int k = ALONG_K ? place % DEPTH : place / SIZE, m = ALONG_K ? place / DEPTH : place % SIZE;
+        const int index = load * THREADS + threadIdx.x;
+        const int k = ALONG_K ? index % DEPTH : index / SIZE, m = ALONG_K ? index / DEPTH : index % SIZE;
         tile[k][m] = value(m, k);
     }
 }
 
-// A thread's columns lie in two runs of 4: it reads 16 bytes at a time, and its neighbours the 16 beside them.
+// A thread's columns lie in two runs of 4: it reads 16 bytes at a time, and its neighbours the 16 beside them: conflict-free.
 __device__ __forceinline__ int column_of_thread(int n) { return n / 4 * 4 * LANES + threadIdx.x % LANES * 4 + n % 4; }
 
 // Split number s sums over k from s * split_depth on.
@@ -298,7 +283,7 @@ static int chunk_positions(int64_t positions) {
 }
 int64_t column_floats(int64_t positions) { return (int64_t)chunk_positions(positions) * TERMS; }
 
-// Enough for 264 blocks or so, two on each multiprocessor of a large GPU. It depends on the layer alone, and with it the order
+// Enough for 264 blocks or so, two on each SM of a large GPU. It depends on the layer alone, and with it the order
 // of additions.
 static int weight_splits() {
     return ceil_div(264, ceil_div(OUT_CHANNELS, tile_rows(OUT_CHANNELS)) * ceil_div(TERMS + 1, TILE_N));

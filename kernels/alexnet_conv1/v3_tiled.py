@@ -1,30 +1,16 @@
-"""alexnet_conv1, v3: the same product without the matrix, in register tiles; plain fp32 as fast as it goes.
+"""alexnet_conv1, v3: implicit GEMM, the same product without the matrix, in register tiles; plain fp32 as fast as it goes.
 
 Like v2, but the columns are never written: a block keeps the rows of the image that its positions need in shared memory, and a
-thread finds its windows there (an implicit matrix product). Strict fp32 is this variant's only precision.
+thread finds its windows there. Strict fp32 is this variant's only precision.
 
 Why it is faster
     v2 writes and reads a matrix in which each pixel stands 7.3 times, 2.25 GB beside 0.45 that are needed, and of the
-    instructions of its product three in four are multiply-adds. Here a thread has 7 positions beside each other in 12 channels.
-    A row of the kernel touches 35 neighbouring pixels for all 7 windows: they are loaded into registers once and serve 11
-    taps, because a tap only shifts which register is meant. So 9 loads of pixels and 33 of weights, 16 bytes each, feed
-    924 multiply-adds. While a slice of the taps (four rows of the kernel) is computed with, cp.async fetches the next, with
-    one barrier between. What it costs: a build for each kernel and stride, and a packed copy of the weights in each call.
-
-    On an H200 (132 multiprocessors at 1.755 GHz), at the original's size. Instructions are counted in the machine code, of a
-    warp: for a tile of 2 x 56 positions; for a piece of 28 positions; for an output channel and three taps. Full rate is one a
-    cycle in each of the four schedulers; predicted leaves 12 to 16% for waiting. Measured with PyTorch's profiler, ms:
-                       multiply-adds  others                                     full rate  predicted  measured
-    forward            30,492         5,400: 1,390 operands, 2,300 copies, ...   1.11       1.25       1.57
-    weights' gradient  3,630          930: 165 operands, 410 copies, ...         1.25       1.45       1.55
-    input's gradient   36             35: 9 operands, 12 addresses, ...          2.7        3.2        3.26
-    In the weights' gradient 88 threads of 96 have work. v2 takes 2.7, 3.5 and 4.3 ms: even the input's gradient gains as a
-    gather, though addresses cost a third as much as what they serve. Eager strict takes 2.71 ms forward.
-
-    The goal for strict fp32, 0.50 ms forward, is out of reach of this design: 27 G multiply-adds at 128 a cycle are 0.91 ms,
-    were there nothing else; tiles of whole runs make that 0.94. To get there one has to multiply less (the CPU variant's
-    rewrite takes 169 multiplications an output instead of 363: 0.42 ms, and its transforms), or to use tensor cores with
-    split operands (three products of TF32 values or fp16 halves for one).
+    instructions of its product three in four are multiply-adds. Here a thread has 7 neighbouring positions in 12 channels. A
+    row of the kernel touches 35 neighbouring pixels for all 7 windows: they are loaded into registers once and serve 11 taps,
+    because a tap only shifts which register is meant. So 42 loads of 16 bytes feed 924 multiply-adds. While a slice of the taps
+    (four rows of the kernel) is computed with, cp.async fetches the next (double buffering), with one barrier between. What it
+    costs: a build for each kernel and stride, and a packed copy of the weights in each call. Predicted 1.25 ms on an H200,
+    measured 1.57.
 
 Mathematics
     That of v1, in fp32, as one chain of fused multiply-adds for each output: over c, and in it u, and v (in slices, where the
@@ -33,9 +19,9 @@ Mathematics
     grad_bias[o]         = sum over b,i,j of grad[b,o,i,j]
     grad_x[b,c,h,w]      = sum over t,s,o of weight[o, c, a + t*stride_h, b + s*stride_w] * grad[b, o, y - t, z - s]
                            for the pixel h = y*stride_h + a - pad_h, w = z*stride_w + b - pad_w
-    In the last line the pixels are sorted by phase (a, b): those of one phase have the same taps, and for them the stride is 1.
-    The input's gradient is summed in slices of 16 channels. Positions past an edge are left out, not multiplied by zero, so an
-    infinite or NaN pixel reaches the gradients that use it and no others.
+    In the last line the pixels are sorted by phase (a, b), a polyphase decomposition: those of one phase have the same taps,
+    and for them the stride is 1. It is summed in slices of 16 channels. Positions past an edge are left out, not multiplied by
+    zero, so an infinite or NaN pixel reaches the gradients that use it and no others.
 
 Launches
     kernel          grid                                        block  registers  shared   work of a thread
@@ -44,22 +30,19 @@ Launches
     parameter_grad  (splits x 3 input channels x groups of 96)  96     168        32.5 KB  11 taps x 12 channels
     add_splits      (parameters / 128)                          128    28         0        one weight or bias
     input_grad      (samples x 512 cells x 16 phases)           128    72         2.3 KB   4 cells of a phase x 3 channels
-
-    Tiles, shared memory and registers (nvcc 13.0, sm_90a) are those of the original's size. conv2d: 12 warps share a
-    multiprocessor, three for each scheduler, so 168 registers a thread are theirs; a fourth would leave 128. A tile leaves
-    through shared memory: stored from registers, each thread's 7 positions would be pieces of 28 bytes.
+    At the original's size; registers by nvcc 13.0 for sm_90a. conv2d: 12 warps share an SM, so 168 registers a thread are
+    theirs.
 
 Floor
-    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz (1.06 at the 51 TFLOP/s
-    that matrix products were seen to reach). Arithmetic binds. Each gradient has the same two numbers.
+    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound. Each
+    gradient has the same two numbers.
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
     padding and image size, bias or none; an image's channel, with its padding, below 2^31 pixels; compute capability 7.5 or
-    later (before 8.0 without cp.async). Taps are worked on in slices that fit into shared memory and registers, so any size
-    fits; a kernel whose width is a large prime, or images much narrower than a tile, are slow. Dilation, groups and padding
-    modes other than the default raise, and so does anything else. Trains, and computes only the gradients that are asked for
-    (weight and bias together); second derivatives raise. Deterministic: splits depend on the sizes alone.
+    later (before 8.0 without cp.async). Any size fits, in slices; a kernel whose width is a large prime, or images much
+    narrower than a tile, are slow. Dilation, groups and other padding modes raise, and so does anything else. Trains, and
+    computes only the gradients that are asked for (weight and bias together); second derivatives raise. Deterministic.
 """
 
 import functools
@@ -97,24 +80,24 @@ struct Image {
     __host__ __device__ int64_t plane() const { return (int64_t)out_h * out_w; }
 };
 
-// Copies 4 or 16 bytes to shared memory without waiting, or writes that many zeros; then `from` is not read.
+// Copies 4 or 16 bytes to shared memory without waiting, or writes 4 bytes of zeros; then `from` is not read.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
-__device__ __forceinline__ void copy_float(float* to, const float* from, bool exists) { *to = exists ? *from : 0; }
-__device__ __forceinline__ void copy_4_floats(float* to, const float* from) {
+__device__ __forceinline__ void cp_async_4(float* to, const float* from, bool exists) { *to = exists ? *from : 0; }
+__device__ __forceinline__ void cp_async_16(float* to, const float* from) {
     *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
 }
-__device__ __forceinline__ void wait_for_copies() {}
+__device__ __forceinline__ void cp_async_wait_all() {}
 #else
-__device__ __forceinline__ void copy_float(float* to, const float* from, bool exists) {
+__device__ __forceinline__ void cp_async_4(float* to, const float* from, bool exists) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
 }
-__device__ __forceinline__ void copy_4_floats(float* to, const float* from) {
+__device__ __forceinline__ void cp_async_16(float* to, const float* from) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
-// Waits for all of this thread's copies.
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Waits for all copies of this thread.
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
 
 // Shared memory holds two stages: one is computed with while the other is filled.
@@ -136,7 +119,7 @@ __device__ __forceinline__ void copy_row(float* to, const float* row, int left, 
 #pragma unroll
     for (int first = 0; first < WIDTH; first += WARP) {
         const int s = first + lane, w = left + s / STEP * STRIDE_W + s % STEP;
-        if (first + WARP <= WIDTH || s < WIDTH) copy_float(to + s, row + w, (unsigned)w < (unsigned)width);
+        if (first + WARP <= WIDTH || s < WIDTH) cp_async_4(to + s, row + w, (unsigned)w < (unsigned)width);
     }
 }
 
@@ -144,7 +127,7 @@ __device__ __forceinline__ void copy_row(float* to, const float* row, int left, 
 
 // A thread has 7 positions beside each other in 12 channels (8 where that divides the group better), 8 threads have a row of a
 // tile: 56 positions, for rows of 55. Seven, because neighbouring threads then read 28 floats apart at stride 4: 16-byte loads
-// of 8 threads hit all banks once.
+// of 8 threads are conflict-free.
 constexpr int CHANNELS = OUT_BLOCK % 12 == 0 ? 12 : 8, CHANNEL_LANES = OUT_BLOCK / CHANNELS;
 constexpr int POSITIONS = 7, COLUMN_LANES = 8, TILE_COLUMNS = POSITIONS * COLUMN_LANES;
 
@@ -242,17 +225,17 @@ __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Til
     float* weights = &stage.weights[0][0][0][0];
     const float* from = packed + ((int64_t)tile.group * SLICES + slice_index) * SLICE_WEIGHTS;
 #pragma unroll 4
-    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) copy_4_floats(weights + k, from + k);
+    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) cp_async_16(weights + k, from + k);
 }
 
-// On the way out a tile passes through shared memory, so that it is written row by row. The odd pitch is for the banks.
+// On the way out a tile passes through shared memory, so that stores are coalesced. The odd pitch avoids bank conflicts.
 union Shared {
     Stage stages[2];
     float outputs[OUT_BLOCK][TILE_ROWS * TILE_COLUMNS + 1];
 };
 static_assert(sizeof(Shared) <= 48 * 1024);
 
-// One output tile. 12 warps share a multiprocessor's registers: 168 a thread.
+// One output tile. 12 warps share an SM's registers: 168 a thread.
 __global__ void __launch_bounds__(THREADS, 384 / THREADS)
     conv2d(Image image, const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias,
            float* __restrict__ out) {
@@ -266,7 +249,7 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
     fill(shared.stages[0], image, tile, x, packed, 0);
 #pragma unroll 1
     for (int index = 0; index < SLICES; ++index) {
-        wait_for_copies();
+        cp_async_wait_all();
         __syncthreads();  // everybody's copies have arrived, and the other stage has been read
         if (index + 1 < SLICES) fill(shared.stages[(index + 1) % 2], image, tile, x, packed, index + 1);
         if (!computes) continue;
@@ -333,7 +316,7 @@ constexpr int grad_v() {
 constexpr int GRAD_V = grad_v(), PAIRS = IN_CHANNELS * KERNEL_H;
 constexpr int GRAD_CHANNELS = OUT_BLOCK % 12 == 0 ? 12 : 8, GRAD_LANES = OUT_BLOCK / GRAD_CHANNELS;
 constexpr int GRAD_STEP = row_step(GRAD_V), GRAD_WIDTH = row_width(GRAD_COLUMNS, GRAD_V);
-constexpr int GRAD_PITCH = GRAD_WIDTH + (12 - GRAD_WIDTH % 8) % 8;  // 4 modulo 8: rows begin in different banks
+constexpr int GRAD_PITCH = GRAD_WIDTH + (12 - GRAD_WIDTH % 8) % 8;  // 4 modulo 8: conflict-free
 constexpr int OUT_PITCH = OUT_BLOCK + 4;
 constexpr int fitting_pairs = (STAGE_FLOATS - GRAD_COLUMNS * OUT_PITCH) / GRAD_PITCH;
 constexpr int GRAD_PAIRS = even_part(PAIRS, smaller(PAIRS, smaller(fitting_pairs, 96 / GRAD_LANES)));
@@ -379,7 +362,7 @@ __device__ __forceinline__ void fill(GradStage& stage, const Image& image, const
     const bool exists = piece.column + column < image.out_w;
 #pragma unroll 4
     for (int o = warp; o < OUT_BLOCK; o += GRAD_THREADS / WARP, from += GRAD_THREADS / WARP * image.plane())
-        copy_float(&stage.grads[column][o], from, exists && (OUT_CHANNELS % OUT_BLOCK == 0 || first_out + o < OUT_CHANNELS));
+        cp_async_4(&stage.grads[column][o], from, exists && (OUT_CHANNELS % OUT_BLOCK == 0 || first_out + o < OUT_CHANNELS));
 }
 
 // A thread's channels in its group: runs of 4, each beside those of its neighbours.
@@ -405,7 +388,7 @@ __global__ void __launch_bounds__(GRAD_THREADS, 4)
     next.advance(image);
 #pragma unroll 1
     for (int64_t index = 0; index < pieces; ++index) {
-        wait_for_copies();
+        cp_async_wait_all();
         __syncthreads();  // everybody's copies have arrived, and the other stage has been read
         if (index + 1 < pieces) fill(stages[(index + 1) % 2], image, next, x, grad, first_pair, first_v, first_out);
         const GradStage& stage = stages[index % 2];
@@ -568,7 +551,7 @@ int64_t input_blocks(int64_t batch, int height, int width, int pad_h, int pad_w)
     return batch * Cells(Image(height, width, pad_h, pad_w)).blocks() * IN_GROUPS * PHASES;
 }
 
-// The rows of all positions are split over 528 blocks or so, four for each multiprocessor of a large GPU. It depends on the
+// The rows of all positions are split over 528 blocks or so, four for each SM of a large GPU. It depends on the
 // shapes alone, and with it the order of additions.
 static int64_t lines_of_split(int64_t all_lines) {
     const int64_t splits = ceil_div(528, GRAD_SLICES * OUT_GROUPS);

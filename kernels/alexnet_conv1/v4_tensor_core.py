@@ -958,11 +958,11 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
 
 // ---- launchers
 struct Device {
-    int multiprocessors, shared_bytes;
+    int sm_count, shared_bytes;
     Device() {
         int device;
         cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+        cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
     }
@@ -993,7 +993,7 @@ static bool make_plan(Plan& plan, const Shape& shape, int most_stages, int least
             const int rows = (by_rows ? 0 : (columns - 1 + Kernel::POSITIONS - 1) / columns) + TAP_ROWS;
             plan = {by_rows, Kernel::POSITIONS, columns, pitch, rows, stages};
             plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(device.multiprocessors / groups, 1));
+            plan.blocks = smaller(plan.tiles, larger(device.sm_count / groups, 1));
             if (Kernel::bytes(plan) <= device.shared_bytes) return true;
         }
     return false;

@@ -16,14 +16,14 @@ Mathematics
     Taps are taken in units of 2 rows and 4 columns, 11 x 11 as 12 x 12, where weights are zero. Each tile of x and each output
     channel's weights are scaled by a power of two. So x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the
     tile's largest, whichever is more; weights by 2^-38 of the channel's largest, unless that is below 2^-48. Scaled products
-    add up to less than 2^38, so fp32 holds them. The gradient takes TF32 values, unscaled; grad_bias is the sum of grad.
+    add up to less than 2^38, so fp32 holds them. The gradient takes TF32 values, unscaled; grad is that of out.
     Strict (3xTF32's scheme): operands are two values each, high and low, which leaves 2^-22; the product is low * high + high *
     low + high * high. The tensor core cuts off what a sum does not hold, so strict sums begin again with each channel or row.
     NaN and infinities count in no scale. A tile that reads one is computed in plain fp32, and so are those between two such:
     zero weights would spread it. An infinite weight gives NaN in strict sums.
 
 Launches
-    kernel           grid                        block  shared, KB  work, at the original's size (in brackets: strict)
+    kernel           grid                        block  shared, KiB work, at the original's size (in brackets: strict)
     pack_weights     output channels             128    0           a block a channel: its scale, and fp16 weights
     convolve         SMs                         512    219 (218)   a warpgroup: tiles of 192 positions x 96 (48) outputs
     weight_gradient  SMs                         512    206 (207)   a warpgroup: 192 taps x 96 (48) outputs
@@ -31,8 +31,9 @@ Launches
     plain_*          outputs / 256, weights / 8  256    0           what the others do not take
 
 Floor
-    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200. 54 GFLOP take 0.070 ms at the 767 TFLOP/s of large fp16 products. With
-    padding, wgmma's own cycles are 0.073 (strict: 0.219), those of shared memory 0.100 (0.31).
+    Forward, x (256, 3, 224, 224), 96 outputs of 11 x 11 taps at stride 4: 154 MB in and 297 MB out take an H200 0.104 ms at the
+    4.34 TB/s that the run measured (data sheet: 4.8). 2 * 256 * 96 * 55^2 * 363 = 54 GFLOP take 0.070 ms at the 767 TFLOP/s of
+    large fp16 products. With padding, wgmma's own cycles are 0.073 (strict: 0.219), those of shared memory 0.100 (0.31).
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
@@ -124,7 +125,7 @@ constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2);
 // Each consumer warpgroup has M_TILES x 64 positions at a time, and a producer warpgroup of its own.
 constexpr int CONSUMERS = 2, FORWARD_THREADS = 2 * CONSUMERS * WARPGROUP;
 constexpr int M_TILES = 3, POSITIONS = 64 * M_TILES;
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 184;  // a thread of each is launched with 128
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 184;  // launched with 128; 256 x 72 + 256 x 184 = all 65,536
 constexpr int MOST_OUTS = 96, FEW_OUTS = 48;                      // of a block; strict: FEW_OUTS, whose weights have two parts
 constexpr int STAGING_BUFFERS = 3, STAGING_ROW = POSITIONS + 4, STAGING = 8 * STAGING_ROW;  // floats: 8 channels
 __host__ __device__ constexpr int64_t weight_units(int outs) { return static_cast<int64_t>(IN_CHANNELS) * STEPS * 2 * outs; }
@@ -1350,11 +1351,11 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
 
 // ======================================================== launchers =========================================================
 struct Device {
-    int multiprocessors, shared_bytes;
+    int sm_count, shared_bytes;
     Device() {
         int device;
         cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+        cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
 };
@@ -1406,7 +1407,7 @@ static bool make_plan(Plan& plan, const Shape& shape, bool strict) {
             if (!weights_fit(outs, strict) || (!by_rows && shape.out_w > WIDEST)) continue;
             plan.outs = outs;
             set_tiles(plan, shape, by_rows);
-            const int blocks = larger(device.multiprocessors / plan.groups(), 1);
+            const int blocks = larger(device.sm_count / plan.groups(), 1);
             plan.blocks = plan.all_tiles < blocks ? static_cast<int>(plan.all_tiles) : blocks;
             for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages)
                 if (SharedLayout(plan, strict).bytes <= device.shared_bytes) return true;
@@ -1457,7 +1458,7 @@ cudaError_t launch_convolve(const Problem& p, const float* bias, float* packed, 
 constexpr int grad_outs(bool strict) { return strict ? FEW_OUTS : GRAD_OUTS; }
 constexpr int grad_parts(bool strict) { return out_groups(grad_outs(strict)) * CHUNKS; }
 static int64_t grad_splits(bool strict, const Shape& shape) {
-    const int64_t most = ceil_div(Device().multiprocessors, grad_parts(strict));
+    const int64_t most = ceil_div(Device().sm_count, grad_parts(strict));
     return shape.row_runs() < most ? shape.row_runs() : most;
 }
 

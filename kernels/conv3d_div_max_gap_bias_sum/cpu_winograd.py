@@ -1,47 +1,29 @@
 """conv3d_div_max_gap_bias_sum on the CPU: Winograd in three dimensions, with everything behind the convolution in the cache.
 
-The convolution is computed in tiles of 2 x 4 x 4 places: Winograd's F(2,3) along depth, F(4,3) along height and width.
-Division, max pooling, average, bias and sum follow before anything is written. What the gradient of the weights needs is summed
-in the same pass, and nothing is computed that no gradient asks for.
+The convolution is computed in tiles of 2 x 4 x 4 positions: Winograd's F(2,3) along depth, F(4,3) along height and width.
+Division, max pooling, average, bias and sum follow before anything is written; so do the sums of the weights' gradient.
 
 Why it is faster
     PyTorch writes the convolution, 27.6 MB at batch 8, and passes over it twice more; its backward pass multiplies mostly
-    zeros, since of a window only the maximum has a gradient. Here a window costs 36 products a pair of channels instead of 216,
-    and 64 with F(2,3) everywhere. Vectors hold 16 tiles beside each other: a row of x is sorted by its column in the tile once,
-    and after that no transform, product, maximum or sum moves a lane. A depth of x is transformed along rows and columns once,
-    for both tiles that hold it. Of the transform back along depth half of the additions disappear in the products: these
-    accumulate on m1 + m2 and m1 - m2. Products of 4 output channels x 4 vectors stay in 16 registers, 24 loads and multiply-
-    adds for 16. It costs transforms that are a third of the arithmetic, and a second-level cache that holds 0.6 MB a thread.
-
-    arithmetic of a window, in vector instructions for 16 of them    products  input  output  sum
-    directly                                                         27648     0      112     27760
-    F(2,3) in three dimensions                                       8192      896    1408    10496
-    F(2,3), F(2,3), F(4,3)                                           6144      816    1216    8176
-    F(2,3), F(4,3), F(4,3): this file                                4608      800    1216    6624
-
-    For the weights' gradient, at each maximum the 3 x 3 x 3 x 8 inputs that gave it are added up, 18 additions of vectors that
-    lie in one piece once the channels are innermost: an eighth of the dense way. The sums are kept for each sample, because its
-    upstream gradient is not known yet. The input's gradient adds weights at the same places.
+    zeros, since of a window only the maximum has a gradient. Here a window costs 36 products a pair of channels instead of 216.
+    Vectors hold 16 tiles beside each other: a row of x is sorted by its column in the tile once, and after that no transform,
+    product, maximum or sum moves a lane. Products of 4 output channels x 4 vectors stay in 16 registers. Gradients add up the 3
+    x 3 x 3 x 8 inputs (or weights) at each maximum, an eighth of the dense way. What it costs: transforms that are a third of
+    the arithmetic, and a second-level cache that holds 0.6 MB a thread.
 
 Mathematics
     F(4,3), in one dimension, with the points 0, +-3/4, +-3/2 and infinity: y = A^T [(G w) * (B^T x)], where x has 6 values, w
     has 3, y has 4 and * is elementwise. Rows of B^T are coefficients of products of (t - point), rows of A^T powers of points,
-    divided by |point|. The coefficients of B^T are exact in float32; G w is computed in float64, anew in each call.
+    divided by |point|. The coefficients of B^T are exact in float32; G w is computed in float64, again in each call.
     F(2,3): B^T x = (x0 - x2, x1 + x2, x2 - x1, x3 - x1), A^T m = (m0 + (m1 + m2), (m1 - m2) + m3). Products are summed over
-    input channels before A.
-    max(a / divisor) = max(sign * a) / |divisor|, and the bias of the convolution moves behind max and average:
-    average(max(conv + b)) = average(max(conv)) + b. Chunks' averages are added in float64.
+    input channels before A; half of A's additions along depth disappear in them, since they accumulate on m1 + m2 and m1 - m2.
+    max(a / divisor) = max(sign * a) / |divisor|; average(max(conv + b)) = average(max(conv)) + b
     d out / d w = gradient / (windows * divisor) * sum over windows of the patch of x at the maximum
-
-    Error of one value of the convolution against float64, root mean square in units of the values' deviation, for normal
-    inputs: eager PyTorch 2.6e-7, F(2,3) everywhere 1.7e-7, these transforms 5.4e-7, with the usual points 1 and 2 1.1e-6. (All
-    but eager's of the same transforms written in PyTorch.)
-    Which value of a window is the largest decides where its gradient goes. If two are nearer to each other than Winograd's
-    rounding, all of that window's values are computed again directly, each in the same order, so equal patches give equal
-    values and the first of them gets the gradient, as in PyTorch. An input that is not finite, or has values beyond 1e19, is
-    computed directly, so NaN and infinity come out as in PyTorch, and of a window's NaNs the last gets the gradient.
-    Risk: a value that is far larger than all around it leaves its rounding error in the 2 x 4 x 4 places of its tiles. In
-    training, inputs like each other everywhere (an image of one colour) make all windows unclear, and the direct way slow.
+    Error of a value of the convolution, root mean square in units of the values' deviation: 5.4e-7, eager PyTorch 2.6e-7. Where
+    the two largest of a window are nearer to each other than that, the window is computed again directly, and so is an input
+    that is not finite or has values beyond 1e19: NaN, infinity and ties come out as in PyTorch. Risk: a value that is far
+    larger than all around it leaves its rounding error in the 2 x 4 x 4 positions of its tiles. In training, inputs that are
+    alike everywhere (an image of one colour) make all windows unclear, and the direct way slow.
 
 Loops
     loop               over                                        where
@@ -52,23 +34,15 @@ Loops
     fold_rows, _columns  6 slices; then all                        A along height, width; maximum, sum
     add_patches        rows of windows, output channels            27 x 8 sums in 18 registers
     scatter            rows of windows, output channels            27 x 8 weights in 18 registers, added in L1
-    sums               blocks of a sample, in order, in float64    one thread, so the bits do not depend on the threads
-    Vectors have 16, 8 or 4 floats, as the machine's are; with 16 registers products are 4 channels x 2 vectors, and blocks 4
-    windows high. While a depth is computed, the next one's input is fetched.
 
 Floor
-    At batch 8: 16.8 MB read, and 0.88 GFLOP, which is F(2,3) in three dimensions (see above for what this file does instead).
-    Reached by the project's stopwatch on two cores of a Xeon (AVX-512, torch 2.13.0), batch 8: forward 6 times as fast as
-    eager, 3.5 times torch.compile, half of the floor; 6 times eager in a step for the weights, and more than 5 times with the
-    input's gradient; results/cpu-intel-xeon.json has the figures.
+    At batch 8: 16.8 MB read, and 0.88 GFLOP by F(2,3) in three dimensions: compute bound. The ladder's page has the times.
 
 Takes
     float32 CPU tensors (batch, in_channels, depth, height, width), batch 0 included; any channels, kernel, bias shape and
     sum_dim that the original takes; pool_size an int or three; a divisor whose size is a normal float32. Anything else raises.
-    Winograd is for kernel 3 and pool 2; others are computed directly, 16 output channels in a vector, and fused in the same
-    way. For another sum_dim than the channels, or a bias that is not one value or one a channel, the last addition and sum, of
-    batch * out_channels values, are PyTorch's. Trains; second derivatives raise. Deterministic. An infinite input does not make
-    other windows' gradients NaN, as PyTorch's products with zero do. Needs GCC or Clang.
+    Winograd is for kernel 3 and pool 2; others are computed directly, fused in the same way. Trains; second derivatives raise.
+    Deterministic. An infinite input makes no other window's gradient NaN, as PyTorch's zeros do. Needs GCC or Clang.
 """
 
 import functools
@@ -107,6 +81,7 @@ constexpr int OUTS = 4;
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef float unaligned_vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#define UNROLL _Pragma("GCC unroll 16")
 constexpr int OCT = 8;  // channels that lie beside each other where gradients are taken
 typedef float oct __attribute__((vector_size(OCT * 4), aligned(4), may_alias));
 
@@ -121,7 +96,7 @@ constexpr int TILE_INPUTS = TILE * ROWS + 2;  // input rows of a unit's tiles
 constexpr int POOL = POOL_D * POOL_H * POOL_W, TAPS = KERNEL_D * KERNEL_H * KERNEL_W;
 constexpr int WINDOW_DEPTH = POOL_D + KERNEL_D - 1;  // depths of the input that one window needs
 constexpr int REGION_ROWS = WINDOW_ROWS * POOL_H + KERNEL_H - 1, REGION_COLUMNS = WINDOW_COLUMNS * POOL_W + KERNEL_W - 1;
-typedef std::conditional_t<(POOL <= 256), uint8_t, int32_t> Place;  // of the maximum in its window, in the order of the scan
+typedef std::conditional_t<(POOL <= 256), uint8_t, int32_t> Argmax;  // a window's, in the order of the scan
 
 struct Shape {
     int64_t batch, channels, depth, height, width, outputs;            // of x, and out_channels
@@ -142,7 +117,7 @@ struct Shape {
     int64_t region_floats() const { return octs() * (2 * WINDOW_DEPTH - 1) * REGION_ROWS * REGION_COLUMNS * OCT; }
 };
 
-// What all threads read, and where they write; `patches` and `places` are null where no gradient needs them.
+// What all threads read, and where they write; `patches` and `argmax` are null where no gradient needs them.
 struct Job {
     Shape shape;
     bool tame;  // the weights are far from float32's limit
@@ -152,7 +127,7 @@ struct Job {
     const float* tolerance;    // how far apart two values must be, over the largest input, to be told apart by Winograd's
     float* sums;               // [unit][outputs]: of the maxima
     float* patches;            // [unit][outputs][patch_floats]: sums of the input around the maxima
-    Place* places;             // [batch][outputs][slab][row][column]
+    Argmax* argmax;             // [batch][outputs][slab][row][column]
 };
 
 // A thread's memory.
@@ -163,7 +138,7 @@ struct Workspace {
     vec* folded;      // [point w][group][2][4][OUTS][ROWS]: and along rows
     vec* totals;      // [outputs], and behind them lanes of outputs
     float* region;    // [oct][slot][REGION_ROWS][REGION_COLUMNS][OCT]: the input with channels innermost
-    int32_t* places;  // [outputs][WINDOWS]
+    int32_t* argmax;  // [outputs][WINDOWS]
 
     static int64_t floats(Shape s) { return Workspace(nullptr, s).end; }
     Workspace(float* memory, Shape s) {
@@ -178,7 +153,7 @@ struct Workspace {
         take(folded, POINTS * 8 * outputs * row);
         take(totals, outputs * LANES + s.padded_outputs());
         take(region, s.region_floats() + LANES);
-        take(places, s.padded_outputs() * WINDOWS);
+        take(argmax, s.padded_outputs() * WINDOWS);
     }
     int64_t end = 0;
 };
@@ -198,8 +173,8 @@ struct Part {
     }
 };
 
-// Where a window of a part stands among its places: windows that share no input follow each other.
-constexpr int64_t place_index(int64_t row, int64_t column) { return row * WINDOW_COLUMNS + column % 2 * LANES + column / 2; }
+// Where a window of a part stands among its argmax indices: windows that share no input follow each other.
+constexpr int64_t argmax_index(int64_t row, int64_t column) { return row * WINDOW_COLUMNS + column % 2 * LANES + column / 2; }
 
 inline vec load(const float* from) { return *(const unaligned_vec*)from; }
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
@@ -372,12 +347,9 @@ __attribute__((noinline)) void transform_depth(const vec* t, vec* v, int64_t cha
 __attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS][ROWS], const vec* v, const float* u, int64_t channels) {
     for (int64_t c = 0; c < channels; ++c, v += ROWS, u += OUTS) {
         vec in[ROWS];
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) in[r] = v[r];
-#pragma GCC unroll 16
-        for (int o = 0; o < OUTS; ++o)
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) acc[o][r] += in[r] * u[o];
+        UNROLL for (int r = 0; r < ROWS; ++r) in[r] = v[r];
+        UNROLL for (int o = 0; o < OUTS; ++o)
+            UNROLL for (int r = 0; r < ROWS; ++r) acc[o][r] += in[r] * u[o];
     }
 }
 
@@ -388,26 +360,21 @@ __attribute__((noinline)) void multiply(const vec* v, const float* u, int64_t ch
     vec acc[OUTS][ROWS];
     vec *z0 = z, *z1 = z + OUTS * ROWS;
     const int64_t point_v = channels * ROWS, point_u = channels * OUTS;
-#pragma GCC unroll 16
-    for (int i = 0; i < OUTS * ROWS; ++i) acc[i / ROWS][i % ROWS] = vec{};
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) acc[i / ROWS][i % ROWS] = vec{};
     accumulate(acc, v, u, channels);
-#pragma GCC unroll 16
-    for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = vec{};
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = vec{};
     asm("" ::: "memory");
     accumulate(acc, v + point_v, u + point_u, channels);
-#pragma GCC unroll 16
-    for (int i = 0; i < OUTS * ROWS; ++i) {
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) {
         const vec m1 = z0[i];
         z1[i] = m1 - acc[i / ROWS][i % ROWS];
         acc[i / ROWS][i % ROWS] += m1;
     }
     asm("" ::: "memory");
     accumulate(acc, v + 2 * point_v, u + 2 * point_u, channels);
-#pragma GCC unroll 16
-    for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = z1[i];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = z1[i];
     accumulate(acc, v + 3 * point_v, u + 3 * point_u, channels);
-#pragma GCC unroll 16
-    for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i / ROWS][i % ROWS];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i / ROWS][i % ROWS];
 }
 
 // The output transform along rows: products -> folded, of one point w.
@@ -422,29 +389,30 @@ __attribute__((noinline)) void fold_rows(const vec* products, vec* folded, int64
         }
 }
 
-// The running maximum of a window. With TRAIN also the second largest, and the first place of the largest.
+// The running maximum of a window. With TRAIN also the second largest, and the first position of the largest.
 template <bool TRAIN>
 struct Best {
     vec value, second;
-    ivec place;
+    ivec position;
     void start(vec first) {
         value = first;
         second = vec{} - std::numeric_limits<float>::infinity();
-        place = ivec{};
+        position = ivec{};
     }
     void take(vec next, int where) {
         if (TRAIN) {
             second = larger(second, smaller(value, next));
-            place = next > value ? ivec{} + where : place;
+            position = next > value ? ivec{} + where : position;
         }
         value = larger(value, next);
     }
 };
 
-// The output transform along columns, and pooling. Adds to totals; with TRAIN gives places, -1 where the two largest values of
-// a window are nearer to each other than `tolerance`, which says whether there are any. exists: the lanes of either column.
+// The output transform along columns, and pooling. Adds to totals; with TRAIN gives argmax indices, -1 where the two largest
+// values of a window are nearer to each other than `tolerance`, and says whether there are any. exists: the lanes of either
+// column.
 template <bool TRAIN>
-__attribute__((noinline)) bool fold_columns(const vec* folded, vec* totals, int32_t* places, const float* tolerance, float peak,
+__attribute__((noinline)) bool fold_columns(const vec* folded, vec* totals, int32_t* argmax, const float* tolerance, float peak,
                                             const ivec (&exists)[2], int64_t rows, int64_t groups) {
     const int64_t point = groups * 2 * TILE * OUTS * ROWS;
     ivec unclear = {};
@@ -453,14 +421,12 @@ __attribute__((noinline)) bool fold_columns(const vec* folded, vec* totals, int3
         vec total = {};
         for (int64_t row = 0; row < rows; ++row) {
             Best<TRAIN> best[2];
-#pragma GCC unroll 16
-            for (int k = 0; k < 4; ++k) {  // depth and row in the window
+            UNROLL for (int k = 0; k < 4; ++k) {  // depth and row in the window
                 vec m[POINTS], y[TILE];
                 for (int p = 0; p < POINTS; ++p)
                     m[p] = from[p * point + (k / 2 * TILE + row % 2 * 2 + k % 2) * OUTS * ROWS + row / 2];
                 output_transform(m, y);
-#pragma GCC unroll 16
-                for (int w = 0; w < 2; ++w) {
+                UNROLL for (int w = 0; w < 2; ++w) {
                     k == 0 ? best[w].start(y[2 * w]) : best[w].take(y[2 * w], 2 * k);
                     best[w].take(y[2 * w + 1], 2 * k + 1);
                 }
@@ -469,7 +435,7 @@ __attribute__((noinline)) bool fold_columns(const vec* folded, vec* totals, int3
                 total += (vec)((ivec)best[w].value & exists[w]);
                 if (TRAIN) {
                     const ivec near = best[w].value - best[w].second <= vec{} + tolerance[o] * peak;
-                    *(ivec*)(places + o * WINDOWS + row * WINDOW_COLUMNS + w * LANES) = best[w].place | near;
+                    *(ivec*)(argmax + o * WINDOWS + row * WINDOW_COLUMNS + w * LANES) = best[w].position | near;
                     unclear |= near & exists[w];
                 }
             }
@@ -483,12 +449,12 @@ __attribute__((noinline)) bool fold_columns(const vec* folded, vec* totals, int3
 }
 
 // COUNT windows beside each other, directly, for LANES output channels: their maxima as PyTorch finds them, the last NaN or
-// else the first of the largest. Every place is computed in the same way, so alike patches give alike values.
+// else the first of the largest. Every position is computed in the same way, so equal patches give equal values.
 template <int COUNT>
-__attribute__((noinline)) void direct_windows(const float* corner, const float* packed, Shape s, vec* best, ivec* place) {
+__attribute__((noinline)) void direct_windows(const float* corner, const float* packed, Shape s, vec* best, ivec* position) {
     for (int t = 0; t < COUNT; ++t) {
         best[t] = vec{} - std::numeric_limits<float>::infinity();
-        place[t] = ivec{};
+        position[t] = ivec{};
     }
     for (int p = 0; p < POOL; ++p) {
         const float* x = corner + (p / (POOL_H * POOL_W) * s.height + p / POOL_W % POOL_H) * s.width + p % POOL_W;
@@ -500,31 +466,31 @@ __attribute__((noinline)) void direct_windows(const float* corner, const float* 
                     const float* row = x + ((c * s.depth + d) * s.height + h) * s.width;
                     for (int k = 0; k < KERNEL_W; ++k, w += LANES) {
                         const vec weight = load(w);
-#pragma GCC unroll 16
-                        for (int t = 0; t < COUNT; ++t) acc[t] += weight * row[t * POOL_W + k];
+                        UNROLL for (int t = 0; t < COUNT; ++t) acc[t] += weight * row[t * POOL_W + k];
                     }
                 }
         for (int t = 0; t < COUNT; ++t) {
             const ivec take = (acc[t] > best[t]) | (acc[t] != acc[t]);
             best[t] = take ? acc[t] : best[t];
-            place[t] = take ? ivec{} + p : place[t];
+            position[t] = take ? ivec{} + p : position[t];
         }
     }
 }
 
-// The direct way for `count` windows of a row from `column` on: adds to totals, in lanes of output channels, and gives places.
+// The direct way for COUNT windows of a row from `column` on: adds to totals, in lanes of output channels, and gives argmax
+// indices.
 template <int COUNT>
-void direct_row(const Job& job, const float* corner, int64_t row, int64_t column, vec* totals, int32_t* places) {
+void direct_row(const Job& job, const float* corner, int64_t row, int64_t column, vec* totals, int32_t* argmax) {
     const Shape& s = job.shape;
     const float* first = corner + row * POOL_H * s.width + column * POOL_W;
     for (int64_t o = 0; o < s.padded_outputs(); o += LANES) {
         vec best[COUNT];
-        ivec place[COUNT];
-        direct_windows<COUNT>(first, job.packed + o * s.channels * TAPS, s, best, place);
+        ivec position[COUNT];
+        direct_windows<COUNT>(first, job.packed + o * s.channels * TAPS, s, best, position);
         for (int t = 0; t < COUNT; ++t) {
             totals[o / LANES] += best[t];
             for (int k = 0; k < LANES && o + k < s.outputs; ++k)
-                places[(o + k) * WINDOWS + place_index(row, column + t)] = place[t][k];
+                argmax[(o + k) * WINDOWS + argmax_index(row, column + t)] = position[t][k];
         }
     }
 }
@@ -563,9 +529,10 @@ void load_region(const Job& job, const Part& part, int64_t first, int64_t end, f
         }
 }
 
-// Distance in the region from a window's corner to the corner of the patch at a place.
-constexpr int64_t patch_offset(int64_t place) {
-    return ((place / (POOL_H * POOL_W) * REGION_ROWS + place / POOL_W % POOL_H) * REGION_COLUMNS + place % POOL_W) * OCT;
+// Distance in the region from a window's corner to the corner of the patch at a position.
+constexpr int64_t patch_offset(int64_t position) {
+    return ((position / (POOL_H * POOL_W) * REGION_ROWS + position / POOL_W % POOL_H) * REGION_COLUMNS + position % POOL_W) *
+           OCT;
 }
 
 constexpr auto PATCH_OFFSETS = [] {
@@ -583,18 +550,15 @@ constexpr int64_t tap_row(int64_t row) {  // distance in the region between a pa
     return (row / KERNEL_H * REGION_ROWS + row % KERNEL_H) * REGION_COLUMNS * OCT;
 }
 
-// sums[tap][OCT] += the patches of a row of windows at their places, PASS kernel depths.
-__attribute__((noinline)) void add_patches(const float* region, int64_t columns, const int32_t* places, float* sums) {
+// sums[tap][OCT] += the patches of a row of windows at their maxima, PASS kernel depths.
+__attribute__((noinline)) void add_patches(const float* region, int64_t columns, const int32_t* argmax, float* sums) {
     vec pairs[PASS_ROWS][PAIRS + 1] = {};
     oct singles[PASS_ROWS][SINGLES + 1] = {};
     for (int64_t w = 0; w < columns; ++w) {
-        const float* patch = region + w * POOL_W * OCT + PATCH_OFFSETS[places[place_index(0, w)]];
-#pragma GCC unroll 16
-        for (int i = 0; i < PASS_ROWS; ++i) {
-#pragma GCC unroll 16
-            for (int k = 0; k < PAIRS; ++k) pairs[i][k] += load(patch + tap_row(i) + 2 * k * OCT);
-#pragma GCC unroll 16
-            for (int k = 0; k < SINGLES; ++k) singles[i][k] += *(const oct*)(patch + tap_row(i) + (2 * PAIRS + k) * OCT);
+        const float* patch = region + w * POOL_W * OCT + PATCH_OFFSETS[argmax[argmax_index(0, w)]];
+        UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
+            UNROLL for (int k = 0; k < PAIRS; ++k) pairs[i][k] += load(patch + tap_row(i) + 2 * k * OCT);
+            UNROLL for (int k = 0; k < SINGLES; ++k) singles[i][k] += *(const oct*)(patch + tap_row(i) + (2 * PAIRS + k) * OCT);
         }
     }
     for (int i = 0; i < PASS_ROWS; ++i) {
@@ -616,16 +580,17 @@ void keep_for_gradients(const Job& job, const Part& part, int64_t unit, int64_t 
                     for (int d = 0; d < KERNEL_D; d += PASS)
                         add_patches(work.region + (g * (2 * WINDOW_DEPTH - 1) + slab * POOL_D % WINDOW_DEPTH + d) * SLOT +
                                         row * POOL_H * REGION_COLUMNS * OCT,
-                                    part.columns, work.places + o * WINDOWS + place_index(row, 0),
+                                    part.columns, work.argmax + o * WINDOWS + argmax_index(row, 0),
                                     job.patches + (unit * s.outputs + o) * s.patch_floats() +
                                         (g * TAPS + d * KERNEL_H * KERNEL_W) * OCT);
     }
-    if (job.places)
+    if (job.argmax)
         for (int64_t o = 0; o < s.outputs; ++o)
             for (int64_t row = 0; row < part.rows; ++row) {
-                Place* to =
-                    job.places + (((part.sample * s.outputs + o) * s.slabs() + slab) * s.rows() + part.row + row) * s.columns();
-                for (int64_t w = 0; w < part.columns; ++w) to[part.column + w] = work.places[o * WINDOWS + place_index(row, w)];
+                Argmax* to =
+                    job.argmax + (((part.sample * s.outputs + o) * s.slabs() + slab) * s.rows() + part.row + row) * s.columns();
+                for (int64_t w = 0; w < part.columns; ++w)
+                    to[part.column + w] = work.argmax[o * WINDOWS + argmax_index(row, w)];
             }
 }
 
@@ -635,8 +600,8 @@ void settle(const Job& job, const Part& part, const float* corner, Workspace& wo
     for (int64_t row = 0; row < part.rows; ++row)
         for (int64_t w = 0; w < part.columns; ++w) {
             bool unclear = false;
-            for (int64_t o = 0; o < s.outputs; ++o) unclear |= work.places[o * WINDOWS + place_index(row, w)] < 0;
-            if (unclear) direct_row<1>(job, corner, row, w, work.totals + s.groups() * OUTS, work.places);
+            for (int64_t o = 0; o < s.outputs; ++o) unclear |= work.argmax[o * WINDOWS + argmax_index(row, w)] < 0;
+            if (unclear) direct_row<1>(job, corner, row, w, work.totals + s.groups() * OUTS, work.argmax);
         }
 }
 
@@ -680,7 +645,7 @@ bool winograd_unit(const Job& job, int64_t unit, Workspace& work) {
             if (i % POINTS == POINTS - 1)
                 fold_rows(work.products, work.folded + i / POINTS * groups * 2 * TILE * OUTS * ROWS, groups);
         }
-        const bool unclear = fold_columns<TRAIN>(work.folded, work.totals, work.places, job.tolerance, seen.largest(), exists,
+        const bool unclear = fold_columns<TRAIN>(work.folded, work.totals, work.argmax, job.tolerance, seen.largest(), exists,
                                                  part.rows, groups);
         if (TRAIN) {
             if (unclear) settle(job, part, corner + 2 * slab * s.plane(), work);
@@ -708,8 +673,8 @@ void direct_unit(const Job& job, int64_t unit, Workspace& work) {
         for (int64_t row = 0; row < part.rows; ++row) {
             std::fill_n(work.totals, s.padded_outputs() / LANES, vec{});
             int64_t w = 0;
-            for (; w + COUNT <= part.columns; w += COUNT) direct_row<COUNT>(job, corner, row, w, work.totals, work.places);
-            for (; w < part.columns; ++w) direct_row<1>(job, corner, row, w, work.totals, work.places);
+            for (; w + COUNT <= part.columns; w += COUNT) direct_row<COUNT>(job, corner, row, w, work.totals, work.argmax);
+            for (; w < part.columns; ++w) direct_row<1>(job, corner, row, w, work.totals, work.argmax);
             for (int64_t o = 0; o < s.outputs; ++o) sums[o] += work.totals[o / LANES][o % LANES];
         }
         if (TRAIN) keep_for_gradients(job, part, unit, slab, work);
@@ -731,7 +696,7 @@ constexpr int GRAD_ROWS = (WINDOW_ROWS + BEFORE_H + 1) * POOL_H + KERNEL_H - 1;
 constexpr int GRAD_COLUMNS = (int)round_up((WINDOW_COLUMNS + BEFORE_W + 1) * POOL_W + KERNEL_W - 1, LANES);
 constexpr int64_t GRAD_PLANE = GRAD_ROWS * GRAD_COLUMNS * OCT;
 
-constexpr auto GRAD_OFFSETS = [] {  // from a window's corner to the corner of the patch at a place
+constexpr auto GRAD_OFFSETS = [] {  // from a window's corner to the corner of the patch at a position
     std::array<int32_t, POOL> offsets{};
     for (int p = 0; p < POOL; ++p)
         offsets[p] = ((p / (POOL_H * POOL_W) * GRAD_ROWS + p / POOL_W % POOL_H) * GRAD_COLUMNS + p % POOL_W) * OCT;
@@ -740,7 +705,7 @@ constexpr auto GRAD_OFFSETS = [] {  // from a window's corner to the corner of t
 
 // Adds the weights `taps` [tap][OCT], PASS kernel depths, to the patches of a row of windows. Every second window comes first:
 // what was just stored cannot be loaded again at once by a vector that begins elsewhere.
-__attribute__((noinline)) void scatter(float* planes, int64_t columns, const Place* places, const float* taps) {
+__attribute__((noinline)) void scatter(float* planes, int64_t columns, const Argmax* argmax, const float* taps) {
     vec pairs[PASS_ROWS][PAIRS + 1];
     oct singles[PASS_ROWS][SINGLES + 1];
     for (int i = 0; i < PASS_ROWS; ++i) {
@@ -749,14 +714,11 @@ __attribute__((noinline)) void scatter(float* planes, int64_t columns, const Pla
     }
     for (int parity = 0; parity < 2; ++parity)
         for (int64_t w = parity; w < columns; w += 2) {
-            float* patch = planes + w * POOL_W * OCT + GRAD_OFFSETS[places[w]];
-#pragma GCC unroll 16
-            for (int i = 0; i < PASS_ROWS; ++i) {
+            float* patch = planes + w * POOL_W * OCT + GRAD_OFFSETS[argmax[w]];
+            UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
                 float* to = patch + (i / KERNEL_H * GRAD_ROWS + i % KERNEL_H) * GRAD_COLUMNS * OCT;
-#pragma GCC unroll 16
-                for (int k = 0; k < PAIRS; ++k) *(unaligned_vec*)(to + 2 * k * OCT) += pairs[i][k];
-#pragma GCC unroll 16
-                for (int k = 0; k < SINGLES; ++k) *(oct*)(to + (2 * PAIRS + k) * OCT) += singles[i][k];
+                UNROLL for (int k = 0; k < PAIRS; ++k) *(unaligned_vec*)(to + 2 * k * OCT) += pairs[i][k];
+                UNROLL for (int k = 0; k < SINGLES; ++k) *(oct*)(to + (2 * PAIRS + k) * OCT) += singles[i][k];
             }
         }
 }
@@ -764,7 +726,7 @@ __attribute__((noinline)) void scatter(float* planes, int64_t columns, const Pla
 struct GradJob {
     Shape shape;
     const float* taps;    // [batch][oct][outputs][tap][OCT]: weights times the gradient of a window's maximum
-    const Place* places;  // as in Job
+    const Argmax* argmax;  // as in Job
     float* grad_x;
 };
 
@@ -810,7 +772,7 @@ void input_gradient_unit(const GradJob& job, int64_t unit, float* planes) {
                     for (int d = 0; d < KERNEL_D; d += PASS)
                         scatter(
                             planes + d * GRAD_PLANE + r * POOL_H * GRAD_COLUMNS * OCT, columns,
-                            job.places +
+                            job.argmax +
                                 (((part.sample * s.outputs + o) * s.slabs() + slab) * s.rows() + row + r) * s.columns() +
                                 column,
                             job.taps + (((part.sample * s.octs() + g) * s.outputs + o) * TAPS + d * KERNEL_H * KERNEL_W) * OCT);
@@ -871,7 +833,7 @@ class Memory {
     float* data() { return lines_[0].values; }
 };
 
-constexpr at::ScalarType PLACE = sizeof(Place) == 1 ? at::kByte : at::kInt;
+constexpr at::ScalarType ARGMAX = sizeof(Argmax) == 1 ? at::kByte : at::kInt;
 
 static void check_float(const char* what, const at::Tensor& t) {
     TORCH_CHECK(
@@ -913,10 +875,10 @@ static bool measure_weights(const float* weight, float* tolerance, Shape s) {
     return all < 1e15;
 }
 
-// {sums over windows of the maxima of sign * convolution [unit][outputs], patches, places}.
+// {sums over windows of the maxima of sign * convolution [unit][outputs], patches, argmax}.
 template <bool TRAIN>
 static std::vector<float> sums_of_maxima(const at::Tensor& x, const at::Tensor& weight, double divisor, Shape s, float* patches,
-                                         Place* places) {
+                                         Argmax* argmax) {
     const float sign = divisor < 0 ? -1.0f : 1.0f, *w = weight.const_data_ptr<float>();
     Memory transformed(WINOGRAD ? s.transformed_floats() : 0), packed(s.packed_floats()), tolerance(s.groups() * OUTS);
     std::fill_n(tolerance.data(), s.groups() * OUTS, 0.0f);
@@ -926,7 +888,7 @@ static std::vector<float> sums_of_maxima(const at::Tensor& x, const at::Tensor& 
     const int64_t units = s.batch * s.sample_units();
     std::vector<float> sums(units * s.outputs);
     const Job job{s,       tame,  x.const_data_ptr<float>(), transformed.data(), packed.data(), tolerance.data(), sums.data(),
-                  patches, places};
+                  patches, argmax};
     at::parallel_for(0, units, 1, [&](int64_t begin, int64_t end) {
         Memory memory(Workspace::floats(s));
         Workspace work(memory.data(), s);
@@ -980,7 +942,7 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
                   bias, s);
 }
 
-// Also, where wanted, sums of the patches of x that gave the maxima (batch, outputs, channels, kernel), and the maxima's places
+// Also, where wanted, sums of the patches of x that gave the maxima (batch, outputs, channels, kernel), and the argmax indices
 // (batch, outputs, slabs, rows, columns); empty where not.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tensor& x, const at::Tensor& weight,
                                                                   const at::Tensor& conv_bias, double divisor,
@@ -991,14 +953,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tens
                 message("conv_pool: built for a pool of ", POOL_D, " x ", POOL_H, " x ", POOL_W, ", got ", pool));
     at::Tensor patches = for_weight ? at::empty({s.batch, s.outputs, s.channels, KERNEL_D, KERNEL_H, KERNEL_W}, x.options())
                                     : at::empty({0}, x.options());
-    at::Tensor places = for_input
-                            ? at::empty({s.batch, s.outputs, s.slabs(), s.rows(), s.columns()}, x.options().dtype(PLACE))
-                            : at::empty({0}, x.options().dtype(PLACE));
+    at::Tensor argmax = for_input
+                            ? at::empty({s.batch, s.outputs, s.slabs(), s.rows(), s.columns()}, x.options().dtype(ARGMAX))
+                            : at::empty({0}, x.options().dtype(ARGMAX));
     const int64_t size = s.outputs * s.patch_floats();
     Memory unit_patches(for_weight ? s.batch * s.sample_units() * size : 0);
     const std::vector<float> sums =
         sums_of_maxima<true>(x.contiguous(), weight.contiguous(), divisor, s, for_weight ? unit_patches.data() : nullptr,
-                             for_input ? places.mutable_data_ptr<Place>() : nullptr);
+                             for_input ? argmax.mutable_data_ptr<Argmax>() : nullptr);
     float* to = for_weight ? patches.mutable_data_ptr<float>() : nullptr;
     if (for_weight)
         at::parallel_for(0, s.batch * s.outputs, 1, [&](int64_t begin, int64_t end) {
@@ -1012,7 +974,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tens
                         to[(i * s.channels + c) * TAPS + tap] = sum;
                     }
         });
-    return {finish(sums, conv_bias, divisor, bias, s), patches, places};
+    return {finish(sums, conv_bias, divisor, bias, s), patches, argmax};
 }
 
 // grad has one value a sample, or one an output channel of it; -> that of each window's maximum, (batch, outputs).
@@ -1051,16 +1013,16 @@ at::Tensor weight_grad(const at::Tensor& grad, const std::optional<at::Tensor>& 
     return out;
 }
 
-at::Tensor input_grad(const at::Tensor& grad, const at::Tensor& places_in, const at::Tensor& weight_in, double divisor,
+at::Tensor input_grad(const at::Tensor& grad, const at::Tensor& argmax_in, const at::Tensor& weight_in, double divisor,
                       at::IntArrayRef sizes) {
     check_float("the weight", weight_in);
     const Shape s = checked_shape(sizes, weight_in.sizes());
     const std::array<int64_t, 5> values = {s.batch, s.outputs, s.slabs(), s.rows(), s.columns()};
     const at::IntArrayRef shape = values;
-    TORCH_CHECK(places_in.is_cpu() && places_in.scalar_type() == PLACE && places_in.sizes() == shape,
-                message("conv_pool: expected the places of the maxima, ", PLACE, " of shape ", shape, " on the CPU, got ",
-                        places_in.scalar_type(), " of shape ", places_in.sizes(), " on ", places_in.device()));
-    const at::Tensor places = places_in.contiguous(), weight = weight_in.contiguous();
+    TORCH_CHECK(argmax_in.is_cpu() && argmax_in.scalar_type() == ARGMAX && argmax_in.sizes() == shape,
+                message("conv_pool: expected the argmax indices, ", ARGMAX, " of shape ", shape, " on the CPU, got ",
+                        argmax_in.scalar_type(), " of shape ", argmax_in.sizes(), " on ", argmax_in.device()));
+    const at::Tensor argmax = argmax_in.contiguous(), weight = weight_in.contiguous();
     const std::vector<double> grads = window_grads(grad, s.batch, s.outputs, s.windows(), divisor);
     std::vector<float> taps(s.batch * s.outputs * s.patch_floats());
     for (int64_t b = 0; b < s.batch; ++b)
@@ -1070,7 +1032,7 @@ at::Tensor input_grad(const at::Tensor& grad, const at::Tensor& places_in, const
                     taps[(((b * s.octs() + c / OCT) * s.outputs + o) * TAPS + tap) * OCT + c % OCT] =
                         grads[b * s.outputs + o] * weight.const_data_ptr<float>()[(o * s.channels + c) * TAPS + tap];
     at::Tensor out = at::empty(sizes, weight.options());
-    const GradJob job{s, taps.data(), places.const_data_ptr<Place>(), out.mutable_data_ptr<float>()};
+    const GradJob job{s, taps.data(), argmax.const_data_ptr<Argmax>(), out.mutable_data_ptr<float>()};
     at::parallel_for(0, s.batch * s.sample_units(), 1, [&](int64_t begin, int64_t end) {
         Memory planes(WINDOW_DEPTH * GRAD_PLANE + LANES);
         for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(job, unit, planes.data());
@@ -1087,7 +1049,7 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
         {at::Tag::pt2_compliant_tag});
     m.def("weight_grad(Tensor grad, Tensor? x, Tensor patches, Tensor weight, float divisor, int windows) -> Tensor",
           {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad, Tensor places, Tensor weight, float divisor, int[] sizes) -> Tensor",
+    m.def("input_grad(Tensor grad, Tensor argmax, Tensor weight, float divisor, int[] sizes) -> Tensor",
           {at::Tag::pt2_compliant_tag});
 }
 
@@ -1112,16 +1074,16 @@ def register(namespace):
     def forward_with_grads(x, weight, conv_bias, divisor, bias, pool, for_weight, for_input):
         windows = [(n - k + 1) // p for n, k, p in zip(x.shape[2:], weight.shape[2:], pool, strict=True)]
         patches = x.new_empty(x.shape[0], *weight.shape) if for_weight else x.new_empty(0)
-        place_type = torch.uint8 if math.prod(pool) <= 256 else torch.int32
-        places = x.new_empty((x.shape[0], weight.shape[0], *windows) if for_input else (0,), dtype=place_type)
-        return forward(x, weight, conv_bias, divisor, bias), patches, places
+        argmax_type = torch.uint8 if math.prod(pool) <= 256 else torch.int32
+        argmax = x.new_empty((x.shape[0], weight.shape[0], *windows) if for_input else (0,), dtype=argmax_type)
+        return forward(x, weight, conv_bias, divisor, bias), patches, argmax
 
     @torch.library.register_fake(f"{namespace}::weight_grad")
     def weight_grad(grad, x, patches, weight, divisor, windows):
         return weight.new_empty(weight.shape)
 
     @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad, places, weight, divisor, sizes):
+    def input_grad(grad, argmax, weight, divisor, sizes):
         return weight.new_empty(sizes)
 
     def save(ctx, inputs, output):
@@ -1190,8 +1152,8 @@ class Training(torch.autograd.Function):
     def forward(ctx, x, weight, conv_bias, bias, divisor, pool, namespace):
         for_input, for_weight = ctx.needs_input_grad[:2]
         operators = getattr(torch.ops, namespace)
-        out, patches, places = operators.forward_with_grads(x, weight, conv_bias, divisor, bias, pool, for_weight, for_input)
-        ctx.save_for_backward(x if for_input else None, weight, patches, places)
+        out, patches, argmax = operators.forward_with_grads(x, weight, conv_bias, divisor, bias, pool, for_weight, for_input)
+        ctx.save_for_backward(x if for_input else None, weight, patches, argmax)
         ctx.sizes, ctx.divisor, ctx.namespace = x.shape, divisor, namespace
         windows = [(n - k + 1) // p for n, k, p in zip(x.shape[2:], weight.shape[2:], pool, strict=True)]
         ctx.windows = math.prod(windows)
@@ -1199,10 +1161,10 @@ class Training(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, patches, places = ctx.saved_tensors
+        x, weight, patches, argmax = ctx.saved_tensors
         for_input, for_weight, for_conv_bias, for_bias = ctx.needs_input_grad[:4]
         operators = getattr(torch.ops, ctx.namespace)
-        grad_x = operators.input_grad(grad, places, weight, ctx.divisor, ctx.sizes) if for_input else None
+        grad_x = operators.input_grad(grad, argmax, weight, ctx.divisor, ctx.sizes) if for_input else None
         grad_weight = operators.weight_grad(grad, x, patches, weight, ctx.divisor, ctx.windows) if for_weight else None
         # (batch, outputs, 1, 1, 1), or one value for all outputs of a sample
         channels = grad.sum(0).reshape(-1) if grad.dim() == 5 else grad.sum().repeat(len(weight))

@@ -36,7 +36,7 @@ Launches
     fused_tail (averages)   (batch*channels,)   1024   128 B   every 1024th pooled value of its channel
 
 Floor
-    Memory binds. Convolution: writes 441 MB. Pooling: reads 441 MB, writes 55 MB and 110 MB of indices. Tail: reads
+    Memory bound. Convolution: writes 441 MB. Pooling: reads 441 MB, writes 55 MB and 110 MB of indices. Tail: reads
     55 MB, writes 128 floats.
 
 Takes
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS, 1) fused_tail(const float* __restrict
                                                       float divisor) {
     const float* group = pooled + blockIdx.x * size;
     float sum = 0.0f;
-    // Unrolled so that eight loads of a thread are in flight at once: one block a multiprocessor has no more threads.
+    // Unrolled so that eight loads of a thread are in flight at once: one block an SM has no more threads.
 #pragma unroll 8
     for (int64_t i = threadIdx.x; i < size; i += THREADS) sum += group[i];
     sum = sum / windows / divisor;

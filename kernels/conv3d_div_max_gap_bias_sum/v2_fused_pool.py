@@ -36,7 +36,7 @@ Launches
     pool_grad               (batch * ceil(windows/256),) 256    0       one window, the incomplete ones at the edges included
 
 Floor
-    Memory binds. Forward: 441 MB written by the convolution and read once by the tail, 128 floats out. Backward: 441 MB
+    Memory bound. Forward: 441 MB written by the convolution and read once by the tail, 128 floats out. Backward: 441 MB
     read, 441 MB written. What remains is the convolution and its backward.
 
 Takes
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(THREADS, 1) fused_pool(const float* __restrict
     const float* group = y + (int64_t)blockIdx.x * channels * depth * height * width;
     float sum = 0.0f;
     // Neighbouring threads take neighbouring windows of a row. Unrolled so that the loads of two windows are in flight at
-    // once, as one block a multiprocessor has no more threads; hence also the second launch bound, which grants a thread the
+    // once, as one block an SM has no more threads; hence also the second launch bound, which grants a thread the
     // registers, and the 64-bit counter, which cannot wrap round.
 #pragma unroll 2
     for (int64_t i = threadIdx.x; i < windows; i += THREADS) {

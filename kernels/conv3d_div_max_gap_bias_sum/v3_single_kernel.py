@@ -5,37 +5,25 @@ keeps their maximum in registers, and only sums leave the chip: the convolution'
 
 Why it is faster
     v2's tail waits for 441 MB that the convolution has just written, and a training step moves them several times. Here only
-    the input is read, and each value that comes from memory is used for 27 taps and 8 output channels at once. What binds now
-    is arithmetic in plain fp32: a thread has 8 positions x 8 channels of sums in registers, so that 16 loads of the input and
-    6 of weights feed 192 multiply-adds. Training keeps one byte a window and channel, the place of its maximum (14 MB instead
-    of the convolution's output), and the gradients touch nothing else: one position in eight has one. What it costs: strict
-    fp32 where PyTorch's convolution uses tensor cores (v4 does), and a build for each kernel and pool size.
-
-    design, H200, ms                                     predicted  measured  why
-    forward                                              1.25       1.65      0.93 at fp32's measured peak; 85% of the
-                                                                              instructions are multiply-adds
-    weights' gradient: each window's 216 values          1.9        1.7       3 G scattered loads, 5 wavefronts each
-    input's gradient: every pixel asks 432 windows       1.5        4.2       13 instructions a question
-    Measured with CUDA events, the gradients as differences of whole steps; PyTorch's profiler gives the forward kernel 1.54.
-    Eager takes 2.35, with the gradients 7.6 and 25.
+    the input is read, and each value that comes from memory is used for 27 taps and 8 output channels at once. Arithmetic in
+    plain fp32 is the bound now: a thread has 8 positions x 8 channels of sums in registers, so that 16 loads of the input and 6
+    of weights feed 192 multiply-adds. Training keeps the argmax index of each window and channel, one byte (14 MB instead of
+    the convolution's output), and the gradients touch nothing else. What it costs: strict fp32 where PyTorch's convolution uses
+    tensor cores (v4 does), and a build for each kernel and pool size. Predicted 1.25 ms on an H200, measured 1.55 (eager 2.34).
 
 Mathematics
-    That of v2:  out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + conv_bias[o]) / d + bias[o]),
-    y the convolution without its bias, which is the same at all positions of a window and so moves behind the maximum, as the
-    division does. For d < 0 the weights and conv_bias enter negated, and the division is by |d|: exact, since floating point
-    is symmetric in sign. d = 0 and infinity do not commute with max and are refused, as is a d that is not a normal float32.
-    Two values of a window that differ by a rounding error may become equal by bias or division; the original then sends the
-    gradient to the first of the two, this variant to the larger. A position's value is one chain of fused multiply-adds
-    over channels and taps, the same at every position, so values of equal inputs are equal bits.
-
-    The maximum is PyTorch's: a window is scanned depth, height, width from -infinity; a value replaces the maximum if it is
-    larger or NaN. So NaN passes through, and of equal values the first is the argmax. Its place is kept for training:
+    out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + conv_bias[o]) / d + bias[o]), y the convolution
+    without its bias, which moves behind the maximum, as the division does. For d < 0 weights and conv_bias enter negated, and
+    the division is by |d|: exact, since floating point is symmetric in sign. d = 0, infinity and what is no normal float32 are
+    refused. A position's value is one chain of fused multiply-adds over channels and taps, so values of equal inputs are equal
+    bits. Two values that only become equal by bias or division: the original sends the gradient to the first, this variant to
+    the larger. The maximum is PyTorch's: a window is scanned depth, height, width; a value replaces the maximum if it is larger
+    or NaN.
     grad_w[o,c,t]  = 1/(N*d) * sum over b,k of grad[b,o] * x[b,c, argmax(b,o,k) + t]         grad: of the averages
     grad_x[b,c,p]  = 1/(N*d) * sum over o,t of grad[b,o] * w[o,c,t] where p - t is the argmax of its window
-    A NaN in x reaches those gradients of weights that use it; PyTorch's, which multiplies by zeros, more of them.
-    The sum over dimension 1 is the kernel's when `sum_dim` is 1 or -4 and `bias` has one value, or one a channel. Any other
-    `sum_dim` or bias that the original takes needs the averages themselves: the same kernel then writes these, and PyTorch
-    adds the bias and sums those few numbers.
+    A NaN in x reaches those gradients of weights that use it; PyTorch's, which multiplies by zeros, more of them. For a
+    `sum_dim` other than 1 and -4, or a bias that has not one value or one a channel, the kernel writes averages, and PyTorch
+    does the rest.
 
 Launches
     kernel          grid                                              block  shared  work of a thread
@@ -43,21 +31,18 @@ Launches
     parameter_grad  (splits x out x in channels x slices of taps)     128    0.4 KB  every 128th window, all taps of a slice
     add_splits      (weights / 128)                                   128    0       one weight
     input_grad      (samples x pixels / 128 x groups of 8 channels)   128    4 KB    a pixel in 8 channels
-
-    The shared memory is that of the original's size. Blocks of one sample meet in an integer counter: the last one to arrive
-    adds all their sums in a fixed order, so the bits never change. The counters (4 bytes a sample) are new in each call, which
-    costs a fill by PyTorch beside the one launch.
+    Blocks of one sample meet in an integer counter, which PyTorch fills with zeros before each launch: the last block to arrive
+    adds all sums in a fixed order, so the bits never change.
 
 Floor
-    Forward: 47.6 GFLOP in plain fp32, 0.93 ms at the 51 TFLOP/s that an H200 reaches; 269 MB in are 0.06 ms. Arithmetic
-    binds. Each gradient: 6 GFLOP, because seven of eight positions have none, and 14 MB of places.
+    Forward: 47.6 GFLOP in plain fp32, 0.93 ms at the 51 TFLOP/s that an H200 reaches; 269 MB in are 0.06 ms. Compute bound.
+    Each gradient: 6 GFLOP, because seven of eight positions have none, and 14 MB of argmax indices.
 
 Takes
     float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included, a channel below 2^31 pixels; any
     channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three; a divisor as said above, an int
-    or float. Weights and windows are worked on in parts that fit into shared memory and registers, so any size fits, but few
-    huge windows are slow. Anything else raises before a launch. Trains, and computes only the gradients that are asked for;
-    second derivatives raise. Deterministic.
+    or float. Any size fits, in slices; few huge windows are slow. Anything else raises before a launch. Trains, and computes
+    only the gradients that are asked for; second derivatives raise. Deterministic.
 """
 
 import functools
@@ -91,9 +76,9 @@ constexpr int largest_divisor(int n, int limit) {
     return divisor;
 }
 
-// The place of a window's maximum, in the order of the scan.
+// A window's argmax index: the position of its maximum in the order of the scan.
 constexpr int64_t TAPS = (int64_t)KERNEL_D * KERNEL_H * KERNEL_W, POSITIONS = (int64_t)POOL_D * POOL_H * POOL_W;
-using Place = std::conditional_t<POSITIONS <= 256, uint8_t, int32_t>;
+using Argmax = std::conditional_t<POSITIONS <= 256, uint8_t, int32_t>;
 
 // Output channels in groups of equal size, at most 8: as many accumulators as a thread has.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 8), OUT_BLOCK = ceil_div(OUT_CHANNELS, OUT_GROUPS);
@@ -105,7 +90,7 @@ constexpr int PART_H = PART_W == POOL_W ? largest_divisor(POOL_H, 8 / PART_W) : 
 constexpr int PART_D = PART_H == POOL_H && PART_W == POOL_W ? largest_divisor(POOL_D, 8 / (PART_W * PART_H)) : 1;
 constexpr int PART = PART_D * PART_H * PART_W;
 
-// What a block holds in shared memory at a time is a slice of the weights: of the input channels c and of the kernel's places
+// What a block holds in shared memory at a time is a slice of the weights: of the input channels c and of the kernel's elements
 // r, s, t. Slices divide evenly, so they need no bounds. At common sizes all weights of 8 output channels are one slice.
 constexpr int WEIGHT_FLOATS = 2304;
 constexpr int SLICE_T = largest_divisor(KERNEL_W, 16);  // a row of the input is in registers, too
@@ -165,12 +150,12 @@ struct Division {
 
 struct Peak {
     float value;
-    int place;
+    int position;
 };
 
 // The maximum, as PyTorch finds it: the last NaN, else the first of the largest.
-__device__ __forceinline__ void scan(Peak& peak, float value, int place) {
-    if (value > peak.value || value != value) peak = {value, place};
+__device__ __forceinline__ void scan(Peak& peak, float value, int position) {
+    if (value > peak.value || value != value) peak = {value, position};
 }
 
 // A window's maximum in each of OUT_BLOCK channels. All threads of the block call it; those without a window get nothing.
@@ -265,13 +250,13 @@ __device__ void finish_sample(const Volume& volume, const float* partial_sums, c
     out[sample] = total;
 }
 
-// `partial_sums` has OUT_BLOCK places for each block, `arrivals` a zero for each sample. With PLACES, those of the maxima go to
-// places (batch, OUT_CHANNELS, windows).
-template <bool PLACES>
+// `partial_sums` (blocks, OUT_BLOCK), `arrivals` a zero for each sample. With KEEP_ARGMAX the indices go to
+// argmax (batch, OUT_CHANNELS, windows).
+template <bool KEEP_ARGMAX>
 __global__ void __launch_bounds__(THREADS, 4)
     conv_max_mean(Volume volume, const float* __restrict__ weight, const float* __restrict__ conv_bias,
                   const float* __restrict__ bias, int biases, Division division, float* partial_sums, unsigned* arrivals,
-                  float* __restrict__ out, Place* __restrict__ places) {
+                  float* __restrict__ out, Argmax* __restrict__ argmax) {
     const int first_out = blockIdx.x % OUT_GROUPS * OUT_BLOCK;
     const int64_t sample = blockIdx.x / OUT_GROUPS / volume.chunks();
     const unsigned window = blockIdx.x / OUT_GROUPS % volume.chunks() * THREADS + threadIdx.x;
@@ -283,8 +268,9 @@ __global__ void __launch_bounds__(THREADS, 4)
     for (int o = 0; o < OUT_BLOCK; ++o) {
         const bool exists = window < volume.windows() && first_out + o < OUT_CHANNELS;
         maxima[o] = exists ? peaks[o].value : 0.0f;
-        if (PLACES && exists)
-            places[(sample * OUT_CHANNELS + first_out + o) * volume.windows() + window] = static_cast<Place>(peaks[o].place);
+        if (KEEP_ARGMAX && exists)
+            argmax[(sample * OUT_CHANNELS + first_out + o) * volume.windows() + window] =
+                static_cast<Argmax>(peaks[o].position);
     }
     const float sum = block_sums(maxima);
     if (threadIdx.x < OUT_BLOCK) partial_sums[(int64_t)blockIdx.x * OUT_BLOCK + threadIdx.x] = sum;
@@ -315,7 +301,7 @@ constexpr int64_t GRAD_SLICES = TAPS / GRAD_TAPS, WEIGHTS = OUT_CHANNELS * IN_CH
 
 // terms (splits, OUT_CHANNELS, IN_CHANNELS, TAPS); split k has the samples k, k + splits, ...
 __global__ void __launch_bounds__(THREADS)
-    parameter_grad(Volume volume, const Place* __restrict__ places, Upstream upstream, float* __restrict__ terms, int splits) {
+    parameter_grad(Volume volume, const Argmax* __restrict__ argmax, Upstream upstream, float* __restrict__ terms, int splits) {
     const int slice = blockIdx.x % GRAD_SLICES, c = blockIdx.x / GRAD_SLICES % IN_CHANNELS;
     const int o = blockIdx.x / GRAD_SLICES / IN_CHANNELS % OUT_CHANNELS;
     const int64_t split = blockIdx.x / GRAD_SLICES / IN_CHANNELS / OUT_CHANNELS;
@@ -324,13 +310,13 @@ __global__ void __launch_bounds__(THREADS)
     float sums[GRAD_TAPS] = {};
     for (int64_t sample = split; sample < volume.batch; sample += splits) {
         const float factor = upstream.at(sample, o);
-        const Place* from = places + (sample * OUT_CHANNELS + o) * volume.windows();
+        const Argmax* from = argmax + (sample * OUT_CHANNELS + o) * volume.windows();
 #pragma unroll 2
         for (unsigned window = threadIdx.x; window < volume.windows(); window += THREADS) {
-            const int place = from[window];
-            const int d = window / volume.columns / volume.rows * POOL_D + place / (POOL_H * POOL_W);
-            const int h = window / volume.columns % volume.rows * POOL_H + place / POOL_W % POOL_H;
-            const int w = window % volume.columns * POOL_W + place % POOL_W;
+            const int position = from[window];
+            const int d = window / volume.columns / volume.rows * POOL_D + position / (POOL_H * POOL_W);
+            const int h = window / volume.columns % volume.rows * POOL_H + position / POOL_W % POOL_H;
+            const int w = window % volume.columns * POOL_W + position % POOL_W;
             const float* corner = volume.x + volume.at(sample, c, d + r0, h + s0, w + t0);
 #pragma unroll
             for (int k = 0; k < GRAD_TAPS; ++k) {
@@ -349,11 +335,11 @@ __global__ void __launch_bounds__(THREADS)
 // grad_weight = scale * sum over splits of terms[split]
 __global__ void __launch_bounds__(THREADS)
     add_splits(const float* __restrict__ terms, float* __restrict__ grad_weight, int splits, float scale) {
-    const int64_t place = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (place >= WEIGHTS) return;
+    const int64_t element = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (element >= WEIGHTS) return;
     float sum = 0.0f;
-    for (int64_t split = 0; split < splits; ++split) sum += terms[split * WEIGHTS + place];
-    grad_weight[place] = scale * sum;
+    for (int64_t split = 0; split < splits; ++split) sum += terms[split * WEIGHTS + element];
+    grad_weight[element] = scale * sum;
 }
 
 // grad_x, gathered: every pixel asks, for each tap and output channel, whether the position that it reached through it was its
@@ -362,7 +348,7 @@ constexpr int IN_GROUPS = ceil_div(IN_CHANNELS, 8), IN_BLOCK = ceil_div(IN_CHANN
 constexpr int OUT_SLICE = 128;  // output channels whose weights are in shared memory at a time
 
 __global__ void __launch_bounds__(THREADS)
-    input_grad(Volume volume, const float* __restrict__ weight, const Place* __restrict__ places, Upstream upstream,
+    input_grad(Volume volume, const float* __restrict__ weight, const Argmax* __restrict__ argmax, Upstream upstream,
                float scale, float* __restrict__ grad_x) {
     __shared__ alignas(16) float weights[OUT_SLICE][round_up(IN_BLOCK, 4)];
     const unsigned chunks = volume.pixel_chunks(), pixel = blockIdx.x % chunks * THREADS + threadIdx.x;
@@ -379,9 +365,9 @@ __global__ void __launch_bounds__(THREADS)
         const int d = z - r, h = y - s, w = x - t;  // the convolution's position
         const bool exists = d >= 0 && d / POOL_D < volume.slabs && h >= 0 && h / POOL_H < volume.rows && w >= 0 &&
                             w / POOL_W < volume.columns;
-        const int place = (d % POOL_D * POOL_H + h % POOL_H) * POOL_W + w % POOL_W;
+        const int position = (d % POOL_D * POOL_H + h % POOL_H) * POOL_W + w % POOL_W;
         const int window = (d / POOL_D * volume.rows + h / POOL_H) * volume.columns + w / POOL_W;
-        const Place* from = places + sample * OUT_CHANNELS * windows + (exists ? window : 0);
+        const Argmax* from = argmax + sample * OUT_CHANNELS * windows + (exists ? window : 0);
         const int64_t tap = ((int64_t)r * KERNEL_H + s) * KERNEL_W + t;
 #pragma unroll 1
         for (int first_out = 0; first_out < OUT_CHANNELS; first_out += OUT_SLICE) {
@@ -395,7 +381,7 @@ __global__ void __launch_bounds__(THREADS)
             __syncthreads();
 #pragma unroll 4
             for (int o = 0; o < outs; ++o) {
-                const bool is_maximum = exists && from[(first_out + o) * windows] == place;
+                const bool is_maximum = exists && from[(first_out + o) * windows] == position;
 #pragma unroll
                 for (int c = 0; c < IN_BLOCK; ++c)
                     if (is_maximum) sums[c] += weights[o][c];
@@ -424,36 +410,36 @@ int parameter_splits(int64_t batch) {
     return static_cast<int>(wanted < batch ? wanted : batch);
 }
 
-// out (batch,) with a bias of 1 or OUT_CHANNELS values, (batch, OUT_CHANNELS) where it is null; `places` may be null.
+// out (batch,) with a bias of 1 or OUT_CHANNELS values, (batch, OUT_CHANNELS) where it is null; `argmax` may be null.
 void launch_forward(const float* x, const float* weight, const float* conv_bias, const float* bias, int biases, double divisor,
-                    float* partial_sums, unsigned* arrivals, float* out, void* places, int64_t batch, int depth, int height,
+                    float* partial_sums, unsigned* arrivals, float* out, void* argmax, int64_t batch, int depth, int height,
                     int width, cudaStream_t stream) {
-    const auto kernel = places ? conv_max_mean<true> : conv_max_mean<false>;
+    const auto kernel = argmax ? conv_max_mean<true> : conv_max_mean<false>;
     kernel<<<forward_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
         Volume(x, batch, depth, height, width), weight, conv_bias, bias, biases, Division{static_cast<float>(divisor)},
-        partial_sums, arrivals, out, static_cast<Place*>(places));
+        partial_sums, arrivals, out, static_cast<Argmax*>(argmax));
 }
 
 static float gradient_scale(const Volume& volume, double divisor) {
     return static_cast<float>(1.0 / (volume.windows() * divisor));
 }
 
-void launch_parameter_grad(const float* x, const void* places, const float* grad, bool by_sample, double divisor, float* terms,
+void launch_parameter_grad(const float* x, const void* argmax, const float* grad, bool by_sample, double divisor, float* terms,
                            float* grad_weight, int64_t batch, int depth, int height, int width, cudaStream_t stream) {
     const Volume volume(x, batch, depth, height, width);
     const int splits = parameter_splits(batch);
     if (splits > 0)
-        parameter_grad<<<parameter_blocks(splits), THREADS, 0, stream>>>(volume, static_cast<const Place*>(places),
+        parameter_grad<<<parameter_blocks(splits), THREADS, 0, stream>>>(volume, static_cast<const Argmax*>(argmax),
                                                                         Upstream{grad, by_sample}, terms, splits);
     add_splits<<<(WEIGHTS + THREADS - 1) / THREADS, THREADS, 0, stream>>>(terms, grad_weight, splits,
                                                                          gradient_scale(volume, divisor));
 }
 
-void launch_input_grad(const float* weight, const void* places, const float* grad, bool by_sample, double divisor,
+void launch_input_grad(const float* weight, const void* argmax, const float* grad, bool by_sample, double divisor,
                        float* grad_x, int64_t batch, int depth, int height, int width, cudaStream_t stream) {
     const Volume volume(nullptr, batch, depth, height, width);
     input_grad<<<input_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
-        volume, weight, static_cast<const Place*>(places), Upstream{grad, by_sample}, gradient_scale(volume, divisor), grad_x);
+        volume, weight, static_cast<const Argmax*>(argmax), Upstream{grad, by_sample}, gradient_scale(volume, divisor), grad_x);
 }
 """
 
@@ -549,19 +535,19 @@ struct Call {
     at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
 
     // A byte for each window and channel, or four where a window has more than 256 positions.
-    static constexpr at::ScalarType PLACE = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
-    at::Tensor empty_places(bool keep) const {
-        return at::empty({keep ? batch : 0, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(PLACE));
+    static constexpr at::ScalarType ARGMAX = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
+    at::Tensor empty_argmax(bool keep) const {
+        return at::empty({keep ? batch : 0, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(ARGMAX));
     }
 
-    at::Tensor checked_places(const at::Tensor& places) const {
+    at::Tensor checked_argmax(const at::Tensor& argmax) const {
         const std::array<int64_t, 5> values = {batch, OUT_CHANNELS, slabs, rows, columns};
         const at::IntArrayRef shape = values;
-        TORCH_CHECK(places.scalar_type() == PLACE && places.sizes() == shape,
-                    message("conv3d_div_max_gap_bias_sum: expected the places of the forward pass of x, ", PLACE, " of shape ",
-                            shape, ", got ", places.scalar_type(), " of shape ", places.sizes()));
-        check_device(x, "places", places);
-        return places.contiguous();
+        TORCH_CHECK(argmax.scalar_type() == ARGMAX && argmax.sizes() == shape,
+                    message("conv3d_div_max_gap_bias_sum: expected the argmax indices of x, ", ARGMAX, " of shape ",
+                            shape, ", got ", argmax.scalar_type(), " of shape ", argmax.sizes()));
+        check_device(x, "argmax", argmax);
+        return argmax.contiguous();
     }
 
     at::Tensor checked_grad(const at::Tensor& grad) const {
@@ -574,7 +560,7 @@ struct Call {
 };
 
 // The sum of each sample (batch, 1, 1, 1), or, without a bias, the average of each channel (batch, OUT_CHANNELS, 1, 1, 1).
-// If `keep`, also the places of the maxima, which the gradients need.
+// If `keep`, also the argmax indices, which the gradients need.
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias_in,
                                            const std::optional<at::Tensor>& bias_in, double divisor, at::IntArrayRef pool,
                                            bool keep) {
@@ -589,9 +575,9 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
         check_device(x, "bias", *bias_in);
         bias = bias_in->contiguous();
     }
-    const at::Tensor conv_bias = conv_bias_in.contiguous(), places = call.empty_places(keep);
+    const at::Tensor conv_bias = conv_bias_in.contiguous(), argmax = call.empty_argmax(keep);
     at::Tensor out = bias_in ? call.empty({call.batch, 1, 1, 1}) : call.empty({call.batch, OUT_CHANNELS, 1, 1, 1});
-    if (call.batch == 0) return {out, places};
+    if (call.batch == 0) return {out, argmax};
     const int64_t blocks = forward_blocks(call.batch, call.depth, call.height, call.width);
     check_blocks(blocks);
     at::Tensor partial_sums = call.empty({forward_sums(blocks)});
@@ -599,34 +585,34 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
     launch_forward(call.x.const_data_ptr<float>(), call.weight.const_data_ptr<float>(), conv_bias.const_data_ptr<float>(),
                    bias_in ? bias.const_data_ptr<float>() : nullptr, bias_in ? bias.numel() : 0, divisor,
                    partial_sums.mutable_data_ptr<float>(), reinterpret_cast<unsigned*>(arrivals.mutable_data_ptr<int>()),
-                   out.mutable_data_ptr<float>(), keep ? places.mutable_data_ptr() : nullptr, call.batch, call.depth,
+                   out.mutable_data_ptr<float>(), keep ? argmax.mutable_data_ptr() : nullptr, call.batch, call.depth,
                    call.height, call.width, call.stream);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return {out, places};
+    return {out, argmax};
 }
 
-at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& places_in,
+at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
                        double divisor, at::IntArrayRef pool) {
     const Call call(x, weight, pool);
-    const at::Tensor grad = call.checked_grad(grad_in), places = call.checked_places(places_in);
+    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
     const int splits = parameter_splits(call.batch);
     check_blocks(parameter_blocks(splits));
     at::Tensor grad_weight = call.empty(weight.sizes()), terms = call.empty({splits, weight.numel()});
-    launch_parameter_grad(call.x.const_data_ptr<float>(), places.const_data_ptr(), grad.const_data_ptr<float>(),
+    launch_parameter_grad(call.x.const_data_ptr<float>(), argmax.const_data_ptr(), grad.const_data_ptr<float>(),
                           grad.numel() == call.batch, divisor, terms.mutable_data_ptr<float>(),
                           grad_weight.mutable_data_ptr<float>(), call.batch, call.depth, call.height, call.width, call.stream);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return grad_weight;
 }
 
-at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& places_in,
+at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
                       double divisor, at::IntArrayRef pool) {
     const Call call(x, weight, pool);
-    const at::Tensor grad = call.checked_grad(grad_in), places = call.checked_places(places_in);
+    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
     at::Tensor grad_x = call.empty(x.sizes());
     if (call.batch == 0) return grad_x;
     check_blocks(input_blocks(call.batch, call.depth, call.height, call.width));
-    launch_input_grad(call.weight.const_data_ptr<float>(), places.const_data_ptr(), grad.const_data_ptr<float>(),
+    launch_input_grad(call.weight.const_data_ptr<float>(), argmax.const_data_ptr(), grad.const_data_ptr<float>(),
                       grad.numel() == call.batch, divisor, grad_x.mutable_data_ptr<float>(), call.batch, call.depth,
                       call.height, call.width, call.stream);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -636,9 +622,9 @@ at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::
 TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
     m.def("forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool, bool keep) -> "
           "(Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("weight_grad(Tensor grad, Tensor x, Tensor weight, Tensor places, float divisor, int[3] pool) -> Tensor",
+    m.def("weight_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool) -> Tensor",
           {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad, Tensor x, Tensor weight, Tensor places, float divisor, int[3] pool) -> Tensor",
+    m.def("input_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool) -> Tensor",
           {at::Tag::pt2_compliant_tag});
 }
 
@@ -659,16 +645,16 @@ def register(namespace):
     def forward(x, weight, conv_bias, bias, divisor, pool, keep):
         batch, outs, sizes = x.shape[0], weight.shape[0], zip(x.shape[2:], weight.shape[2:], pool, strict=True)
         windows = [(size - kernel + 1) // window for size, kernel, window in sizes]
-        place = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
+        argmax_type = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
         out = x.new_empty(batch, outs, 1, 1, 1) if bias is None else x.new_empty(batch, 1, 1, 1)
-        return out, x.new_empty(batch if keep else 0, outs, *windows, dtype=place)
+        return out, x.new_empty(batch if keep else 0, outs, *windows, dtype=argmax_type)
 
     @torch.library.register_fake(f"{namespace}::weight_grad")
-    def weight_grad(grad, x, weight, places, divisor, pool):
+    def weight_grad(grad, x, weight, argmax, divisor, pool):
         return weight.new_empty(weight.shape)
 
     @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad, x, weight, places, divisor, pool):
+    def input_grad(grad, x, weight, argmax, divisor, pool):
         return x.new_empty(x.shape)
 
     def save(ctx, inputs, output):
@@ -680,9 +666,9 @@ def register(namespace):
         ctx.mark_non_differentiable(output[1])
 
     def backward(ctx, grad_out, _):
-        x, weight, places = ctx.saved_tensors
+        x, weight, argmax = ctx.saved_tensors
         needs_x, needs_weight, needs_conv_bias, needs_bias = ctx.needs_input_grad[:4]
-        arguments = grad_out, x, weight, places, ctx.divisor, ctx.pool
+        arguments = grad_out, x, weight, argmax, ctx.divisor, ctx.pool
         grad_x = operators.input_grad(*arguments) if needs_x else None
         grad_weight = operators.weight_grad(*arguments) if needs_weight else None
         by_channel = grad_out.sum(0).reshape(-1).expand(weight.shape[0])  # of the averages

@@ -24,7 +24,7 @@ Launches
     kernel           grid                         block  shared  work of a warp
     conv_max_mean    samples x parts              384    97 KB   8 windows x 16 outputs at a time, or 1024 values
     weight_gradient  samples x parts              384    97 KB   8 windows x 16 outputs x 216 weights, or 1024 values
-    input_gradient   multiprocessors              384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
+    input_gradient   SMs                          384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
     finish_samples   samples, if these have parts 32     0       adds a sample's parts
     add_gradients    weights / 32                 256    1 KB    adds all parts' gradients
     Strict takes 206 KB. Where a block has 163 KB at most, a sample's slabs become two parts, with 99 KB four.
@@ -40,7 +40,7 @@ Takes
     3 and windows of 2 x 2 x 2. Other shapes go through plain kernels, right but slow: v3 serves them better. Strict gradients
     of weights are plain, too. Anything else raises before a launch. Trains, and computes only the gradients that are asked for;
     second derivatives raise. What torch.compile compiled for training raises once the precision is another. Deterministic on a
-    GPU; another number of multiprocessors adds in another order.
+    GPU; another number of SMs adds in another order.
 """
 
 import functools
@@ -975,12 +975,12 @@ void plan(Problem& p) {
     } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
     p.part_columns = p.columns <= WHOLE_WINDOWS ? p.columns : PART_WINDOWS;
     p.column_parts = ceil_div(p.columns, p.part_columns);
-    const int64_t images = p.batch * p.slab_parts * p.column_parts, multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-    const int64_t most_parts = 6 + 2 * multiprocessors / images;
+    const int64_t images = p.batch * p.slab_parts * p.column_parts, sm_count = attribute(cudaDevAttrMultiProcessorCount);
+    const int64_t most_parts = 6 + 2 * sm_count / images;
     int64_t least = INT64_MAX;
     for (int parts = 1; parts <= most_parts && parts <= p.rows; ++parts) {
         const int rows = ceil_div(p.rows, parts), row_parts = ceil_div(p.rows, rows);
-        const int64_t waves = (images * row_parts + multiprocessors - 1) / multiprocessors;
+        const int64_t waves = (images * row_parts + sm_count - 1) / sm_count;
         if (waves * (rows + 2) >= least) continue;  // what a block does before its first row takes as long as two rows
         least = waves * (rows + 2), p.part_rows = rows, p.row_parts = row_parts;
     }
@@ -1028,11 +1028,11 @@ cudaError_t launch_weight_gradient(const Problem& problem, const Upstream& upstr
 cudaError_t launch_input_gradient(const Problem& problem, const Upstream& upstream, const Argmax* argmax, float* grad_x) {
 #if FAST
     const int64_t lines = problem.batch * ceil_div(problem.depth, 2);
-    const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    const int sm_count = attribute(cudaDevAttrMultiProcessorCount);
     const bool paired = problem.width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
     const auto kernel = problem.strict ? (paired ? input_gradient<true, true, 8> : input_gradient<true, false, 8>)
                                        : (paired ? input_gradient<false, true, 12> : input_gradient<false, false, 12>);
-    kernel<<<lines < multiprocessors ? lines : multiprocessors, (problem.strict ? 8 : 12) * WARP, 0, problem.stream>>>(
+    kernel<<<lines < sm_count ? lines : sm_count, (problem.strict ? 8 : 12) * WARP, 0, problem.stream>>>(
         problem, reinterpret_cast<const uint32_t*>(argmax), upstream, grad_x);
 #else
     const int64_t pixels = problem.batch * IN_CHANNELS * problem.depth * problem.height * problem.width;

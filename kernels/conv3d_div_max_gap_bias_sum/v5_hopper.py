@@ -4,35 +4,35 @@ Why it is faster
     v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. fp16 has TF32's 11 bits, and
     a power of two for each block's part of a sample gives it the range. It is a persistent, warp-specialized kernel: TMA fills
     stages of fp32, four producer warps scale and pack each value once, a column's 8 channels side by side, and eight consumer
-    warps multiply two taps at a time: 32 matrices loaded by ldmatrix feed 112 products. Compared with v4, TMA keeps 64 KB of x
+    warps multiply two taps at a time: 32 matrices loaded by ldmatrix feed 112 products. Compared with v4, TMA keeps 64 KiB of x
     under way, planes of x stay in registers from slab to slab, and all SMs have equal parts of the rows.
 
 Mathematics
-    v3's. A segment, a block's part of a sample, is scaled by a power of two that brings its first stage to between 2^10 and
-    2^11; if a later value is too large for fp16 then, the segment is attempted again, with the power that brings the largest to
-    between 2^14 and 2^15. So x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest value,
-    whichever is more; weights by 2^-38 of their largest. Scaled products add up to less than 2^38. NaN and infinities count in
-    no scale.
+    out[b] = sum over o of ((mean over N windows of max of y[b,o]) + conv_bias[o]) / d + bias[o], y: convolved without a bias
+    A segment, a block's part of a sample, is scaled by a power of two that brings its first stage to between 2^10 and 2^11; if
+    a later value is too large for fp16 then, the segment is attempted again, with the power that brings the largest to between
+    2^14 and 2^15. So x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest value, whichever is
+    more; weights by 2^-38 of their largest. Scaled products add up to less than 2^38. NaN and infinities count in no scale; a
+    NaN in x makes gradients of weights NaN, though not always those that are NaN in PyTorch.
     Strict (where PyTorch forbids TF32 to convolutions, read in each call), error-compensated: x and weights are two fp16 values
     each, high + low, and a product is low * high + high * low + high * high. The tensor core truncates its sums; so each
     plane's begin at zero, and are added as fp32 numbers. All positions of a window add in the same order, so equal inputs give
     equal bits, and ties go to the first as in PyTorch. With hot[o,k] = 1 where position k is its window's maximum in output o:
     grad_w[o,c,t] = 1/(N*d) * sum over b of grad[b,o] * (sum over k of hot[b,o,k] * x[b,c,k + t])
     grad_x[b,c,p] = 1/(N*d) * sum over o,t of hot[b,o,p - t] * (grad[b,o] * w[o,c,t])
-    A NaN in x makes gradients of weights NaN; which of them need not be PyTorch's choice.
 
 Launches
     kernel                  grid                     block  shared  work of a warp
-    stream_max_mean         SMs, or samples          384    207 KB  8 windows x 16 outputs at a time, or 1024 values
-    stream_weight_gradient  SMs, or samples          384    207 KB  8 windows x 16 outputs x 216 weights, or 1024 values
-    input_gradient          SMs                      384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
+    stream_max_mean         SMs, or samples          384    207 KiB 8 windows x 16 outputs at a time, or 1024 values
+    stream_weight_gradient  SMs, or samples          384    207 KiB 8 windows x 16 outputs x 216 weights, or 1024 values
+    input_gradient          SMs                      384    7 KiB   2 x 2 x 16 pixels x 8 channels at a time
     finish_samples          samples                  32     0       adds a sample's segments, where blocks share samples
     add_segments            samples x weights / 128  128    0       the same for gradients
-    weighted_sum            weights / 32             256    1 KB    the batch's gradient of 32 weights
+    weighted_sum            weights / 32             256    1 KiB   the batch's gradient of 32 weights
 
 Floor
-    Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. Each gradient is as large a
-    product again; the input's also writes 269 MB.
+    Forward, x (128, 8, 16, 64, 64), 16 outputs: 269 MB in, 0.062 ms on an H200 (4.34 TB/s measured); 47.6 GFLOP
+    at the 622 TFLOP/s of mma.sync, 0.077. Each gradient is as large a product again; the input's also writes 269 MB.
 
 Takes
     float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included, a channel below 2^31 pixels, on compute
@@ -161,19 +161,21 @@ constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer 
 // ---- who works: a warp-specialized, persistent kernel, one block an SM
 // TMA loads x into stages. Producer warps scale a stage and store it as fp16 into a band; consumer warps multiply.
 constexpr int CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+// Registers: setmaxnreg gives 256 consumer threads 200 and 128 producer threads 104 (strict with argmax indices: 208 and 88),
+// 64,512 of the SM's 65,536.
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int STAGES = 2, STAGE_PLANES = 8;  // at most; the stages of a band are equally large
 constexpr int BANDS = 4;                     // so that consumer warps may be a row apart
 constexpr int ATTEMPTS = BANDS / 2 + 1;      // that may be under way: each has two bands at least
 
 // ---- shared memory of a block, for the original's size
-//   0         32        64       96       128      160      192       205.5  206.5        207 KB
+//   0         32        64       96       128      160      192       205.5  206.5       207 KiB
 //   | stage 0 | stage 1 | band 0 | band 1 | band 2 | band 3 | weights | sums | Scales, mbarriers |
 //     |                   |                                   [high, low][tap][lane]; or a gradient's sums
 //     |                   fp16: plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels each; row 1; plane 1 ..
 //     fp32, as TMA writes it: [channel][plane][row][column], in half of the planes
 // The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
-// Strict: a band has the high parts of all planes, then the low parts, and a sample is two images, of 4 and 3 slabs: 215 KB.
+// Strict: a band has the high parts of all planes, then the low parts, and a sample is two images, of 4 and 3 slabs: 215 KiB.
 constexpr int ROW_BYTES = COLUMNS * 4;                                                // of a stage
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;  // of a band, and so are the next two
 constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
@@ -349,7 +351,7 @@ struct Segment {
 };
 
 // Two multistage pipelines. Stages: TMA's bytes complete a phase of a stage's mbarrier `loaded`; a barrier of the producers
-// gives the stage back. Bands: band n, counted over all segments and attempts, is in place n % BANDS. Producers wait for its
+// gives the stage back. Bands: band n, counted over all segments and attempts, is in stage n % BANDS. Producers wait for its
 // empty mbarrier and arrive at its full one, consumers the other way round. Every lane arrives for itself.
 struct Pipeline {
     Layout layout;
@@ -1262,18 +1264,18 @@ static int attribute(cudaDeviceAttr name) {
 // least 95% of the SMs busy: whole samples need no second pass over their segments' sums.
 void plan(Problem& problem) {
     Shape& s = problem.shape;
-    const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    const int sm_count = attribute(cudaDevAttrMultiProcessorCount);
     const int limit = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     s.image_slabs = s.slabs;
     while (s.image_slabs > 1 && Layout(s, problem.strict).bytes > limit) --s.image_slabs;
     s.slab_parts = ceil_div(s.slabs, s.image_slabs), s.image_slabs = ceil_div(s.slabs, s.slab_parts);
     s.image_columns = s.columns <= WHOLE_WINDOWS ? s.columns : PART_WINDOWS;
     s.column_parts = ceil_div(s.columns, s.image_columns);
-    const int64_t images = s.images(), waves = (images + multiprocessors - 1) / multiprocessors;
+    const int64_t images = s.images(), waves = (images + sm_count - 1) / sm_count;
     const int64_t whole = (images + waves - 1) / waves;
-    const bool busy = whole * 20 >= 19 * static_cast<int64_t>(multiprocessors);
+    const bool busy = whole * 20 >= 19 * static_cast<int64_t>(sm_count);
     if (images == s.batch && images % whole == 0 && busy) s.blocks = whole;
-    else s.blocks = images * s.rows < multiprocessors ? images * s.rows : multiprocessors;
+    else s.blocks = images * s.rows < sm_count ? images * s.rows : sm_count;
     problem.segments = !s.whole_images() ? images + s.blocks : images == s.batch ? 0 : images;
     problem.largest_grid = s.batch * TAP_GROUPS + pixel_blocks(s);
 }
@@ -1371,10 +1373,10 @@ void launch_input_gradient(const Problem& problem, const Upstream& upstream, con
 #if FAST
     if (!problem.strict) {
         const int64_t lines = shape.batch * ceil_div(shape.depth, 2);
-        const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+        const int sm_count = attribute(cudaDevAttrMultiProcessorCount);
         const bool paired = shape.width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
         const auto kernel = paired ? input_gradient<true> : input_gradient<false>;
-        kernel<<<lines < multiprocessors ? lines : multiprocessors, INPUT_THREADS, 0, problem.stream>>>(
+        kernel<<<lines < sm_count ? lines : sm_count, INPUT_THREADS, 0, problem.stream>>>(
             reinterpret_cast<const uint32_t*>(argmax), problem.weight, upstream, shape, problem.gradient_scale(), grad_x);
         return;
     }

@@ -1,36 +1,29 @@
 """conv_pool_sigmoid_sum on the CPU: pooling moved in front of the convolution's weights.
 
-The rewrite: pooling is linear, so the input is pooled once for each place of a weight in the kernel, and the weights
-are applied to those sums. The full-size convolution is never computed. Training comes with the forward pass: it also computes
-each sample's gradients of the parameters, so that backward only weighs and adds them.
+Pooling is linear, so the input is pooled once for each element of the convolution's kernel, and the weights are applied to
+those box sums. Training comes with the forward pass: it leaves each sample's gradients of the parameters, which backward weighs
+and adds.
 
 Why it is faster
     PyTorch computes 16 convolution outputs for every pooled one and then averages them. Here each pooled output costs as
     many multiplications as one convolution output: 1.34 GFLOP a sample become 0.083 at the original's size. The box sums
     are separable and made in registers; the product keeps a tile of output channels x windows in registers; the sigmoid is
     applied to that tile. Nothing but a float a row leaves the core, and what is in use fits into its cache: a row of box sums
-    (28 KB) and the weights (18 KB). While a pooled row is multiplied, the next one's input is fetched, a few cache lines
-    at a time. The gradients of the weights are a second product with box sums that are still in the cache.
+    (28 KB) and the weights (18 KB). While a pooled row is multiplied, the next one's input is prefetched.
 
 Mathematics
-    pooled[o,i,j] = 1/p^2 sum over u,v < p of (b[o] + sum over c,d,e of W[o,c,d,e] * x[c, p*i+u+d, p*j+v+e])
-                  = b[o] + sum over c,d,e of W[o,c,d,e]/p^2 * S[c,d,e,i,j]
+    pooled[o,i,j] = b[o] + sum over c,d,e of W[o,c,d,e]/p^2 * S[c,d,e,i,j];     out = sum of sigmoid(pooled)
     S[c,d,e,i,j]  = sum over u,v < p of x[c, p*i+u+d, p*j+v+e]       a box sum of x; the product's inner size is C * k * k
     S is summed down p rows first. These column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds
-    whole vectors: windows j, j+1, ... lie side by side. The terms that all k neighbouring sums share are added once
-    (sliding_sums). All windows that the floor rule of pooling keeps are used, and no others.
-    Only the order of additions differs from the original; the sums have few terms of equal weight, so the error is that of
-    PyTorch. The sigmoid is 1 / (1 + 2^t), t = -log2(e) * pooled, the factor in the weights. 2^t is a polynomial of degree 5
-    (7.5e-8) times a power of 2; the reciprocal is a division, or with AVX-512 an estimate of 14 bits and one step of Newton's.
-    The sigmoid's relative error is below 7e-7 for |x| < 8 and below 5e-6 down to -80, most of it from the rounding of t; below
-    -86 it stays at 2^-125.
-
+    whole vectors. The terms that all k neighbouring sums share are added once (sliding_sums). Only the order of additions
+    differs from the original. The sigmoid is 1 / (1 + 2^t), t = -log2(e) * pooled, the factor in the weights; 2^t is a
+    polynomial of degree 5 (7.5e-8) times a power of 2; the reciprocal is a division, or with AVX-512 an estimate of 14 bits and
+    one step of Newton's. Its relative error is below 7e-7 for |x| < 8 and below 5e-6 down to -80; below -86 it stays at 2^-125.
     A sample's output is one number, so its gradients do not need what comes from above:
     d out[b] / d W[o,c,d,e] = 1/p^2 sum over i,j of delta[b,o,i,j] * S[b,c,d,e,i,j],  delta = s * (1 - s),  s = sigmoid(pooled)
-    d out[b] / d b[o]       = sum over i,j of delta[b,o,i,j]
     grad_W = sum over b of grad_out[b] * d out[b] / d W. The input's gradient is the forward pass transposed:
-    G[c,d,e,i,j]   = grad_out[b]/p^2 * sum over o of W[o,c,d,e] * delta[b,o,i,j]
-    grad_x[c,h,w]  = sum over d,e of G[c,d,e, (h-d)/p, (w-e)/p], where such a window exists: along the rows first, then down
+    G[c,d,e,i,j]  = grad_out[b]/p^2 * sum over o of W[o,c,d,e] * delta[b,o,i,j]
+    grad_x[c,h,w] = sum over d,e of G[c,d,e, (h-d)/p, (w-e)/p], where such a window exists: along the rows first, then down
 
 Loops
     loop                over                                       where
@@ -41,26 +34,15 @@ Loops
     add_bands           bands of a sample, in order                one thread, as weighted_sum over samples in backward
     box_gradient_tile   output channels                            6 weights x 64 windows in 24 vectors, delta transposed
     spread_boxes        channels, pixels                           registers; what later rows need is carried in L2
-    Vectors have 16, 8 or 4 floats, and tiles 24 or 12 of them, as the machine's registers allow. Rows and bands do not depend
-    on the number of threads, and sums over them have a fixed order (of rows in float64): so the bits are fixed, too.
 
 Floor
-    At batch 4: 18.9 MB read, 0.33 GFLOP and 2.3 million sigmoids. At 19 GB/s and 245 GFLOP/s, which two Cascade Lake cores at
-    2.4 GHz reach (AVX-512, torch 2.13.0), 1.0 and 1.4 ms: arithmetic binds. With gradients of the parameters 2.7 ms, with the
-    input's 4.1 ms.
-    Measured: these loops in a C++ program on such cores, cold caches, best of 40: forward 4.3 ms on one core and 2.4 ms on two,
-    with gradients of the parameters 7.0 and 3.8 ms: 57% and 71% of the floor. Of a row's time on one core the product takes 64%
-    (at 96% of the core's peak), the sigmoids 18%, the box sums 18%; the rest is waiting for memory.
-    Reached by the project's stopwatch on two cores of another Xeon (AVX-512, torch 2.13.0): forward 26 times as fast as eager
-    and 13 times torch.compile, half of the floor by the peaks measured there; 39 times eager in a step for the weights, 27
-    times with the input's gradient; results/cpu-intel-xeon.json has the figures.
+    At batch 4: 18.9 MB read, 0.33 GFLOP and 2.3 million sigmoids: 1.0 ms at 19 GB/s and 1.4 at 245 GFLOP/s, which two Cascade
+    Lake cores at 2.4 GHz reach: compute bound. The ladder's page says what is reached.
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
     original takes. Anything else raises. Trains, and computes only the gradients that are asked for; second derivatives raise.
-    Gradients of the parameters take batch x parameters floats; that of the input keeps delta, padded_outputs floats a window,
-    from forward to backward, and no x. Deterministic. AVX-512 (with DQ), AVX2 or any other: what the compiler's -march=native
-    finds. Needs GCC or Clang.
+    The bits do not depend on the number of threads. AVX-512 (with DQ), AVX2 or any other: -march=native. Needs GCC or Clang.
 """
 
 import functools
@@ -125,7 +107,7 @@ inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, I...>) {
 }
 #define LANES_FROM(a, b, index) shuffle(a, b, [](int i) constexpr { return index; }, std::make_integer_sequence<int, LANES>())
 
-// COUNT vectors of consecutive floats -> a vector for each remainder of their places modulo COUNT, and back.
+// COUNT vectors of consecutive floats -> a vector for each remainder of their positions modulo COUNT, and back.
 template <int COUNT>
 inline void unzip(vec* v) {
     if constexpr (COUNT % 2 == 0) {

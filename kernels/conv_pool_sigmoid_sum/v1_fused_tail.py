@@ -22,7 +22,7 @@ Launches
     tail_grad     (all windows,)    256    0       one window, the incomplete ones at the edges included
 
 Floor
-    Forward: 4.8 GB read by the tail and written by the convolution, 128 floats out; memory binds. Backward: the same,
+    Forward: 4.8 GB read by the tail and written by the convolution, 128 floats out: memory bound. Backward: the same,
     read once, written once.
 
 Takes
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(THREADS) fused_tail(const float* __restrict__ 
     const int rows = height / pool_h, columns = width / pool_w;
     const float* sample = y + (int64_t)blockIdx.x * channels * height * width;
     float sum = 0.0f;
-    // Neighbouring threads take neighbouring windows of a row, so a warp's reads share their cache lines.
+    // Neighbouring threads take neighbouring windows of a row, so a warp's loads share their cache lines.
     for (int64_t window = threadIdx.x; window < (int64_t)channels * rows * columns; window += THREADS) {
         const int left = window % columns * pool_w;
         const int64_t row = window / columns;  // over all channels

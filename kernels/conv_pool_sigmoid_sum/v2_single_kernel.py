@@ -4,22 +4,19 @@ Like v1, but the convolution moves into the kernel, so the 4.8 GB tensor is neve
 convolution at every position of a pooling window, keeps the window's average in registers, and only sums leave the chip.
 
 Why it is faster
-    v1 waits for memory: the convolution writes 4.8 GB and the tail reads them, while the input is 0.6 GB. Here the input is
-    copied to shared memory tile by tile, and everything between it and the answer lives in registers. What binds now is
-    arithmetic. So that the arithmetic units see multiply-adds and little else, a thread works on 16 output channels at
-    once: one input value from shared memory feeds 16 multiply-adds, one weight the whole window. What it costs: a kernel
-    that must be built for its channels, kernel and pool size, and the tensor cores stay unused (v3 cuts the arithmetic).
-    Predicted 3 to 3.5 ms on an H200, measured 6.3 (eager 11.2): copying tiles, with its index arithmetic and its barriers,
-    is not hidden behind the multiply-adds, which run at 40% of their peak.
+    v1 is memory bound: the convolution writes 4.8 GB and the tail reads them, while the input is 0.6 GB. Here the input is
+    copied to shared memory tile by tile, and everything between it and the answer lives in registers: arithmetic in plain fp32
+    is the bound now. A thread works on 16 output channels at once, so that one input value from shared memory feeds 16
+    multiply-adds, and one weight the whole window. What it costs: a kernel that must be built for its channels, kernel and pool
+    size, and the tensor cores stay unused. Predicted 3 to 3.5 ms on an H200, measured 6.3 (eager 11.2): copying tiles, with its
+    index arithmetic and barriers, is not hidden behind the multiply-adds, which run at 40% of their peak.
 
 Mathematics
     pooled[b,o,i,j] = bias[o] + 1/p^2 * sum over u,v < p, c,r,s of w[o,c,r,s] * x[b,c, p*i+u+r, p*j+v+s]
     out[b]          = sum over o,i,j of sigmoid(pooled)
-    This is the original with the average written out; the bias is the same at all positions of a window, so it is added
-    after averaging. One slice of a window (below) is one chain of fused multiply-adds, and slices are added to each other.
-    Strict fp32 throughout, also where PyTorch's settings would let a convolution round its inputs to TF32.
-    sigmoid uses __expf, whose error of 2 + 1.17 |v| ulp is damped by s * (1 - s): sigmoid errs by less than 2e-7.
-    Backward recomputes `pooled`, and writes only the gradient of the values inside a window, which all have the same:
+    The original with the average written out; the bias is added after averaging. Strict fp32 throughout, also where PyTorch's
+    settings permit TF32. sigmoid uses __expf, whose error of 2 + 1.17 |v| ulp is damped by s * (1 - s): it errs by less than
+    2e-7. Backward recomputes `pooled`, and writes only the gradient of the values inside a window, which all have the same:
     delta[b,o,i,j]  = grad_out[b] * s * (1 - s) / p^2,  s = sigmoid(pooled)
     grad_w[o,c,r,s] = sum over b,i,j of delta * (sum over u,v of x[b,c, p*i+u+r, p*j+v+s]);    grad_bias: the same with x = 1
     grad_x[b,c,h,w] = sum over o,r,s of w[o,c,r,s] * delta[b,o, (h-r)/p, (w-s)/p], where such a window exists
@@ -31,21 +28,18 @@ Launches
     parameter_grad   (weights / 16 x splits of the batch)       256    0.5 KB  every 256th window, for a weight in 16 channels
     add_splits       (weights / 256)                            256    0       one weight
     input_grad       (samples x tiles of 128 x 8 pixels)        256    4 KB    4 pixels in 8 channels
-
-    The shared memory is that of the original's size. Blocks of one sample meet in an integer counter: the last one to
-    arrive adds all their sums in a fixed order, so the bits never change. The counters (4 bytes a sample) are new in each
-    call, which costs a fill by PyTorch beside the one launch. Counters that live on and that the last block resets would
-    save it, but two streams at once, or a launch that was cut short, would corrupt them.
+    Shared memory at the original's size. Blocks of one sample meet in an integer counter, which PyTorch fills with zeros before
+    each launch: the last block to arrive adds all sums in a fixed order, so the bits never change.
 
 Floor
-    Forward: 170 GFLOP in plain fp32, 2.5 ms at an H200's peak (67 TFLOP/s at 1.98 GHz); 604 MB in are 0.14 ms. Arithmetic
-    binds. Backward: 170 GFLOP for delta, 170 for grad_x, 11 for grad_w and 5 for its windows' sums; delta takes 296 MB.
+    Forward: 170 GFLOP in plain fp32, 2.5 ms at an H200's peak (67 TFLOP/s at 1.98 GHz); 604 MB in are 0.14 ms. Compute bound.
+    Backward: 170 GFLOP for delta, 170 for grad_x, 11 for grad_w and 5 for its windows' sums; delta takes 296 MB.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that
-    the original takes. Tiles shrink with larger kernels and windows, and what still does not fit is cut into slices, so any
-    size fits; but a window is one thread's work: few, huge windows are slow. Anything else raises before a launch. Trains,
-    and computes only the gradients that are asked for; second derivatives raise. Deterministic.
+    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
+    original takes. What does not fit into shared memory is cut into slices, so any size fits; but a window is one thread's
+    work: few, huge windows are slow. Anything else raises before a launch. Trains, and computes only the gradients that are
+    asked for; second derivatives raise. Deterministic.
 """
 
 import functools
@@ -89,8 +83,8 @@ constexpr int SLICE_R = largest_divisor(KERNEL_H, WEIGHT_FLOATS / (OUT_PITCH * S
 constexpr int SLICE_V = largest_divisor(POOL_W, TILE_FLOATS / 2 / SLICE_R - SLICE_S + 1);  // half: see tile_pitch
 constexpr int SLICE_U = largest_divisor(POOL_H, TILE_FLOATS / 2 / (SLICE_V + SLICE_S - 1) - SLICE_R + 1);
 
-// Neighbouring threads have neighbouring windows, so they read the tile POOL_W columns apart. To spread these reads over all
-// banks, columns are stored by remainder: first all that are 0 modulo POOL_W, then all that are 1, and so on.
+// Neighbouring threads have neighbouring windows, so they read the tile POOL_W columns apart. To avoid bank
+// conflicts, columns are stored by remainder: first all that are 0 modulo POOL_W, then all that are 1, and so on.
 constexpr int tile_height(int windows) { return (windows - 1) * POOL_H + SLICE_U + SLICE_R - 1; }
 constexpr int tile_width(int windows) { return (windows - 1) * POOL_W + SLICE_V + SLICE_S - 1; }
 constexpr int tile_pitch(int windows) {  // padded to whole runs of equal remainder: less than twice the width
@@ -233,11 +227,10 @@ __device__ __forceinline__ void convolve_window(const float* __restrict__ x, con
     }
 }
 
-// Registers are bounded so that three blocks share a multiprocessor: while one waits for its tile, the others compute.
+// Registers are bounded so that three blocks share an SM: while one waits for its tile, the others compute.
 constexpr int RESIDENT_BLOCKS = 3;
 
-// x (batch, IN_CHANNELS, height, width) -> out (batch,). `partial_sums` has a place for each block, `arrivals` a zero for
-// each sample.
+// x (batch, IN_CHANNELS, height, width) -> out (batch,). `partial_sums` (blocks), `arrivals` a zero for each sample.
 __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     conv_pool_sum(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
                   float* partial_sums, unsigned* arrivals, float* __restrict__ out, int height, int width, int rows,

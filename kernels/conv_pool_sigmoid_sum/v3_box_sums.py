@@ -1,34 +1,27 @@
 """conv_pool_sigmoid_sum, v3: pooling moved in front of the weights, a sixteenth of the arithmetic.
 
-Like v2, but the input is pooled once for each place of a weight in the kernel, and the product is taken with those sums. The
-convolution at full size is computed nowhere. Training comes with the forward pass: it also computes each sample's gradients
-of the parameters, so that backward only weighs and adds them.
+Like v2, but the input is pooled once for each element of the convolution's kernel, and the product is taken with those box
+sums. Training comes with the forward pass: it leaves each sample's gradients of the parameters, which backward weighs and adds.
 
 Why it is faster
-    v2 is bound by arithmetic: 16 convolution values for every pooled one, and then their average. Average and convolution are
-    both linear, so they may change places: a box sum of the input takes the place of 16 pixels, and each pooled value costs
-    as many multiply-adds as one convolution value. 170 GFLOP become 10.6. Box sums are cheap because they are separable
-    and shared: a sum down a column serves all columns of the kernel. What it costs: box sums pass through shared memory
-    between two barriers, and each tile of windows reads its weights again. Predicted for an H200: 0.45 ms. Of a thread's 7,500
-    instructions in a tile, 4,600 are multiply-adds (0.21 ms at the 51 TFLOP/s of fp32), and v2 issued 60% of what it could.
-    Measured: 0.65 ms (v2 6.3, eager 11.2), half as much again as predicted; what the threads wait for is left to v4 to avoid.
+    v2 is compute bound: 16 convolution values for every pooled one, and then their average. Average and convolution are both
+    linear, so they may change places: a box sum of the input takes the place of 16 pixels, and 170 GFLOP become 10.6. Box sums
+    are cheap because they are separable and shared: a sum down a column serves all columns of the kernel. What it costs: box
+    sums pass through shared memory between two barriers, and each tile of windows reads its weights again. Predicted for an
+    H200: 0.45 ms, from 7,500 instructions of a thread in a tile, 4,600 of them multiply-adds. Measured: 0.65 (v2 6.3, eager
+    11.2).
 
 Mathematics
-    pooled[b,o,i,j] = 1/p^2 sum over u,v < p of (bias[o] + sum over c,r,s of w[o,c,r,s] * x[b,c, p*i+u+r, p*j+v+s])
-                    = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j]
-    box[b,c,r,s,i,j] = sum over u,v < p of x[b,c, p*i+u+r, p*j+v+s], summed down columns first, then along rows
-    out[b]          = sum over o,i,j of sigmoid(pooled)
-    Only the order of additions changes. Numbers are strict fp32 throughout. The sigmoid is 1 / (1 + 2^v) with the factor
-    -log2(e) / p^2 in the weights; exponential and reciprocal are the hardware's approximations (relative errors of 2^-22.5 and
-    2^-23), so a sigmoid errs by less than 2e-7 beside the rounding of v.
-
+    pooled[b,o,i,j]      = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j];   out[b] = sum of sigmoid(pooled)
+    box[b,c,r,s,i,j]     = sum over u,v < p of x[b,c, p*i+u+r, p*j+v+s], summed down columns first, then along rows
+    Only the order of additions changes; strict fp32 throughout. The sigmoid is 1 / (1 + 2^v) with the factor -log2(e) / p^2 in
+    the weights, by the hardware's approximations (relative errors of 2^-22.5 and 2^-23): it errs by less than 2e-7.
     A sample's output is one number, so the gradients of that number do not need what comes from above:
     d out[b] / d w[o,c,r,s] = sum over i,j of delta * box / p^2,  delta[b,o,i,j] = s * (1 - s),  s = sigmoid(pooled)
-    d out[b] / d bias[o]    = sum over i,j of delta
-    grad_w = sum over b of grad_out[b] * d out[b] / d w: the forward pass leaves (batch, parameters) floats, and backward reads
-    nothing else. The input's gradient is the same product and the same sums transposed, from delta computed once more:
+    grad_w               = sum over b of grad_out[b] * d out[b] / d w;   the bias is the weight of a term whose box is p^2
+    The input's gradient is the same product and the same sums transposed, from delta computed once more:
     grad_box[b,c,r,s,i,j] = grad_out[b]/p^2 * sum over o of w[o,c,r,s] * delta[b,o,i,j]
-    grad_x[b,c,h,w]       = sum over r,s of grad_box[b,c,r,s, (h-r)/p, (w-s)/p], where such a window exists
+    grad_x[b,c,h,w]      = sum over r,s of grad_box[b,c,r,s, (h-r)/p, (w-s)/p], where such a window exists
 
 Launches
     kernel           grid                                          block  shared  work of a thread
@@ -36,22 +29,19 @@ Launches
     parameter_terms  (samples x splits x groups x term slices)     128    43 KB   every fourth 4 windows, 8 channels, 5 terms
     weighted_sum     (groups x sums / 32)                          256    1 KB    every 8th term of a sum
     input_grad       (samples x slices of channels x tiles)        128    31 KB   8 windows x 5 terms, then 52 pixels
-
-    The shared memory is that of the original's size. Forward is sum_sigmoids, and weighted_sum for the tiles' sums; with
-    gradients of the parameters it also writes delta, which parameter_terms reads. Backward is one weighted_sum for the
-    parameters, and sum_sigmoids and input_grad for the input.
+    Shared memory at the original's size. Forward: sum_sigmoids, then weighted_sum for the tiles' sums. With gradients of the
+    parameters delta is written, and parameter_terms reads it. Backward: weighted_sum; for the input sum_sigmoids and
+    input_grad.
 
 Floor
-    Forward: 604 MB in, 0.14 ms on an H200; 10.6 GFLOP are 0.21 ms in plain fp32. Arithmetic binds. With gradients of the
-    parameters: 10.7 GFLOP more, and delta, 296 MB written and read. The input's gradient: 21 GFLOP, 604 MB in
-    and out, and delta again.
+    Forward: 604 MB in, 0.14 ms on an H200; 10.6 GFLOP are 0.21 ms in plain fp32: compute bound. Gradients of the parameters:
+    10.7 GFLOP more, and delta, 296 MB written and read. The input's: 21 GFLOP, 604 MB in and out, and delta again.
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
-    original takes. Terms are worked on in slices that fit into shared memory; windows more than 24 pixels wide are summed
-    without column sums, with fewer shared additions. Gradients of the parameters take batch x parameters floats, and delta
-    out_channels floats a window while it is needed. Anything else raises before a launch. Trains, and computes only the
-    gradients that are asked for; second derivatives raise. Deterministic.
+    original takes, in slices that fit into shared memory; windows more than 24 pixels wide are summed without column sums.
+    Anything else raises before a launch. Trains, and computes only the gradients that are asked for; second derivatives raise.
+    Deterministic.
 """
 
 import functools
@@ -95,7 +85,7 @@ constexpr int OUTS = ceil_div(OUT_BLOCK, COLUMN_LANES);  // of a thread
 
 // What is in shared memory at a time is a slice of the terms. Slices divide evenly, so they need no bounds. Column sums lie
 // by remainder, first all columns that are 0 modulo POOL_W, then all that are 1, and so on: neighbouring threads read them
-// POOL_W apart. RUN, the place of a remainder, is padded so that a warp that writes hits all banks, too.
+// POOL_W apart, conflict-free. RUN, the columns of a remainder, is padded so that a warp's stores are conflict-free, too.
 constexpr int MAX_TERMS = 27, COLUMN_SUM_FLOATS = 4096;
 constexpr int SLICE_S = largest_divisor(KERNEL_W, MAX_TERMS);
 constexpr int TILE_WIDTH = TILE_COLUMNS * POOL_W + SLICE_S - 1;
@@ -114,15 +104,13 @@ constexpr int ALL_TERMS = IN_CHANNELS * KERNEL_H * KERNEL_W, SLICES = ALL_TERMS 
 
 __device__ __forceinline__ int stored_column(int w) { return w % POOL_W * RUN + w / POOL_W; }
 
-// ex2.approx: relative error 2^-22.5.
-__device__ __forceinline__ float fast_exp2(float v) {
+__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
 
-// rcp.approx: within 1 ulp.
-__device__ __forceinline__ float fast_reciprocal(float v) {
+__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
@@ -130,7 +118,7 @@ __device__ __forceinline__ float fast_reciprocal(float v) {
 
 // Weights and bias carry the factor -log2(e), so that the product's result v is an exponent: sigmoid = 1 / (1 + 2^v).
 constexpr float MINUS_LOG2_E = -1.44269504f, WINDOW_SCALE = 1.0f / (POOL_H * POOL_W);
-__device__ __forceinline__ float sigmoid_of_exponent(float v) { return fast_reciprocal(1.0f + fast_exp2(v)); }
+__device__ __forceinline__ float sigmoid_of_exponent(float v) { return rcp_approx(1.0f + ex2_approx(v)); }
 
 // The sum of `value` over the block, valid in thread 0. The order of additions is fixed, so the bits are too.
 __device__ float block_sum(float value) {
@@ -178,7 +166,7 @@ struct Slice {
     }
 };
 
-// boxes[term][window] = the sum of x over the window, shifted by the term's place in the kernel; 0 where no window exists.
+// boxes[term][window] = the sum of x over the window, shifted by the term's position in the kernel; 0 where no window exists.
 // First sums down the columns, one for each pixel column and r, shared by all s; then along the rows.
 // A barrier is inside; the caller needs one more before it reads the boxes.
 template <int ROWS, int PITCH>
@@ -247,7 +235,7 @@ __device__ __forceinline__ int column_of_thread(int n) {
     const int lane = threadIdx.x % COLUMN_LANES;
     return N % 4 == 0 ? n / 4 * 4 * COLUMN_LANES + lane * 4 + n % 4 : n * COLUMN_LANES + lane;
 }
-// The rows of a matrix with so many columns are 4 longer than a multiple of 8, so that they begin in different banks.
+// The rows of a matrix with so many columns are 4 longer than a multiple of 8, which avoids bank conflicts.
 __host__ __device__ constexpr int padded_columns(int columns) { return round_up(columns, COLUMN_LANES) + 4; }
 
 // sums[m][n] += sum over k of a[k][window m] * b[k][column n], for the windows and columns of this thread.
@@ -325,7 +313,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 constexpr int OUT_STEP = 32, OUT_STEPS = ceil_div(OUT_BLOCK, OUT_STEP);  // as many channels of delta are in shared memory
 constexpr int TERM_LANES = 4, OUT_LANES = WARP / TERM_LANES;
 constexpr int THREAD_TERMS = ceil_div(TERMS + 1, TERM_LANES), THREAD_OUTS = OUT_STEP / OUT_LANES;
-constexpr int PADDED_TERMS = THREAD_TERMS * TERM_LANES, PADDED_TILE = TILE + 4;  // + 4: other banks for each row
+constexpr int PADDED_TERMS = THREAD_TERMS * TERM_LANES, PADDED_TILE = TILE + 4;  // + 4: no bank conflicts
 
 __global__ void __launch_bounds__(THREADS, 4)
     parameter_terms(Image image, const float* __restrict__ delta, float* __restrict__ terms, int splits) {

@@ -25,7 +25,7 @@ Mathematics
 
 Launches
     kernel            grid                      block     shared        work
-    conv_pool_sum     multiprocessors, samples  384       152 KB        a warp: 16 positions of a pooled row at a time
+    conv_pool_sum     SMs, or samples           384       152 KB        a warp: 16 positions of a pooled row at a time
     input_gradient    the same                  384       44 KB         a warp: 16 positions of every row of their windows
     sum_terms         (sums / 32)               256       1 KB          adds a sample's segments; gradients over the samples
     Strict mode takes 182 KB. Where a block may have less, fewer warps share it: 8 (strict with 163 KB, or 99 KB), or 4.
@@ -37,7 +37,7 @@ Takes
     float32 CUDA tensors (batch, in_channels, height, width), batch 0 included, on compute capability 8.0 or later; any image.
     The tensor cores serve what fits_tensor_cores says: up to 8 channels in and 64 out, 9 taps, windows of an even width up to 8
     and at most 16 pixels. Everything else is right, but slow: v3_box_sums serves it better. Anything else raises before a
-    launch. Trains; second derivatives raise. Deterministic; another number of multiprocessors adds in another order.
+    launch. Trains; second derivatives raise. Deterministic; another number of SMs adds in another order.
 """
 
 import functools
@@ -976,20 +976,20 @@ struct Arguments {  // the same in the binding
 };
 
 static Shape make_shape(const Arguments& a, const float* x, int tiles) {
-    int device = 0, multiprocessors = 0;
+    int device = 0, sm_count = 0;
     cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     Shape s = {};
     s.batch = static_cast<int>(a.batch), s.height = static_cast<int>(a.height), s.width = static_cast<int>(a.width);
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
     s.images = s.batch * tiles, s.strips = ceil_div(s.columns, 16);
     s.aligned = s.width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    // As many blocks as multiprocessors, or as images where that keeps 95% of the multiprocessors busy: whole images need no
+    // As many blocks as SMs, or as images where that keeps 95% of the SMs busy: whole images need no
     // second pass over their segments' sums.
-    const int64_t waves = (s.images + multiprocessors - 1) / multiprocessors, whole = (s.images + waves - 1) / waves;
+    const int64_t waves = (s.images + sm_count - 1) / sm_count, whole = (s.images + waves - 1) / waves;
     const int64_t rows = static_cast<int64_t>(s.images) * s.rows;
-    s.blocks = static_cast<int>(rows < multiprocessors ? rows : multiprocessors);
-    if (s.images % whole == 0 && whole * 20 >= 19 * static_cast<int64_t>(multiprocessors)) s.blocks = static_cast<int>(whole);
+    s.blocks = static_cast<int>(rows < sm_count ? rows : sm_count);
+    if (s.images % whole == 0 && whole * 20 >= 19 * static_cast<int64_t>(sm_count)) s.blocks = static_cast<int>(whole);
     return s;
 }
 

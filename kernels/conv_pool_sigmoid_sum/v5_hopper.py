@@ -1,45 +1,48 @@
 """conv_pool_sigmoid_sum, v5: a persistent, warp-specialized kernel; TMA streams the input once past Hopper's wgmma.
 
-Like v4, it makes box sums in registers, and one pass leaves all that training needs. Here no warp waits for memory.
+Like v4, it makes box sums in registers, and one pass leaves all that training needs. For x, consumers wait at mbarriers only.
 
 Why it is faster
-    v4's warps copy, sum and multiply in turn; in half of the cycles none of them is ready. Here a producer warp only keeps a
-    multistage pipeline full: one TMA instruction copies 26 KB, and 160 KB are under way to each SM at all times. Twelve
-    consumer warps turn rows into box sums in registers, which are wgmma's operand a; four warps share each read of the weights.
-    In training the sums are operand b of both products, stored once, and delta comes out of the sigmoid as operand a.
-    Memory binds: 94% of speed of light. What it costs: compute capability 9.0 and no other; rows of a multiple of 32 columns.
+    v4's warps copy, sum and multiply in turn; in half of the cycles none of them is ready. Here one thread of a producer
+    warpgroup keeps a multistage pipeline full: a TMA instruction copies 26 KiB, up to 6 stages (156 KiB) are in flight. Three
+    consumer warpgroups turn rows into box sums in registers, which are wgmma's operand a; the four warps of each share every
+    read of the weights. In training the sums are operand b of both products, stored once, and delta comes out of the sigmoid
+    as operand a. Memory bound: 0.149 ms measured, 94% of the floor.
 
 Mathematics
-    v3's: pooled = bias + 1/p^2 * sum over taps t of w[t] * box[t],  s = sigmoid(pooled),  out = sum of s
-    d out / d w[t] = 1/p^2 * sum over positions of delta * box[t],  delta = s * (1 - s)
-    grad_box = w^T * delta,  grad_x[h,w] = grad_out/p^2 * sum of grad_box over the boxes that hold (h,w), rows, then columns
-    A sum of alike pixels is p times as large as what differs in it, and rounding it loses p times as much. So all taps but the
-    middle one, m, are differences: sum of w[t] * box[t] = sum over t != m of w[t] * (box[t] - box[m]) + (sum of w[t]) * box[m]
-    Inference multiplies in TF32 (11 bits). Weights are h + l, two TF32 values, since their rounding errs alike everywhere;
-    box[m] is, too. Strict (PyTorch's settings forbid TF32) is 3xTF32: all are, and l * h + h * l + h * h leaves out 2^-24.
-    Training multiplies scaled fp16, with TF32's 11 bits but not its range; strict: two values each, 22 bits, fp16x3. A power of
-    two brings the largest weight below 2^14; delta has 2^17; sums begin with 2^96 and shrink where one overflows. A sum has
-    fewer bits below 2^-26 of the largest before it in its segment (strict: 2^-15), a delta below 5e-10 (strict: 2e-6), and none
-    below 2e-13. NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
+    Pooling and convolution are linear, so pooling first is exact. For the taps t = (u, v) of the kernel, at a pooled position:
+    box[c,t] = sum of x[c] over the p = pool_h * pool_w pixels of the position's window, shifted down by u and right by v
+    z[o] = bias[o] + 1/p * sum over c,t of w[o,c,t] * box[c,t],  s = sigmoid(z),  out = sum of s[o] over o and positions
+    d out / d w[o,c,t] = 1/p * sum over positions of delta[o] * box[c,t],  delta = s * (1 - s)
+    grad_box[c,t] = sum over o of w[o,c,t] * delta[o],  grad_x[c,h,w] = grad_out/p * sum of grad_box over boxes that hold (h,w)
+    All taps but the middle one, m, are multiplied as differences, in which the mean that boxes share cancels (see MIDDLE):
+    sum over t of w[t] * box[t] = sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]
+    Inference multiplies TF32 (11 bits); weights and box[m] are split, high + low. Strict (PyTorch forbids TF32): all operands
+    are, and low * low, below 2^-22 of a product, is left out (3xTF32). Training multiplies fp16, which has 11 bits too but not
+    the range, so operands are scaled by powers of two; strict: all are split, 22 bits (fp16x3).
+        weights   largest below 2^14, always split          fewer bits below 2^-16 of the largest
+        delta     2^17                                      fewer bits below 2^-31 (strict: 2^-20), none below 2^-42
+        box sums  2^96, in a segment lowered as needed      fewer bits below 2^-26 (2^-15) of the segment's largest so far
+    NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
 
-Launches
-    kernel               grid                   block  shared  work
-    conv_pool_sum        SMs, or samples        512    193 KB  a warp: 16 positions of a pooled row at a time
-    conv_pool_gradients  the same               512    210 KB  the same, and 16 outputs x 80 gradients (strict: 191 KB)
-    add_segments         batch x size / 128     128    0       adds a sample's segments, where blocks share samples
-    weighted_sum         parameters / 32        256    1 KB    gradients over the samples, without the gradient of x
-    input_gradient       SMs, or samples, + 37  384    216 KB  a warp: 16 positions' rows of x; the last 37: weighted_sum's work
-    plain_*              values / 256           256    0       what these do not take
+Launches (blocks: one per SM, or fewer if all then have equally many whole samples, on at least 95% of the SMs)
+    kernel               grid                block  shared   work
+    conv_pool_sum        blocks              512    193 KiB  a warp: 16 positions of a pooled row at a time
+    conv_pool_gradients  blocks              512    210 KiB  the same, and 16 outputs x 80 gradients (strict: 191 KiB)
+    add_segments         batch x size / 128  128    0        adds a sample's segments, where blocks share samples
+    weighted_sum         parameters / 32     256    1 KiB    gradients over the samples, without the gradient of x
+    input_gradient       blocks + 37         384    215 KiB  a warp: 16 positions' rows of x; the last 37: weighted_sum's work
+    plain_*              values / 256        256    0        what these do not take
 
 Floor
-    Forward, and the weights' gradient: 604 MB in, 0.139 ms on an H200 at 4.35 TB/s; 21 GFLOP are 0.06 ms of TF32. With the
-    gradient of x also 604 MB out, and delta out and in: 1.5 GB, 0.35 ms.
+    x (128, 8, 384, 384), 3 x 3 taps, 64 outputs, windows of 4 x 4: 604 MB in, 0.140 ms at the 4.32 TB/s that the run measured
+    (data sheet: 4.8). 10.6 GFLOP, with split operands 22.5, are 0.06 ms of TF32. With grad_x: 1.5 GB with deltas, 0.35 ms.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included, on compute capability 9.0. The fast path: what
-    fits_fast_path says, in widths of a multiple of 32; for the gradient of x at most 96 windows wide. The rest is right, but
-    slow: v4_tensor_core serves other widths better, v3_box_sums other shapes. Anything else raises before a launch. Trains;
-    second derivatives and forward-mode ones raise. Deterministic; another number of SMs adds in another order.
+    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included, on compute capability 9.0. Fast: in <= 8,
+    out <= 64, kh * kw <= 9, kh <= ph + 1, kw <= pw + 1, pw even and <= 8, ph * pw <= 16, width % 32 == 0; for grad_x at most 96
+    windows wide. Else plain fp32, right but slow: v4 serves other widths better, v3 other shapes. Anything else raises before a
+    launch. Trains; second and forward-mode derivatives raise. Deterministic; another number of SMs adds in another order.
 """
 
 import functools
@@ -53,7 +56,7 @@ import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_v5_hopper"
-TILE_POSITIONS, OUTPUTS = 96, 64  # pooled columns and output channels of a block's tile; both sources get them as macros
+TILE_POSITIONS, OUTPUTS = 96, 64  # pooled columns and output channels of a tile, macros of both sources; OUTPUTS is fixed
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W, FITS_FAST_PATH, TILE_POSITIONS and OUTPUTS.
@@ -78,20 +81,33 @@ struct Shape {
 
 #if FITS_FAST_PATH
 // ---- constants and layout
-constexpr int MIDDLE = TAPS / 2;         // the other taps' box sums are taken as differences from this one's
+// A box has p = POOL_H * POOL_W times its pixels' mean, but only sqrt(p) times their spread (of independent pixels). Rounded to
+// TF32 it would lose sqrt(p) times as much of the signal as a rounded pixel does. So the other taps' box sums are taken as
+// differences from this one's, in fp32, in which the mean cancels. Its box overlaps the others' most, so differences are small.
+// Its own sum keeps the mean, and is therefore split, high + low. So are the weights: a rounded weight errs alike at all
+// positions, which the sum over positions does not average out.
+constexpr int MIDDLE = TAPS / 2;
 constexpr int OVERLAP = KERNEL_H - 1;    // rows that a pooled row's boxes share with the next one's
 constexpr int FRESH = POOL_H - OVERLAP;  // rows that belong to one pooled row alone
 // Channels of a tile: k of a TF32 wgmma, columns of a slab (below), two of a lane. Missing channels and outputs are zeros.
+// 16 channels would take two k steps a tap and twice the floats of a lane (see CONSUMER_REGISTERS), more than it has registers.
 constexpr int CHANNELS = 8;
 constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
-constexpr int STREAMS = 2, CONSUMER_WARPS = STREAMS * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
+// A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
+// Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
+constexpr int ROW_HALVES = 2, CONSUMER_WARPS = ROW_HALVES * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
 constexpr int GROUPS = CONSUMER_WARPS / 4, THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
-constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;       // of a thread, by setmaxnreg
+// Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128. While a lane of
+// conv_pool_sum multiplies, 96 floats are live: 24 pending, 36 + 4 of operand a, 32 accumulators; and addresses.
+constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;
+static_assert(CONSUMERS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= 65536, "or setmaxnreg waits forever");
+static_assert(OUTPUTS == 64, "the shapes of the wgmma instructions below");
+static_assert(CONSUMER_WARPS % 4 == 0 && TILE_POSITIONS % WARP_POSITIONS == 0, "whole warpgroups, of whole warps");
 
 // What a block keeps in shared memory; bytes for 8 channels, a 3 x 3 kernel and a 4 x 4 window.
 //                                                       conv_pool_sum  conv_pool_gradients  the same, strict
 //   +-----------------------------------------------+ 0
-//   | stages of the pipeline, of streams 0, 1, 0... | 6 x 26,624     6 x 26,624           4 x 26,624
+//   | stages of the pipeline, of halves 0, 1, 0...  | 6 x 26,624     6 x 26,624           4 x 26,624
 //   |   a stage: STAGE_ROWS rows x CHANNELS x       |
 //   |   LINES lines of 32 columns, 128-byte swizzle |
 //   +-----------------------------------------------+ WEIGHTS_AT
@@ -101,13 +117,15 @@ constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;       // of a t
 //   +-----------------------------------------------+ REST_AT
 //   | biases, a float a warp, mbarriers             | 600            600                  600
 //   +-----------------------------------------------+
-constexpr int LINE = 128;                                                        // bytes; innermost extent of a TMA box
-constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, 32) | 1;  // of a row and channel; odd, so that the
-                                                                                 // swizzle differs from channel to channel
+constexpr int LINE = 128, LINE_FLOATS = LINE / 4;  // innermost extent of a TMA box: 128 bytes
+constexpr int CHUNK_BYTES = 16;                    // what the swizzle moves: chunk i of line l stands at i ^ (l % 8)
+// Lines of a row and channel; an odd number, so that the swizzle differs from channel to channel.
+constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOATS) | 1;
+static_assert(WARP_POSITIONS * POOL_W % LINE_FLOATS == 0, "tiles, and warps' parts of them, begin where a line does");
 constexpr int ROW_BYTES = CHANNELS * LINES * LINE;
 constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <= 128 * 1024 ? 2 : 1,
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
-constexpr int TF32_BYTES = TAPS * CHANNELS * OUTPUTS * 4;  // of the weights' high parts, and of their low ones
+constexpr int TF32_TAP_BYTES = CHANNELS * OUTPUTS * 4, TF32_BYTES = TAPS * TF32_TAP_BYTES;  // of weights' high, or low, parts
 
 // fp16 operands are made of core matrices, 8 rows x 16 bytes. A slab is 64 rows x 8 columns: a tap's channels. The sums of a
 // warpgroup have a row for each of its 64 positions, and these slabs: what rounding leaves of the middle tap (strict: zeros,
@@ -117,16 +135,22 @@ constexpr int INNER_SLABS = 2 * ceil_div(1 + TAPS, 2), FP16_BYTES = INNER_SLABS 
 constexpr int SUM_COLUMNS = 80, SUMS_BYTES = SLAB + SUM_COLUMNS / 8 * SLAB;              // of the second product
 constexpr int ONES = SUM_COLUMNS - 8;  // this column's product is the gradient of the bias
 
+constexpr int MAX_STAGES = 16, PIPELINE_BARRIERS = 2 * MAX_STAGES;  // full and empty
+constexpr int WARP_SUMS = 16;                                       // floats
+static_assert(WARP_SUMS >= CONSUMER_WARPS, "a float a consumer warp");
+enum NamedBarrier { ALL_CONSUMERS = 1, FIRST_GROUP = 2, FIRST_HALF = 2 };  // + warpgroup; + half, in input_gradient
+
 template <bool TRAINING, bool STRICT>
 struct Shared {
     static constexpr int WEIGHTS = 2 * (TRAINING ? FP16_BYTES : TF32_BYTES);
     static constexpr int GROUP_SUMS = (STRICT ? 2 : 1) * SUMS_BYTES, SUMS = TRAINING ? GROUPS * GROUP_SUMS : 0;
-    static constexpr int REST = OUTPUTS * 4 + 16 * 4 + (32 + GROUPS) * 8;  // biases, a float a warp, mbarriers
+    static constexpr int REST = OUTPUTS * 4 + WARP_SUMS * 4 + (PIPELINE_BARRIERS + GROUPS) * 8;  // biases, WARP_SUMS, mbarriers
     static constexpr int LIMIT = 227 * 1024, FREE = LIMIT - WEIGHTS - SUMS - REST;
-    static constexpr int STAGES = FREE / STAGE_BYTES / STREAMS * STREAMS < 16 ? FREE / STAGE_BYTES / STREAMS * STREAMS : 16;
+    static constexpr int FITTING = FREE / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
+    static constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
     static constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, SUMS_AT = WEIGHTS_AT + WEIGHTS;
     static constexpr int REST_AT = SUMS_AT + SUMS, BYTES = REST_AT + REST;
-    static_assert(STAGES >= 4, "the pipeline holds what a stream reads for one pooled row");
+    static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
 };
 
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;           // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
@@ -170,6 +194,8 @@ DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u3
 
 // What this thread wrote to shared memory becomes visible to wgmma and TMA.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Coordinates begin with the innermost dimension, column 0 of a line; the others are in make_tensor_map's order. Loads put a
+// channel's lines side by side (line, channel, row, sample), stores take them from (channel, line, row, sample).
 DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int line, int channel, int row, int sample, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(0), "r"(line), "r"(channel), "r"(row),
@@ -303,43 +329,44 @@ DEVICE float power_for(float largest, int exponent, int most) {
 }
 
 // ---- the static tile scheduler
-// All pooled rows of all images stand in one line; an image is a column tile of a sample. A block takes an equal part of the
-// line. A segment is the part of one image in one block; its upper and lower halves are the block's two streams.
-DEVICE int64_t images(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
-DEVICE int64_t first_row(const Shape& s, int block) { return images(s) * s.rows * block / s.blocks; }
+// A sample tile is a tile of columns of one sample. Work rows number the pooled rows of all sample tiles, one after another; a
+// block takes an equal part of them. A segment is the part of one sample tile in one block. Half 0 of the block's consumers
+// goes down the upper half of its rows, half 1 down the lower one.
+DEVICE int64_t sample_tiles(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
+DEVICE int64_t first_work_row(const Shape& s, int block) { return sample_tiles(s) * s.rows * block / s.blocks; }
 
 struct Segment {
     int sample, tile, slot;  // slot: where its sums go
     int start, count;        // pooled rows
 
     DEVICE int steps() const { return (count + 1) / 2; }
-    DEVICE int first(int stream) const { return start + stream * steps(); }
-    DEVICE int rows(int stream) const { return stream ? count / 2 : steps(); }
+    DEVICE int first(int row_half) const { return start + row_half * steps(); }
+    DEVICE int rows(int row_half) const { return row_half ? count / 2 : steps(); }
 };
 
-// The block's segments, one after another: `line` is the row at which the next one begins.
-DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
-    const int64_t image = line / s.rows;
+// The block's segments, one after another: `work_row` is where the next one begins.
+DEVICE Segment segment_at(const Shape& s, int64_t work_row, int64_t end) {
+    const int64_t sample_tile = work_row / s.rows;
     Segment segment;
-    segment.sample = static_cast<int>(image / s.tiles);
-    segment.tile = static_cast<int>(image % s.tiles);
-    segment.slot = static_cast<int>(image) + (images(s) % s.blocks ? blockIdx.x : 0);
-    segment.start = static_cast<int>(line - image * s.rows);
-    segment.count = end - line < s.rows - segment.start ? static_cast<int>(end - line) : s.rows - segment.start;
+    segment.sample = static_cast<int>(sample_tile / s.tiles);
+    segment.tile = static_cast<int>(sample_tile % s.tiles);
+    segment.slot = static_cast<int>(sample_tile) + (sample_tiles(s) % s.blocks ? blockIdx.x : 0);
+    segment.start = static_cast<int>(work_row - sample_tile * s.rows);
+    segment.count = end - work_row < s.rows - segment.start ? static_cast<int>(end - work_row) : s.rows - segment.start;
     return segment;
 }
 
 // ---- the multistage pipeline
-// Stages go round from stream to stream. A stage's full mbarrier completes when TMA has written its bytes, its empty mbarrier
-// when all warps of its stream have read them. A stream's state is its stage and the parity of that stage's phase.
+// Even stages are half 0's, odd ones half 1's. A stage's full mbarrier completes when TMA has written its bytes, its empty
+// mbarrier when all warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
 template <int STAGES>
 struct Pipeline {
     uint32_t data, full, empty;  // shared addresses
     int stage;
     uint32_t parity = 0;
 
-    DEVICE Pipeline(uint32_t data, uint32_t barriers, int stream)
-        : data(data), full(barriers), empty(barriers + 8 * STAGES), stage(stream) {}
+    DEVICE Pipeline(uint32_t data, uint32_t barriers, int row_half)
+        : data(data), full(barriers), empty(barriers + 8 * STAGES), stage(row_half) {}
     DEVICE static void init(uint32_t barriers) {
         for (int i = 0; i < STAGES; ++i)
             mbarrier_init(barriers + 8 * i, 1), mbarrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
@@ -348,30 +375,31 @@ struct Pipeline {
     DEVICE uint32_t full_barrier() const { return full + 8 * stage; }
     DEVICE uint32_t empty_barrier() const { return empty + 8 * stage; }
     DEVICE void advance() {
-        stage += STREAMS;
+        stage += ROW_HALVES;
         if (stage >= STAGES) stage -= STAGES, parity ^= 1;
     }
 };
 
-// The producer: one thread asks TMA for the rows of both streams in the order in which they are consumed. It waits for a stage
-// to be empty, and for nothing else.
+// The producer, one thread of its warpgroup, asks TMA for the rows of both halves in the order in which they are consumed. It
+// waits for a stage to be empty, and for nothing else. A fresh mbarrier counts its previous phase, of parity 1, as complete, so
+// the first pass over the stages does not wait.
 template <int STAGES>
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
-    Pipeline<STAGES> pipelines[STREAMS] = {{data, barriers, 0}, {data, barriers, 1}};
-    const int64_t end = first_row(shape, blockIdx.x + 1);
-    for (int64_t line = first_row(shape, blockIdx.x); line < end;) {
-        const Segment segment = segment_at(shape, line, end);
-        line += segment.count;
+    Pipeline<STAGES> pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
+    const int64_t end = first_work_row(shape, blockIdx.x + 1);
+    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
+        const Segment segment = segment_at(shape, work_row, end);
+        work_row += segment.count;
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
-            UNROLL for (int stream = 0; stream < STREAMS; ++stream) {
-                Pipeline<STAGES>& pipeline = pipelines[stream];
+            UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
+                Pipeline<STAGES>& pipeline = pipelines[row_half];
                 mbarrier_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
-                const bool needed = segment.rows(stream) && row < segment.rows(stream) * POOL_H + OVERLAP;
+                const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
                 // Below the image TMA writes zeros and reads nothing.
-                const int y = needed ? segment.first(stream) * POOL_H + row : shape.height;
-                tma_load_5d(pipeline.address(), x, segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / 32, 0, y,
+                const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
+                tma_load_5d(pipeline.address(), x, segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS, 0, y,
                             segment.sample, pipeline.full_barrier());
                 pipeline.advance();
             }
@@ -379,23 +407,30 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
 }
 
 // ---- box sums in registers
-// Lane 4 * n + q has channels q and q + 4 (`upper`) at two neighbouring positions (`member`), pair pair_of(n) of its warp's.
-// What it reads of a row begins 16-byte aligned. Lines are swizzled: 16-byte chunk i of a line stands at i ^ (line % 8).
+// Words here and below:
+//   position  a pooled column of a pooled row: a window, and a row or column of a product
+//   pair      two neighbouring positions; `member` (0 or 1) is one of them. Lane 4 * n + q has pair pair_of(n) of its warp's.
+//   upper     0 or 1: of the lane's two channels, q or q + 4
+//   part      a warp's 16 positions of its warpgroup's 64; its rank is the warp's number in the warpgroup
+//   slot      where a segment's sums go in device memory
+// What a lane reads of a row begins 16-byte aligned.
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);
 
 struct Lane {
-    int lane, q, pair, warp, stream;  // warp: in the tile
+    int lane, q, pair, warp, row_half;  // warp: in the tile
     uint32_t chunk[CHUNKS];           // offsets in a row, for channel q
 
     DEVICE explicit Lane(int consumer_warp)
-        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), stream(consumer_warp / TILE_WARPS) {
+        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS) {
         pair = pair_of(lane / 4);
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
-            const int column = (warp * WARP_POSITIONS + 2 * pair) * POOL_W + 4 * i, line = q * LINES + column / 32;
+            const int column = (warp * WARP_POSITIONS + 2 * pair) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
             chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
         }
     }
-    // Neighbouring pairs are spread so that the quarter-warps of a 16-byte load touch all banks.
+    // Conflict-free: a quarter-warp of a 16-byte load has all q and two n. LINES is odd, so the lines of the q differ modulo 4,
+    // and so do their swizzles. The two lower bits of n change places, so that the two pairs are 2 apart: with windows of 4
+    // columns that is 4 chunks. Together they read all eight chunks of a line, which are all banks.
     DEVICE static int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
     DEVICE int position(int member) const { return warp * WARP_POSITIONS + 2 * pair + member; }
 };
@@ -404,12 +439,12 @@ using RowSums = float[2][KERNEL_W];  // [member][column of the kernel]: sums of 
 using Sums = float[TAPS][4];         // [tap][2 * upper + member]: fragments of wgmma's operand a
 
 // Values between the first and the last column's windows are common to all; a window adds some on the left and on the right.
-// Channel q + 4 is as many lines further as are 4 modulo 8, which turns one bit of the swizzle.
+// Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
 DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int upper, RowSums& sums) {
     static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
     float x[4 * CHUNKS];
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
-        const uint32_t at = upper ? ((row + chunk[i]) ^ 64) + 4 * LINES * LINE : row + chunk[i];
+        const uint32_t at = upper ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
             const float4 v = ld_shared_v4(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
@@ -436,7 +471,7 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int upper, Ro
 template <int STAGES>
 struct BoxSums {
     Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][upper], what its first rows have given
+    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][upper], from its first rows; [OVERLAP] is unused
     Pipeline<STAGES> pipeline;
     const Lane& lane;
     float touched;                 // a sum that needs all that was read of the stage at hand
@@ -454,8 +489,10 @@ struct BoxSums {
         const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
         touched = row % STAGE_ROWS == 0 && upper == 0 ? all : touched + all;
     }
-    // Gives the stage back. TMA may then overwrite it, also while a load that was issued before is still under way. So the lane
-    // that arrives is chosen by the values themselves: it cannot be known before they are there.
+    // Gives the stage back. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
+    // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
+    // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders no
+    // memory; __syncwarp puts the other lanes' loads before the arrive.
     DEVICE void consumer_release(int row) {
         if (row % STAGE_ROWS != STAGE_ROWS - 1) return;
         const bool found = !(fabsf(touched) < INFINITY);
@@ -493,8 +530,9 @@ struct BoxSums {
                     }
     }
 
-    // The rows that this pooled row shares with the next one.
-    DEVICE void shared_rows() {
+    // The rows that this pooled row shares with the next one. Of the first call, for the rows above a half's first fresh ones,
+    // only what it leaves in `pending` counts.
+    DEVICE void overlap_rows() {
         next_not_finite = false;
         UNROLL for (int row = 0; row < OVERLAP; ++row) {
             const uint32_t address = consumer_wait(row);
@@ -538,12 +576,13 @@ DEVICE float product_weight(const float* weight, int o, int c, int tap) {
     return w;
 }
 
-// weight[o][c][tap] as operand b, one product a tap: 8 x 4 core matrices, those adjacent in k OUTPUTS * 16 bytes apart.
+// weight[o][c][tap] as operand b, one product a tap, of core matrices of 8 outputs x 4 channels: 8 along n, CORE bytes apart,
+// by 2 along k, OUTPUTS * 16 bytes apart.
 __device__ void store_tf32_weights(const float* weight, char* to) {
     for (int i = threadIdx.x; i < TAPS * CHANNELS * OUTPUTS; i += CONSUMERS) {
         const int o = i % OUTPUTS, c = i / OUTPUTS % CHANNELS, tap = i / (OUTPUTS * CHANNELS);
         const float w = product_weight(weight, o, c, tap), high = cvt_rna_tf32(w);
-        const int at = tap * OUTPUTS * 32 + c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
+        const int at = tap * TF32_TAP_BYTES + c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
         *reinterpret_cast<float*>(to + at) = high;
         *reinterpret_cast<float*>(to + TF32_BYTES + at) = cvt_rna_tf32(w - high);
     }
@@ -553,13 +592,12 @@ __device__ void store_tf32_weights(const float* weight, char* to) {
 // tap's always, all in strict mode (3xTF32). Small terms come first.
 template <bool STRICT>
 DEVICE void multiply(float (&d)[32], const Sums& high, const Sums& low, const Operand<OUTPUTS * 16, CORE>& weights) {
-    constexpr int TAP = OUTPUTS * 32;
     wgmma_fence();
     UNROLL for (int tap = 0; tap < TAPS; ++tap)
-        wgmma_m64n64k8_tf32(d, high[tap], weights.at(TF32_BYTES + tap * TAP), tap > 0);
+        wgmma_m64n64k8_tf32(d, high[tap], weights.at(TF32_BYTES + tap * TF32_TAP_BYTES), tap > 0);
     UNROLL for (int tap = 0; tap < TAPS; ++tap)
-        if (STRICT || tap == MIDDLE) wgmma_m64n64k8_tf32(d, low[tap], weights.at(tap * TAP), 1);
-    UNROLL for (int tap = 0; tap < TAPS; ++tap) wgmma_m64n64k8_tf32(d, high[tap], weights.at(tap * TAP), 1);
+        if (STRICT || tap == MIDDLE) wgmma_m64n64k8_tf32(d, low[tap], weights.at(tap * TF32_TAP_BYTES), 1);
+    UNROLL for (int tap = 0; tap < TAPS; ++tap) wgmma_m64n64k8_tf32(d, high[tap], weights.at(tap * TF32_TAP_BYTES), 1);
     wgmma_commit();
 }
 
@@ -575,7 +613,7 @@ DEVICE void sigmoids(float (&d)[32], uint32_t biases) {
 DEVICE void write_sum(float value, float* warp_sums, float* to) {
     value = warp_sum(value);
     if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
-    bar_sync(1, CONSUMERS);
+    bar_sync(ALL_CONSUMERS, CONSUMERS);
     if (threadIdx.x == 0) {
         float sum = 0;
         UNROLL for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
@@ -583,8 +621,8 @@ DEVICE void write_sum(float value, float* warp_sums, float* to) {
     }
 }
 
-// A persistent, warp-specialized block goes through its segments, two pooled rows of 96 positions at a time, one a stream.
-// The producer thread keeps the pipeline full; six consumer warps a stream have 16 positions each. A consumer waits for its
+// A persistent, warp-specialized block goes through its segments, two pooled rows of 96 positions at a time, one of each half.
+// The producer thread keeps the pipeline full; six consumer warps of a half have 16 positions each. A consumer waits for its
 // rows only. Its lanes keep in registers the box sums of 2 positions x 2 channels x all taps, as many for the next pooled row,
 // and 16 x 2 exponents: its part of the product that four warps (a warpgroup) share. The weights stay in shared memory.
 template <bool STRICT>
@@ -595,7 +633,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char memory[];
     float* const biases = reinterpret_cast<float*>(memory + Memory::REST_AT);
     float* const warp_sums = biases + OUTPUTS;
-    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + 16);
+    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) Pipeline<STAGES>::init(barriers), fence_mbarrier_init();
     __syncthreads();
@@ -609,24 +647,24 @@ __global__ void __launch_bounds__(THREADS, 1)
     for (int o = threadIdx.x; o < OUTPUTS; o += CONSUMERS)  // the sigmoid of an output that does not exist is zero
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     fence_proxy_async();
-    bar_sync(1, CONSUMERS);
+    bar_sync(ALL_CONSUMERS, CONSUMERS);
 
     const Lane lane(warp);
-    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.stream), lane);
-    const int64_t end = first_row(shape, blockIdx.x + 1);
-    for (int64_t line = first_row(shape, blockIdx.x); line < end;) {
-        const Segment segment = segment_at(shape, line, end);
-        line += segment.count;
-        const int count = segment.rows(lane.stream);
+    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.row_half), lane);
+    const int64_t end = first_work_row(shape, blockIdx.x + 1);
+    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
+        const Segment segment = segment_at(shape, work_row, end);
+        work_row += segment.count;
+        const int count = segment.rows(lane.row_half);
         const int columns = shape.columns - segment.tile * TILE_POSITIONS;
         const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
         const bool inside[2] = {lane.position(0) < columns, lane.position(1) < columns};
         float total = 0;
-        box.shared_rows();
+        box.overlap_rows();
 #pragma unroll 1
         for (int step = 0; step < segment.steps(); ++step) {
             box.fresh_rows();
-            box.shared_rows();
+            box.overlap_rows();
             if (!whole) clear_outside(box.sums, inside);
             Sums high, low;
             UNROLL for (int tap = 0; tap < TAPS; ++tap)
@@ -643,6 +681,8 @@ __global__ void __launch_bounds__(THREADS, 1)
                     if (STRICT || tap == MIDDLE) low[tap][i] = to_tf32_if_number(box.sums[tap][i] - tf32_bits(high[tap][i]));
             float d[32];
             multiply<STRICT>(d, high, low, Operand<OUTPUTS * 16, CORE>(shared_address(memory) + Memory::WEIGHTS_AT));
+            // Nothing of this warp overlaps its product: the next row's 36 sums, 12 totals and 12 loaded values would make 156
+            // live floats. The other two consumer warps of its scheduler can sum boxes meanwhile.
             wgmma_wait<0>();
             sigmoids(d, shared_address(biases) + 8 * lane.q);
             if (!whole || step >= count) {
@@ -650,7 +690,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
             UNROLL for (int i = 0; i < 32; ++i) total += d[i];
         }
-        bar_sync(1, CONSUMERS);  // the last segment's sums have been read
+        bar_sync(ALL_CONSUMERS, CONSUMERS);  // the last segment's sums have been read
         write_sum(total, warp_sums, t.partial_sums + segment.slot);
     }
 }
@@ -665,7 +705,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 // product's result is its part of the second one's operand a: delta passes through no memory. All are scaled fp16 values; where
 // STRICT, all are two, high and low part, and the products are l * h + h * l + h * h.
 
-// Vectors of eight fp16 values: the deltas of a batch whose images are one tile each.
+// Vectors of eight fp16 values: the deltas of a batch whose samples are one tile each.
 __host__ __device__ __forceinline__ int64_t vectors_of_deltas(const Shape& s) {
     return static_cast<int64_t>(s.batch) * s.rows * (TILE_POSITIONS * OUTPUTS / 8);
 }
@@ -689,7 +729,7 @@ __device__ float store_fp16_weights(const float* weight, float* warp_largest, ch
     for (int i = threadIdx.x; i < 2 * FP16_BYTES / 16; i += CONSUMERS) reinterpret_cast<uint4*>(to)[i] = make_uint4(0, 0, 0, 0);
     largest = warp_max(largest);
     if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    bar_sync(1, CONSUMERS);
+    bar_sync(ALL_CONSUMERS, CONSUMERS);
     for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
     const float scale = power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
     UNROLL for (int k = 0; k < COUNT; ++k) {
@@ -720,7 +760,7 @@ struct Gradient {
 
     DEVICE Gradient(uint32_t weights, uint32_t sums, uint32_t sums_empty, float* warp_largest, float weight_scale,
                     const Lane& lane, int group)
-        : weight_unit(1 / weight_scale), weights(weights), sums(sums), transposed(sums + SLAB), barrier(2 + group),
+        : weight_unit(1 / weight_scale), weights(weights), sums(sums), transposed(sums + SLAB), barrier(FIRST_GROUP + group),
           sums_empty(sums_empty), warp_largest(warp_largest) {
         mine = sums + lane.lane / 16 * SLAB + (threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2) * CORE + lane.lane % 8 * 16;
     }
@@ -881,7 +921,7 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
                     gradient.values[i] * (1 / DELTA_SCALE) * (i < 36 ? 1 / gradient.scale / (POOL_H * POOL_W) : 1);
                 sum = group ? sum + value : value;
             }
-        bar_sync(1, CONSUMERS);
+        bar_sync(ALL_CONSUMERS, CONSUMERS);
     }
     for (int i = threadIdx.x; i < PARAMETERS; i += CONSUMERS) {
         const bool is_weight = i < WEIGHTS;
@@ -906,7 +946,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char memory[];
     float* const warp_largest = reinterpret_cast<float*>(memory + Memory::REST_AT);
     float* const warp_sums = warp_largest + OUTPUTS;
-    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + 16), sums_empty = barriers + 32 * 8;
+    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
+    const uint32_t sums_empty = barriers + 8 * PIPELINE_BARRIERS;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
         Pipeline<STAGES>::init(barriers);
@@ -922,7 +963,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     const float weight_scale = store_fp16_weights<STRICT>(t.weight, warp_largest, memory + Memory::WEIGHTS_AT);
     fence_proxy_async();
-    bar_sync(1, CONSUMERS);
+    bar_sync(ALL_CONSUMERS, CONSUMERS);
 
     const Lane lane(warp);
     const int group = warp / 4, rank = warp % 4;
@@ -933,16 +974,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     Gradient<STRICT> gradient(data + Memory::WEIGHTS_AT, data + Memory::SUMS_AT + group * Memory::GROUP_SUMS,
                               sums_empty + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
-    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.stream), lane);
-    const int64_t end = first_row(shape, blockIdx.x + 1);
-    for (int64_t line = first_row(shape, blockIdx.x); line < end;) {
-        const Segment segment = segment_at(shape, line, end);
-        line += segment.count;
-        const int64_t image = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
+    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.row_half), lane);
+    const int64_t end = first_work_row(shape, blockIdx.x + 1);
+    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
+        const Segment segment = segment_at(shape, work_row, end);
+        work_row += segment.count;
+        const int64_t sample_tile = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
         const int columns = shape.columns - segment.tile * TILE_POSITIONS;
-        const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
+        const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;
         const bool inside[2] = {lane.position(0) < columns, lane.position(1) < columns};
-        // Bits of the group's four parts: which have positions beyond the image, and which are in the second stream. And bits
+        // Bits of the group's four parts: which have positions beyond the image, and which are of half 1. And bits
         // of the lane's 16 columns of exponents, of each part two of either member: which are inside.
         uint32_t partial = 0, second = 0, columns_inside = 0;
         UNROLL for (int part = 0; part < 4; ++part) {
@@ -954,17 +995,17 @@ __global__ void __launch_bounds__(THREADS, 1)
                                   << (4 * part + i);
         }
         // In vectors: [pooled row][warp of the tile][16 outputs][lane]; MOST_KEPT_ROWS of the binding keeps them below 2^32.
-        uint32_t saved = ((image * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
+        uint32_t saved = ((sample_tile * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
         float total = 0;
         gradient.clear();
         store_constant_columns<1>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS);
         if (STRICT) store_constant_columns<0>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS + SUMS_BYTES);
-        box.shared_rows();
+        box.overlap_rows();
 #pragma unroll 1
         for (int step = 0; step < segment.steps(); ++step) {
             box.fresh_rows();
             gradient.finish(lane);
-            box.shared_rows();
+            box.overlap_rows();
             if (!whole) clear_outside(box.sums, inside);
             if (STRICT) gradient.store_strict_sums(box.sums);
             else gradient.store_sums(box.sums);
@@ -1012,23 +1053,23 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
         }
         wgmma_wait<0>();
-        bar_sync(1, CONSUMERS);  // all have multiplied, and the last segment's sums have been read
+        bar_sync(ALL_CONSUMERS, CONSUMERS);  // all have multiplied, and the last segment's sums have been read
         write_gradients(gradient, reinterpret_cast<float*>(memory + Memory::SUMS_AT), lane, t, segment.slot);
         write_sum(total, warp_sums, t.partial_sums + segment.slot);  // its barrier: the gradients have been read
     }
 }
 
 // ---- sums over segments
-// Which block has a row of the line of all images' pooled rows.
-DEVICE int block_of(const Shape& s, int64_t row) {
-    return static_cast<int>(((row + 1) * s.blocks - 1) / (images(s) * s.rows));
+// Which block has a work row.
+DEVICE int block_of(const Shape& s, int64_t work_row) {
+    return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
 }
-// Calls visit(slot) for each segment of an image, in order.
+// Calls visit(slot) for each segment of a sample tile, in order.
 template <class Visit>
-DEVICE void for_segments(const Shape& s, int64_t image, Visit visit) {
-    if (images(s) % s.blocks == 0) return visit(image);
-    const int last = block_of(s, (image + 1) * s.rows - 1);
-    for (int block = block_of(s, image * s.rows); block <= last; ++block) visit(image + block);
+DEVICE void for_segments(const Shape& s, int64_t sample_tile, Visit visit) {
+    if (sample_tiles(s) % s.blocks == 0) return visit(sample_tile);
+    const int last = block_of(s, (sample_tile + 1) * s.rows - 1);
+    for (int block = block_of(s, sample_tile * s.rows); block <= last; ++block) visit(sample_tile + block);
 }
 
 // sums (batch, size): a sample's segments, in order. A thread has a sum.
@@ -1082,10 +1123,10 @@ constexpr int EXCHANGED = KERNEL_H * 2 * EDGES;                              // 
 
 // Shared memory: for each warp two buffers of rows of x on their way out, [row][32 columns][channel], lines swizzled like those
 // of the input; then the weights, high and low parts.
-constexpr int OUT_LINES = WARP_POSITIONS * POOL_W / 32, OUT_BYTES = POOL_H * OUT_LINES * CHANNELS * LINE;
+constexpr int OUT_LINES = WARP_POSITIONS * POOL_W / LINE_FLOATS, OUT_BYTES = POOL_H * OUT_LINES * CHANNELS * LINE;
 constexpr int TRANSPOSED_AT = 2 * CONSUMER_WARPS * OUT_BYTES, INPUT_GRADIENT_BYTES = TRANSPOSED_AT + 2 * COLUMN_BYTES;
 
-// Blocks behind its own add up the parameters' gradients: the original's 128 samples leave four SMs free for them.
+// Blocks behind its own add up the parameters' gradients: 128 samples of one tile take 128 blocks, and leave 4 of 132 SMs free.
 constexpr int TAIL_WIDTH = 128, TAIL_PARTS = CONSUMERS / TAIL_WIDTH, TAIL_BLOCKS = ceil_div(PARAMETERS, TAIL_WIDTH);
 
 // The power of two that lets fp16 hold the largest weight.
@@ -1114,7 +1155,7 @@ __device__ void store_transposed_weights(const float* weight, float scale, char*
     }
 }
 
-// A persistent block goes through its segments as conv_pool_sum does; a warp has 16 positions of its stream, a step is one of
+// A persistent block goes through its segments as conv_pool_sum does; a warp has 16 positions of its half, a step is one of
 // their pooled rows. The deltas of the next step are loaded while this one's are multiplied. A tap's sums add to every value of
 // its box: rows of x get those of the taps at or above them, and what the pooled row before has left (`carry`); columns
 // likewise, from the position on the left (`edge`), by shuffles, and between warps through `exchange`. TMA stores the rows.
@@ -1127,12 +1168,12 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     if (static_cast<int>(blockIdx.x) >= shape.blocks)
         return sum_parameters<TAIL_WIDTH, TAIL_PARTS>(parameters, grad_out, shape.batch, blockIdx.x - shape.blocks,
                                                       reinterpret_cast<float*>(memory));
-    __shared__ float exchange[2][STREAMS][1 + TILE_WARPS][4][EXCHANGED];  // [parity][stream][warp][q]; warp 0 stays zero
+    __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][half][warp][q]; warp 0 stays zero
     __shared__ float warp_largest[CONSUMER_WARPS];
     char* const weights = memory + TRANSPOSED_AT;
-    for (int i = threadIdx.x; i < 2 * STREAMS * 4 * EXCHANGED; i += CONSUMERS) {
-        const int parity = i / (STREAMS * 4 * EXCHANGED), stream = i / (4 * EXCHANGED) % STREAMS, q = i / EXCHANGED % 4;
-        exchange[parity][stream][0][q][i % EXCHANGED] = 0;
+    for (int i = threadIdx.x; i < 2 * ROW_HALVES * 4 * EXCHANGED; i += CONSUMERS) {
+        const int parity = i / (ROW_HALVES * 4 * EXCHANGED), row_half = i / (4 * EXCHANGED) % ROW_HALVES, q = i / EXCHANGED % 4;
+        exchange[parity][row_half][0][q][i % EXCHANGED] = 0;
     }
     const float weight_power = weight_scale(weight, warp_largest);
     store_transposed_weights(weight, weight_power, weights);
@@ -1144,16 +1185,17 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     constexpr int ROW = TILE_WARPS * 128;  // vectors
     const int left_lane = (Lane::pair_of(lane.pair - 1) & 7) * 4 + lane.q;  // has the pair of positions on the left
     const uint32_t outgoing = shared_address(memory) + 2 * warp * OUT_BYTES;
-    const int64_t end = first_row(shape, blockIdx.x + 1);
+    const int64_t end = first_work_row(shape, blockIdx.x + 1);
     int parity = 0;
-    for (int64_t line = first_row(shape, blockIdx.x); line < end;) {
-        const Segment segment = segment_at(shape, line, end);
-        line += segment.count;
-        const int first = segment.first(lane.stream), last = first + segment.rows(lane.stream);  // pooled rows [first, last)
+    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
+        const Segment segment = segment_at(shape, work_row, end);
+        work_row += segment.count;
+        // Pooled rows [first, last).
+        const int first = segment.first(lane.row_half), last = first + segment.rows(lane.row_half);
         const bool writes_below = last == shape.rows && first < last;
         const float scale = grad_out[segment.sample] / (DELTA_SCALE * POOL_H * POOL_W) / weight_power;
-        // A stream begins one row above its first, which needs that row's carry; the image's last stream also writes what lies
-        // below its windows.
+        // A half begins one row above its first, which needs that row's carry; the half with the image's last pooled row also
+        // writes what lies below its windows.
         const int below = ceil_div(shape.height, POOL_H) - shape.rows;
         const int steps = 1 + segment.steps() + (segment.start + segment.count == shape.rows ? below : 0);
         // A vector has two pairs of outputs at two neighbouring lanes' positions.
@@ -1219,15 +1261,15 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
                     UNROLL for (int channel = 0; channel < 2; ++channel)
                         UNROLL for (int z = 0; z < EDGE; ++z) visit(y, channel, z, (y * 2 + channel) * EDGES + z);
             };
-            float* const mine = exchange[parity][lane.stream][1 + lane.warp][lane.q];
+            float* const mine = exchange[parity][lane.row_half][1 + lane.warp][lane.q];
             if (lane.pair == 7) for_edges([&](int y, int channel, int z, int i) { mine[i] = edge[y][2 + channel][z]; });
             if (lane.lane == 0) tma_store_wait_read<1>();  // the rows of two steps ago have left their buffer
-            bar_sync(2 + lane.stream, 32 * TILE_WARPS);
+            bar_sync(FIRST_HALF + lane.row_half, 32 * TILE_WARPS);
             for_edges([&](int y, int channel, int z, int) {
                 from_left[y][channel][z] = __shfl_sync(~0u, edge[y][2 + channel][z], left_lane);
             });
             if (lane.pair == 0) {
-                const float* const left = exchange[parity][lane.stream][lane.warp][lane.q];
+                const float* const left = exchange[parity][lane.row_half][lane.warp][lane.q];
                 for_edges([&](int y, int channel, int z, int i) { from_left[y][channel][z] = left[i]; });
             }
             const uint32_t to = outgoing + parity * OUT_BYTES;
@@ -1253,7 +1295,7 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
                         float4 vector;
                         float* const e = &vector.x;
                         UNROLL for (int k = 0; k < 4; ++k) e[k] = lane.lane / 4 % 2 ? v[turned + k] : v[4 * i + k];
-                        const uint32_t at = (column / 32 * CHANNELS + c) * LINE + ((column / 4 % 8 ^ c) << 4);
+                        const uint32_t at = (column / LINE_FLOATS * CHANNELS + c) * LINE + ((column / 4 % 8 ^ c) << 4);
                         UNROLL for (int copy = 0; copy < copies; ++copy)
                             st_shared_v4(to + (y + copy) * OUT_LINES * CHANNELS * LINE + at, vector);
                     }
@@ -1297,7 +1339,6 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain_averages(const Plain p, c
     p.averages[index] = sum * (1.0f / (POOL_H * POOL_W));
 }
 
-// A thread has a sigmoid.
 __global__ void __launch_bounds__(PLAIN_THREADS) plain_sigmoids(const Plain p, const Shape s) {
     const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x;
     const int64_t windows = static_cast<int64_t>(s.rows) * s.columns, window = index % windows;
@@ -1334,9 +1375,9 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
 // A thread has a value of grad_x. Each tap gives it the gradients of all outputs at the window that holds it.
 __global__ void __launch_bounds__(PLAIN_THREADS)
     plain_input_gradient(const Plain p, const float* __restrict__ grad_out, float* __restrict__ grad_x, const Shape s) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, line = index / s.width;
-    const int64_t column = index % s.width, row = line % s.height, c = line / s.height % IN_CHANNELS;
-    const int64_t sample = line / s.height / IN_CHANNELS, windows = static_cast<int64_t>(s.rows) * s.columns;
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, image_row = index / s.width;
+    const int64_t column = index % s.width, row = image_row % s.height, c = image_row / s.height % IN_CHANNELS;
+    const int64_t sample = image_row / s.height / IN_CHANNELS, windows = static_cast<int64_t>(s.rows) * s.columns;
     if (sample >= s.batch) return;
     float sum = 0;
     for (int tap = 0; tap < TAPS; ++tap) {
@@ -1356,15 +1397,18 @@ struct Arguments {  // the same in the binding
     const float *x, *weight, *bias;
     int64_t batch, height, width;
     bool fast, strict;  // fast: the fast path takes this image
-    int multiprocessors;
+    int sm_count;
     cudaStream_t stream;
 };
 
-// As many blocks as SMs, or as images where that keeps at least 95% of the SMs busy: whole images need no add_segments.
-static int count_blocks(int64_t images, int rows, int multiprocessors) {
-    const int64_t waves = (images + multiprocessors - 1) / multiprocessors, whole = (images + waves - 1) / waves;
-    if (images % whole == 0 && whole * 20 >= 19 * static_cast<int64_t>(multiprocessors)) return static_cast<int>(whole);
-    return static_cast<int>(images * rows < multiprocessors ? images * rows : multiprocessors);
+// One block per SM; or fewer, on at least 19 of 20 SMs, if all then have equally many whole sample tiles: those need no
+// add_segments.
+constexpr int MIN_SM_USE = 19, OF_SMS = 20;
+static int count_blocks(int64_t sample_tiles, int rows, int sm_count) {
+    const int64_t waves = (sample_tiles + sm_count - 1) / sm_count, whole = (sample_tiles + waves - 1) / waves;
+    if (sample_tiles % whole == 0 && whole * OF_SMS >= MIN_SM_USE * static_cast<int64_t>(sm_count))
+        return static_cast<int>(whole);
+    return static_cast<int>(sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count);
 }
 
 static Shape make_shape(const Arguments& a) {
@@ -1372,14 +1416,14 @@ static Shape make_shape(const Arguments& a) {
     s.batch = static_cast<int>(a.batch), s.height = static_cast<int>(a.height), s.width = static_cast<int>(a.width);
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
     s.tiles = ceil_div(s.columns, TILE_POSITIONS);
-    s.blocks = count_blocks(a.batch * s.tiles, s.rows, a.multiprocessors);
+    s.blocks = count_blocks(a.batch * s.tiles, s.rows, a.sm_count);
     return s;
 }
 
 // The slots of segments' sums; 0 where a sample has one segment, which is its sum.
 static int64_t count_slots(const Shape& s) {
-    const int64_t images = static_cast<int64_t>(s.batch) * s.tiles;
-    return images % s.blocks ? images + s.blocks : s.tiles > 1 ? images : 0;
+    const int64_t sample_tiles = static_cast<int64_t>(s.batch) * s.tiles;
+    return sample_tiles % s.blocks ? sample_tiles + s.blocks : s.tiles > 1 ? sample_tiles : 0;
 }
 
 // Floats of scratch that a pass over x needs.
@@ -1433,16 +1477,16 @@ static cudaError_t make_tensor_map(const float* x, const Shape& s, bool outgoing
         cuuint64_t size, stride;
         cuuint32_t box;
     };
-    const cuuint64_t width = s.width, height = s.height, plane = width * height * 4, lines = width / 32;
+    const cuuint64_t width = s.width, height = s.height, plane = width * height * 4, lines = width / LINE_FLOATS;
     const Dimension line = {lines, LINE, static_cast<cuuint32_t>(outgoing ? OUT_LINES : LINES)};
     const Dimension channel = {IN_CHANNELS, plane, CHANNELS};
     const Dimension row = {height, width * 4, static_cast<cuuint32_t>(outgoing ? POOL_H : STAGE_ROWS)};
     const Dimension sample = {static_cast<cuuint64_t>(s.batch), plane * IN_CHANNELS, 1};
     const Dimension& second = outgoing ? channel : line;
     const Dimension& third = outgoing ? line : channel;
-    const cuuint64_t sizes[5] = {32, second.size, third.size, row.size, sample.size};
+    const cuuint64_t sizes[5] = {LINE_FLOATS, second.size, third.size, row.size, sample.size};
     const cuuint64_t strides[4] = {second.stride, third.stride, row.stride, sample.stride};
-    const cuuint32_t box[5] = {32, second.box, third.box, row.box, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const cuuint32_t box[5] = {LINE_FLOATS, second.box, third.box, row.box, 1}, steps[5] = {1, 1, 1, 1, 1};
     const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(x), sizes, strides, box, steps,
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -1561,7 +1605,7 @@ struct Arguments {
     const float *x, *weight, *bias;
     int64_t batch, height, width;
     bool fast, strict;
-    int multiprocessors;
+    int sm_count;
     cudaStream_t stream;
 };
 int64_t count_scratch(const Arguments&, bool training);
@@ -1613,14 +1657,14 @@ struct Call {
         : guard(checked(x_in, weight_in, bias_in, pool)) {
         x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
         if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16) x = x.clone();  // TMA reads 16 bytes at a time
-        int capability = 0, multiprocessors = 0;
+        int capability = 0, sm_count = 0;
         C10_CUDA_CHECK(cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, x.get_device()));
-        C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, x.get_device()));
+        C10_CUDA_CHECK(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, x.get_device()));
         TORCH_CHECK(capability == 9,
                     message("conv_pool_sigmoid_sum v5: expected a GPU of compute capability 9 (Hopper), got ", capability,
                             "; v4_tensor_core runs on 8.0 and later"));
         arguments = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), x.size(0),
-                     x.size(2), x.size(3), is_fast(x.size(3)), is_strict(), multiprocessors,
+                     x.size(2), x.size(3), is_fast(x.size(3)), is_strict(), sm_count,
                      c10::cuda::getCurrentCUDAStream()};
     }
 

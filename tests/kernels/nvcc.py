@@ -1,5 +1,6 @@
-"""The CUDA text of a variant, taken before anything is built."""
+"""The texts of a variant that compilers get, taken before anything is built."""
 
+from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -12,12 +13,25 @@ class _Recorded(BaseException):
     """Raised in place of a build. Not an Exception, so that nothing takes it for a failed build and carries on."""
 
 
+@dataclass(frozen=True)
+class HostCode:
+    """What a variant hands to load_inline for g++."""
+
+    text: str
+    flags: tuple
+
+
 def recipe(model, inputs):
-    """The DeviceCode that model(*inputs) would build: load_inline is replaced by a recorder."""
+    """The DeviceCode that model(*inputs) would build."""
+    return recipes(model, inputs)[1]
+
+
+def recipes(model, inputs):
+    """(HostCode, DeviceCode) that model(*inputs) would build: load_inline is replaced by a recorder."""
     recorded = []
 
-    def record(name, cpp_sources, cuda_sources=None, extra_cuda_cflags=(), **options):
-        recorded.append(DeviceCode(cuda_sources, tuple(extra_cuda_cflags)))
+    def record(name, cpp_sources, cuda_sources=None, extra_cflags=(), extra_cuda_cflags=(), **options):
+        recorded.append((HostCode(cpp_sources, tuple(extra_cflags)), DeviceCode(cuda_sources, tuple(extra_cuda_cflags))))
         raise _Recorded
 
     with mock.patch.object(cpp_extension, "load_inline", record), torch.no_grad():

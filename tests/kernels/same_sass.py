@@ -1,14 +1,18 @@
-"""Which kernels of a variant changed: the machine code (SASS) of two versions of its file, compared byte by byte.
+"""What of a variant changed between two versions of its file, by what compilers make of them: its kernels' machine code (SASS),
+the code that launches them, its C++, its Python.
 
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py          against HEAD
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py OLD_FILE.py
+    python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION --rename places=argmax --record
 
-Needs nvcc; no GPU. A kernel whose code is the same under another name counts as the same. Exit status 1 if a kernel differs.
-What is the same needs no new measurement: the times that are recorded for it still hold, unless its launch changed.
+Needs g++ and, for CUDA, nvcc; no GPU. Names of symbols and comments do not count. Exit status 1 if anything else differs.
+What is the same needs no new measurement: the times that are recorded for it still hold. `--record` writes that into results/:
+each result of the old file gets a key "code_same_as" with the new file's hash and the revision that it was compared with.
 """
 
 import argparse
+import ast
 import hashlib
 import re
 import subprocess
@@ -16,7 +20,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
+from torch.utils import cpp_extension
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, where it is run as a script
 
@@ -24,22 +31,38 @@ import nvcc
 
 from playground import catalog, tensors
 from playground.machine import ptxas
+from playground.report import document
+
+TABLES = (".nv.constant2", ".nv.constant3", ".nv.constant4", ".nv.global.init")
+NOT_THE_HOSTS = (".nv", ".eh_frame", ".note", ".comment", "__nv")  # sections of an object: the kernels' code has its own check
+TEXTS = ("INTERFACE", "CUDA", "CPP", "BINDING")  # module constants that compilers see
 
 
-def sass(model, path, folder):
-    """{(architecture, kernel): (hash of its code, registers)} of the variant at `path`."""
+def recipes(model, path):
+    """(HostCode, DeviceCode) of the variant at `path`."""
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"].get(model.name))
-    new = tensors.make_model(problem, catalog.load_variant(path).ModelNew, seed=0)
-    recipe = nvcc.recipe(new, problem.get_inputs())
+    return nvcc.recipes(tensors.make_model(problem, catalog.load_variant(path).ModelNew, seed=0), problem.get_inputs())
+
+
+def sass(device, folder):
+    """{(architecture, kernel): (hash of its code, registers and shared memory; registers)}; empty without a CUDA text.
+
+    Tables that kernels read count as one more kernel.
+    """
     found = {}
-    for architecture in recipe.architectures or ptxas.ARCHITECTURES:
-        kernels, _ = ptxas.compile_cubin(ptxas.find_nvcc(), recipe, architecture, folder)
-        registers = {kernel.name: kernel.registers for kernel in kernels}
+    for architecture in (device.architectures or ptxas.ARCHITECTURES) if device.text else ():
+        kernels, _ = ptxas.compile_cubin(ptxas.find_nvcc(), device, architecture, folder)
+        takes = {kernel.name: (kernel.registers, kernel.shared) for kernel in kernels}
+        tables = hashlib.sha256()
         with (folder / f"text_{architecture}.cubin").open("rb") as file:
             for section in ELFFile(file).iter_sections():
                 if section.name.startswith(".text."):
                     name = demangled(section.name.removeprefix(".text."))
-                    found[architecture, name] = hashlib.sha256(section.data()).hexdigest(), registers.get(name)
+                    code = hashlib.sha256(section.data() + repr(takes.get(name)).encode()).hexdigest()
+                    found[architecture, name] = code, takes.get(name, "?")[0]
+                elif section.name.startswith(TABLES):
+                    tables.update(section.data())
+        found[architecture, "tables"] = tables.hexdigest(), 0
     return found
 
 
@@ -48,11 +71,116 @@ def demangled(name):
     return re.sub(r"^void |\(anonymous namespace\)::", "", found)
 
 
+def other_differences(old, new, old_path, new_path, folder):
+    """What else differs, as words: "Python", "C++", "launches". `old` and `new` are what `recipes` gives."""
+    (old_host, old_device), (new_host, new_device) = old, new
+    if python_of(old_path) != python_of(new_path):
+        yield "Python"
+    if (old_host.flags, old_device.flags) != (new_host.flags, new_device.flags):
+        yield "a compiler's flags"
+    if tokens(old_host.text) != tokens(new_host.text) and host_object(old_host, folder) != host_object(new_host, folder):
+        yield "C++"
+    is_other = bool(new_device.text) and tokens(old_device.text) != tokens(new_device.text)
+    if is_other and launches(old_device, folder) != launches(new_device, folder):
+        yield "launches"
+
+
+def python_of(path):
+    """Its syntax tree without docstring and without the compilers' texts."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kept = [each for each in tree.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
+    kept = [each for each in kept if not (isinstance(each, ast.Assign) and getattr(each.targets[0], "id", None) in TEXTS)]
+    return [ast.dump(each) for each in kept]
+
+
+def tokens(text):
+    """A C++ text without comments, directives left as they are."""
+    command = ["g++", "-fpreprocessed", "-dD", "-E", "-P", "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.split()
+
+
+def host_object(host, folder):
+    """The contents of the object that g++ makes, every __LINE__ 0."""
+    (folder / "host.cpp").write_text(host.text, encoding="utf-8")
+    cuda = Path(ptxas.find_nvcc() or "/").resolve().parents[1] / "include"
+    includes = [f"-I{path}" for path in (*cpp_extension.include_paths(), *([cuda] if cuda.is_dir() else []))]
+    named = [
+        "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",
+        "-DTORCH_EXTENSION_NAME=same",
+        "-D__LINE__=0",
+        "-Wno-builtin-macro-redefined",
+    ]
+    command = ["g++", "-c", "-fPIC", "-std=c++20", *host.flags, *named, *includes, "host.cpp", "-o", "host.o"]
+    subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
+    return contents(folder / "host.o")
+
+
+def launches(device, folder):
+    """The contents of the object that nvcc makes of a CUDA text's host functions."""
+    (folder / "launches.cu").write_text(device.text, encoding="utf-8")
+    target = "90a" if device.architectures else "80"
+    named = [flag for flag in device.flags if "arch" not in flag and flag != "-gencode"]
+    generated = f"-gencode=arch=compute_{target},code=compute_{target}"  # PTX alone, which is quick
+    command = [ptxas.find_nvcc(), "-c", *named, generated, "launches.cu", "-o", "launches.o"]
+    subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
+    return contents(folder / "launches.o")
+
+
+def contents(path):
+    """Code and data of an object's sections with their relocations; a symbol counts by its first use, not by its name."""
+    numbers, found = {}, []
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        sections = list(elf.iter_sections())
+        relocations = {each["sh_info"]: each for each in sections if isinstance(each, RelocationSection)}
+        for index, section in enumerate(sections):
+            if not section["sh_flags"] & SH_FLAGS.SHF_ALLOC or section.name.startswith(NOT_THE_HOSTS):
+                continue
+            used = []
+            if index in relocations:
+                symbols = sections[relocations[index]["sh_link"]]
+                for each in relocations[index].iter_relocations():
+                    symbol = symbols.get_symbol(each["r_info_sym"])
+                    name = symbol.name or str(symbol["st_shndx"])
+                    number = numbers.setdefault(name, len(numbers))
+                    used.append((each["r_offset"], each["r_info_type"], each["r_addend"], number))
+            found.append((section["sh_type"], section["sh_size"], section.data(), used))
+    return found
+
+
+def renamed(text, renames):
+    """The text with words replaced, [(old, new), ...]: for names that programs see, of arguments and in messages."""
+    for old, new in renames:
+        text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", new, text)
+    return text
+
+
+def record(old_path, new_path, revision, renames):
+    """Write into the results of the old file that the new one is the same. Returns how many there were."""
+    old, new, count = catalog.code_sha256(old_path), catalog.code_sha256(new_path), 0
+    for path in sorted((catalog.ROOT / "results").rglob("*.json")):
+        if path.parent.name in ("emulator_counts", "exhibits"):  # not what a run wrote
+            continue
+        found = document.read(path)
+        ours = [result for result in found["results"] if result.get("code_sha256") == old != new]
+        for result in ours:
+            result["code_same_as"] = {"code_sha256": new, "compared_with": revision} | ({"renamed": renames} if renames else {})
+        if ours:
+            document.write(found, path)
+        count += len(ours)
+    return count
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("before", nargs="?", default="HEAD", help="a revision, or another file (default: HEAD)")
+    parser.add_argument("--record", action="store_true", help="write it into results/ if nothing differs from a revision")
+    parser.add_argument(
+        "--rename", metavar="OLD=NEW", nargs="+", default=[], help="names of arguments, or words of messages, that are new"
+    )
     options = parser.parse_args()
+    renames = [each.split("=", 1) for each in options.rename]
     model = next(model for model in catalog.models() if model.name == options.file.resolve().parent.name)
     with tempfile.TemporaryDirectory() as folder:
         folder, old = Path(folder), Path(options.before)
@@ -60,18 +188,32 @@ def main():
             shown = subprocess.run(["git", "show", f"{options.before}:./{options.file}"], capture_output=True, check=True)
             old = folder / options.file.name
             old.write_bytes(shown.stdout)
-        before, after = sass(model, old, folder), sass(model, options.file, folder)
-    codes_before = {architecture_code(key, value) for key, value in before.items()}
-    codes_after = {architecture_code(key, value) for key, value in after.items()}
-    differs = False
-    for key in sorted(after):
-        same = architecture_code(key, after[key]) in codes_before
-        differs |= not same
-        print(f"{'same   ' if same else 'DIFFERS'} {key[0]:8} {key[1]}  {after[key][1]} registers")
-    for key in sorted(before):
-        if architecture_code(key, before[key]) not in codes_after:
-            print(f"{'gone' if key not in after else 'before':7} {key[0]:8} {key[1]}  {before[key][1]} registers")
-    return 1 if differs else 0
+        elif options.record:
+            parser.error("--record takes a revision: a file may be gone when somebody looks")
+        same_names = folder / f"renamed_{old.name}"
+        same_names.write_text(renamed(old.read_text(encoding="utf-8"), renames), encoding="utf-8")
+        recipe_before, recipe_after = recipes(model, same_names), recipes(model, options.file)
+        texts = [recipe[1].text for recipe in (recipe_before, recipe_after)]
+        if all(texts) and tokens(texts[0]) == tokens(texts[1]):
+            print("same    CUDA text, token by token")
+            before, after = {}, {}
+        else:
+            before, after = sass(recipe_before[1], folder), sass(recipe_after[1], folder)
+        others = list(other_differences(recipe_before, recipe_after, same_names, options.file, folder))
+        codes_before = {architecture_code(key, value) for key, value in before.items()}
+        codes_after = {architecture_code(key, value) for key, value in after.items()}
+        for key in sorted(after):
+            same = architecture_code(key, after[key]) in codes_before
+            print(f"{'same   ' if same else 'DIFFERS'} {key[0]:8} {key[1]}  {after[key][1]} registers")
+        for key in sorted(before):
+            if architecture_code(key, before[key]) not in codes_after:
+                print(f"{'gone' if key not in after else 'before':7} {key[0]:8} {key[1]}  {before[key][1]} registers")
+        print(f"DIFFERS {', '.join(others)}" if others else "same    Python, C++, launches")
+        differs = bool(others) or codes_before != codes_after
+        if options.record and not differs:
+            named = subprocess.run(["git", "rev-parse", options.before], capture_output=True, text=True, check=True)
+            print(f"recorded in {record(old, options.file, named.stdout.strip(), renames)} results")
+    return int(differs)
 
 
 def architecture_code(key, value):

@@ -113,6 +113,8 @@ def test_docstring(model, variant):
         f'the first line is "{model.name}, v<N>: <the idea>."; it is {title!r}'
     )
     assert not blank, "the title stands alone: a blank line follows"
+    lines = len(docstring.splitlines())
+    assert lines <= 45, f"{lines} lines: what was tried, predicted and measured belongs on the ladder's page, as a table"
     assert first_words and not first_words.startswith(" "), "what it is like and what is new, in prose, follows the title"
 
     headings = re.findall(r"^(\S.*)\n {4}\S", docstring, re.MULTILINE)

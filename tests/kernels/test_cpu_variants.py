@@ -238,19 +238,99 @@ def test_the_result_is_new_memory(model, variant):
     assert first.is_contiguous() and torch.equal(first, kept) and not torch.equal(first, second)
 
 
+# Sizes at which the threads share the work.
+SHARED_WORK = {
+    "conv_pool_sigmoid_sum": {"out_channels": 20, "height": 100, "width": 500},
+    "conv3d_div_max_gap_bias_sum": {"batch_size": 5, "height": 41, "width": 150},
+    "alexnet_conv1": {"batch_size": 20, "height": 67, "width": 80},
+}
+
+
+def gradients(new, x, **more):
+    """Of x and of each parameter; upstream each output has a gradient of its own."""
+    x = x.detach().requires_grad_()
+    out = new(x)
+    upstream = torch.linspace(-1, 2, out.numel()).view(out.shape)
+    return torch.autograd.grad(out, [x, *new.parameters()], upstream, **more)
+
+
+def weight_of(new):
+    """Of the convolution."""
+    return next(parameter for name, parameter in new.named_parameters() if name.endswith("weight"))
+
+
 @ALL
 def test_same_bits_whatever_the_number_of_threads(model, variant):
-    _, new, x = make(model, variant, batch_size=5)
-    before = torch.get_num_threads()
-    results = {}
+    _, new, x = make(model, variant, **SHARED_WORK[model.name])
+    before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             with torch.no_grad():
-                results[threads] = new(x)
+                results.append([new(x)])
+            results[-1] += gradients(new, x)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[1], results[2]) and torch.equal(results[1], results[3])
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+@ALL
+def test_training_gives_the_bits_of_inference(model, variant):
+    _, new, x = make(model, variant)
+    with torch.no_grad():
+        expected = new(x)
+        assert not new(x.requires_grad_()).requires_grad
+    assert torch.equal(new(x).detach(), expected)
+    new.requires_grad_(False)
+    assert not new(x.detach()).requires_grad
+
+
+@ALL
+def test_only_gradients_that_are_asked_for_and_they_accumulate(model, variant):
+    _, new, x = make(model, variant)
+    leaves = [x.requires_grad_(), *new.parameters()]
+    whole = torch.autograd.grad(new(x).sum(), leaves)
+    for wanted in ({0}, {1}, {2}, {0, 2}, set(range(len(leaves)))):
+        for i, leaf in enumerate(leaves):
+            leaf.requires_grad_(i in wanted)
+            leaf.grad = None
+        out = new(x).sum()
+        out.backward(retain_graph=True)
+        for i, leaf in enumerate(leaves):
+            assert torch.equal(leaf.grad, whole[i]) if i in wanted else leaf.grad is None
+    out.backward()
+    for leaf, once in zip(leaves, whole, strict=True):
+        assert torch.equal(leaf.grad, 2 * once)
+
+
+@ALL
+def test_a_changed_weight_is_noticed(model, variant):
+    _, new, x = make(model, variant)
+    out = new(x.requires_grad_())
+    with torch.no_grad():
+        weight_of(new).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@ALL
+@pytest.mark.parametrize("of", ["x", "weight"])
+@pytest.mark.parametrize("variable_upstream", [False, True])
+def test_second_derivatives_raise(model, variant, of, variable_upstream):
+    _, new, x = make(model, variant)
+    wanted = x.requires_grad_() if of == "x" else weight_of(new)
+    out = new(x)
+    (first,) = torch.autograd.grad(out, wanted, torch.ones_like(out, requires_grad=variable_upstream), create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        first.sum().backward()
+
+
+@ALL
+def test_gradients_of_an_empty_batch(model, variant):
+    _, new, x = make(model, variant, batch_size=0)
+    for gradient, of in zip(gradients(new, x), [x, *new.parameters()], strict=True):
+        assert gradient.shape == of.shape and not gradient.any()
 
 
 @ALL
@@ -344,3 +424,11 @@ def test_compile(model, variant):
     with torch.no_grad():
         assert torch.equal(compiled(x), new(x))
         assert torch.equal(compiled(x[:2]), new(x[:2]))
+
+
+@ALL
+def test_compiled_training(model, variant):
+    torch._dynamo.reset()
+    _, new, x = make(model, variant)
+    compiled = torch.compile(new, fullgraph=True)
+    assert all(map(torch.equal, gradients(compiled, x), gradients(new, x)))
