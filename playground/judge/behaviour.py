@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground import tensors
 
+NO_STREAMS = "not run: only CUDA has streams"
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
 TIMERS_AND_CHECKS = {
     "time.perf_counter": lambda: time.perf_counter,
@@ -58,6 +59,11 @@ FLAGS = {
     "the function modes": lambda: torch._C._len_torch_function_stack(),
     "the dispatch modes": lambda: torch._C._len_torch_dispatch_stack(),
 }
+# Settings that make PyTorch's own operators faster: check -> {flag: its value then}. Baselines can be timed under them, too.
+FAVOURING = {
+    "cudnn.benchmark": {"torch.backends.cudnn.benchmark": True},
+    "TF32": {name: "tf32" for name in FLAGS if name.endswith("fp32_precision")},
+}
 
 
 def flags():
@@ -77,9 +83,25 @@ def random_state():
     return state
 
 
-def changed(before, after):
-    """One line on what differs between two states; None when nothing does."""
-    names = [name for name, value in before.items() if after.get(name) is not value and after.get(name) != value]
+def complaints_about_flags(before, after):
+    """{check: one line} of the flags that differ between two states: "global state", and those of FAVOURING."""
+    names = _differing(before, after)
+    found = {}
+    for check, values in FAVOURING.items():
+        favoured = [name for name in names if name in values and after[name] == values[name]]
+        names = [name for name in names if name not in favoured]
+        found[check] = changed(before, after, favoured)
+    found["global state"] = changed(before, after, names)
+    return {check: line for check, line in found.items() if line}
+
+
+def _differing(before, after):
+    return [name for name, value in before.items() if after.get(name) is not value and after.get(name) != value]
+
+
+def changed(before, after, names=None):
+    """One line on what differs between two states, or on those of `names`; None when nothing does."""
+    names = _differing(before, after) if names is None else names
     if not names:
         return None
     first = names[0]
@@ -93,7 +115,14 @@ def changed(before, after):
 class Conduct:
     """Watches one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list."""
 
-    CHECKS = ("global state", "random state", "memory of its own", "inputs unchanged", "weights unchanged")
+    CHECKS = (
+        "global state",
+        *FAVOURING,
+        "random state",
+        "memory of its own",
+        "inputs unchanged",
+        "weights unchanged",
+    )
 
     def __init__(self, model, inputs):
         self._tensors = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
@@ -105,14 +134,14 @@ class Conduct:
 
     def complaints(self, outputs):
         """{check: reason} of what the call should not have done."""
-        reasons = (
-            changed(self._flags, flags()),
-            changed(self._random, random_state()),
-            self._shared(outputs),
-            self._written(list(self._tensors)[: self._number_of_inputs]),
-            self._written(list(self._tensors)[self._number_of_inputs :]),
-        )
-        return {check: reason for check, reason in zip(self.CHECKS, reasons, strict=True) if reason}
+        reasons = {
+            "random state": changed(self._random, random_state()),
+            "memory of its own": self._shared(outputs),
+            "inputs unchanged": self._written(list(self._tensors)[: self._number_of_inputs]),
+            "weights unchanged": self._written(list(self._tensors)[self._number_of_inputs :]),
+        }
+        of_flags = complaints_about_flags(self._flags, flags())
+        return of_flags | {check: reason for check, reason in reasons.items() if reason}
 
     def _written(self, names):
         for name in names:
@@ -162,6 +191,7 @@ class Trials:
         "an earlier output",
         "new content in the same memory",
         "the same content in new memory",
+        "a late producer",
         "run to run",
         "inference_mode",
         "a side stream",
@@ -187,6 +217,7 @@ class Trials:
             "an earlier output": self._earlier_output,
             "run to run": self._run_to_run,
             "inference_mode": self._inference_mode,
+            "a late producer": self._late_producer,
             "a side stream": self._side_stream,
             "a second device": self._second_device,
             "a CUDA graph": self._cuda_graph,
@@ -242,12 +273,17 @@ class Trials:
         with torch.inference_mode():
             return Trial([output.clone() for output in tensors.flatten(self._model(*self._first))])
 
+    def _late_producer(self):
+        """A producer that is late, on the default stream: a stream of the variant's own that waits for nobody misses it."""
+        return self._delayed(torch.cuda.default_stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
+
     def _side_stream(self):
         """A producer that is late, on a stream that is not the default one: only who works on that stream sees its result."""
-        if self._device.type != "cuda":
-            return Trial(note="not run: only CUDA has streams")
+        return self._delayed(torch.cuda.Stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
+
+    def _delayed(self, stream):
         held = _without_content(self._first)
-        side = torch.cuda.Stream()
+        side = stream()
         self._synchronize()
         with torch.no_grad(), torch.cuda.stream(side):
             torch.cuda._sleep(DELAY_CYCLES)

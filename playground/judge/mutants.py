@@ -303,10 +303,13 @@ _OF_THE_WHOLE = (
 )
 
 
-def fresh(problem, oracle, seed, differentiable):
+def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
     """[(probe, true Outcome)] on inputs that are not the check's, to tell which mutants differ from the original at all."""
-    varied = probes.scaled(problem, seed)
-    wide = dataclasses.replace(varied, inputs=[WIDE * value if _is_float(value) else value for value in varied.inputs])
+    varied = probes.make("scaled", problem, seed, {}, domain)
+    if domain.is_positive and not all(torch.isfinite(output).all() for output in oracle.eager(varied).outputs):
+        varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
+    wider = [WIDE * value if _is_float(value) else value for value in varied.inputs]
+    wide = dataclasses.replace(varied, inputs=domain.keep(varied.inputs, wider))
     if differentiable:
         varied = probes.with_upstream(varied, oracle.eager(varied).outputs, seed)
     return [(probe, oracle.truth(probe)) for probe in (varied, wide)]
@@ -363,7 +366,7 @@ def _is_rejected(mutant, exams):
         if exam.gradients:
             found = exam.oracle.mutated(mutate, exam.probe).gradients
             for name, reference in exam.gradients.items():
-                if reference.compare("", _or_zeros(found[name], reference.truth.float())).complaint:
+                if reference.compare("", _or_zeros(found[name], reference.truth.to(reference.dtype))).complaint:
                     return True
     return False
 

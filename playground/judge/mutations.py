@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 ROW = -2  # the dimension of an image's rows, or of a volume's
+LOOK_ALIKE = "replaced by a look-alike"  # of an activation
 
 
 class Unfit(Exception):
@@ -627,7 +628,7 @@ def _look_alike(call):
 
 _ACTIVATION = {
     "dropped": _dropped,
-    "replaced by a look-alike": _look_alike,
+    LOOK_ALIKE: _look_alike,
     "applied twice": lambda call: call.with_input(call.again().clone()),
 }
 

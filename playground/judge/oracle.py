@@ -2,17 +2,31 @@
 
 import contextlib
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from playground import tensors
-from playground.judge.precision import FAMILIES, Families, Nudged, Perturbed, RoundedOperands, RoundedResults, tf32_families
+from playground.judge.precision import (
+    FAMILIES,
+    Families,
+    Nudged,
+    Perturbed,
+    Promoted,
+    RoundedOperands,
+    RoundedResults,
+    tf32_families,
+)
+from playground.judge.reordered import ORDERS, Reordered
 
 PERTURBATIONS = 6
 ROUNDINGS = 6
+SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
+# Other ways to compute the truth than in float64, on the device, at once.
+PROMOTED = "float32 tensors that the original makes for itself were made in float64"
+IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
 
 
@@ -35,6 +49,7 @@ class Oracle:
         self._model = model
         self._device = device
         self.tf32_families = tf32_families(device, emulated)
+        self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
 
     def eager(self, probe):
         """As PyTorch runs it by default. On a copy, since a call may change the model."""
@@ -60,10 +75,24 @@ class Oracle:
         return operands if precision == "tf32" else [*operands, self._in_float64(probe, RoundedResults(precision))]
 
     def permitted(self, probe, precision):
-        """Results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits."""
+        """Results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits.
+
+        "fp16" and "bf16" are those of a model that is all in them: each step may be rounded.
+        """
+        if precision in tensors.HALF:
+            in_float32 = Oracle(copy.deepcopy(self._model).float(), self._device)
+            wide = replace(probe, inputs=tensors.in_float32(probe.inputs))
+            steps = in_float32.rounded_at_each_step(wide, PERTURBATIONS, tensors.HALF[precision])
+            return [*self.lowered(probe, precision), *steps]
         if precision == "tf32":
             return [*self.rounded_operands(probe, families=self.tf32_families), *self.perturbed(probe, PERTURBATIONS // 3)]
         return self.perturbed(probe, PERTURBATIONS)
+
+    def reordered(self, probe):
+        """What float32 gives where sums are added in other orders than PyTorch's, a result for each; see reordered.py."""
+        found = [self._perturbed(probe, Reordered(order)) for order in ORDERS]
+        more = range(SHUFFLES if is_few(found[0].outputs) else 0)
+        return found + [self._perturbed(probe, Reordered(ORDERS[0], seed)) for seed in more]
 
     def perturbed(self, probe, count):
         """As many results of the float32 model with everything off by a few units in the last place."""
@@ -107,10 +136,29 @@ class Oracle:
     def mutated_in_float64(self, mutate, probe):
         return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
-    def _in_float64(self, probe, mode, mutate=lambda model: model):
-        model = mutate(_doubled(copy.deepcopy(self._model)))
-        with mode:
-            return self._run(model, probe.inputs, probe, in_double=True)
+    def _in_float64(self, probe, mode, mutate=None):
+        """In another way where float64 on the device, at once, is none; `ways` says which."""
+        model = _doubled(copy.deepcopy(self._model))
+        model = mutate(model) if mutate else model
+        try:
+            with mode, Promoted() if PROMOTED in self.ways else contextlib.nullcontext():
+                return self._run(model, probe.inputs, probe, in_double=True)
+        except (torch.OutOfMemoryError, NotSeparable):
+            if self._device.type == "cpu":
+                raise
+            del model
+            torch.cuda.empty_cache()
+            on_host = Oracle(copy.deepcopy(self._model).cpu(), torch.device("cpu"))
+            outcome = on_host._in_float64(probe, mode, mutate)
+            self.ways |= {IN_HOST_MEMORY} | on_host.ways
+            return outcome
+        except RuntimeError:
+            if mutate or PROMOTED in self.ways:
+                raise
+        with mode, Promoted():
+            outcome = self._run(model, probe.inputs, probe, in_double=True)
+        self.ways.add(PROMOTED)
+        return outcome
 
     def _run(self, model, inputs, probe, in_double=False):
         """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.

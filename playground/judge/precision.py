@@ -120,7 +120,7 @@ def _without_libraries():
             torch._C._set_mkldnn_enabled(onednn)
 
 
-class _Uncompiled(TorchDispatchMode):
+class Uncompiled(TorchDispatchMode):
     """Nothing is compiled where these modes are active; guarding against it would import torch._dynamo, for 1.4 seconds."""
 
     @classmethod
@@ -128,8 +128,8 @@ class _Uncompiled(TorchDispatchMode):
         return False
 
 
-class _Operands(_Uncompiled):
-    """Sees the operands of convolutions, recurrent layers and matrix products, forward and backward."""
+class Decomposing(Uncompiled):
+    """While active, whole layers consist of operators that a subclass sees: convolutions, products, sums."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +153,7 @@ class _Operands(_Uncompiled):
         return family, positions
 
 
-class RoundedOperands(_Operands):
+class RoundedOperands(Decomposing):
     """While active, operators of the `families` see their operands rounded, and compute in the given type.
 
     Run in float64 it gives the error that TF32 mode permits: rounding of the operands and nothing else. With a `seed` the
@@ -177,7 +177,7 @@ class RoundedOperands(_Operands):
         return function(*args, **(kwargs or {}))
 
 
-class RoundedResults(_Operands):
+class RoundedResults(Decomposing):
     """While active, every result of an operator, and every operand of a product, is rounded: all is kept in that precision."""
 
     def __init__(self, to):
@@ -194,7 +194,7 @@ class RoundedResults(_Operands):
         return self._round(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-class Families(_Uncompiled):
+class Families(Uncompiled):
     """While active, it collects the families of the operators that run."""
 
     def __init__(self):
@@ -207,7 +207,7 @@ class Families(_Uncompiled):
         return function(*args, **(kwargs or {}))
 
 
-class Perturbed(_Operands):
+class Perturbed(Decomposing):
     """While active, float32 results, and operands of products, are off by a further +-`units` in the last place of `dtype`.
 
     The signs are random, from `seed`. With its own roundings the run then has an error that strict float32 permits: a few
@@ -265,6 +265,30 @@ class Nudged(Perturbed):
 
     def _signs(self, generator):
         return 2 * torch.rand(self._TABLE, generator=generator, dtype=torch.float64) - 1
+
+
+class Promoted(TorchFunctionMode):
+    """While active, all is float64: what is asked for in float32 is made so, and what is float32 becomes it beside float64."""
+
+    def __enter__(self):
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        torch.set_default_dtype(self._default)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        args, kwargs = torch.utils._pytree.tree_map(_promoted, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def _promoted(value):
+    if value is torch.float32:
+        return torch.float64
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
 
 
 def _is_view(function):

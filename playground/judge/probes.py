@@ -1,6 +1,7 @@
 """Inputs that tell a right kernel from a wrong one.
 
-Two probes have the problem's own size, the others a reduced one (see sizes.py), at which the truth costs next to nothing.
+Some have the problem's own size, the others a reduced one (see sizes.py), at which the truth costs next to nothing. All keep
+what is common to the problem's own inputs (see domain.py).
 """
 
 import math
@@ -9,6 +10,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from playground import tensors
+from playground.judge.domain import Domain
+
+NO_DOMAIN = Domain()
 
 
 @dataclass
@@ -16,7 +20,8 @@ class Probe:
     """A model's inputs; `upstream` holds a gradient for each output where gradients are wanted, and is None elsewhere.
 
     `step` is what an optimiser's step takes from the parameters it names before the call. With `autocast` the call is under
-    torch.autocast. `clean` are the inputs without the NaN or infinity that the probe is about.
+    torch.autocast. `clean` are the inputs without the NaN or infinity that the probe is about. `model_seed` is the seed of the
+    weights where they are others than the usual.
     """
 
     name: str
@@ -26,6 +31,7 @@ class Probe:
     step: dict = field(default_factory=dict)
     autocast: bool = False
     clean: list | None = None
+    model_seed: int | None = None
 
 
 def own(problem, seed):
@@ -33,11 +39,24 @@ def own(problem, seed):
     return Probe("own", tensors.make_inputs(problem, seed))
 
 
+def reseeded(problem, seed):
+    """The problem's own inputs, to models whose weights are drawn from another seed."""
+    return replace(own(problem, seed), model_seed=seed)
+
+
+def within(problem, seed):
+    """The problem's own inputs, of which each sample covers another part, an eighth or more, of the range of all of them.
+
+    A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these inputs, which no
+    right kernel may refuse, the samples' outputs differ by much more than a kernel's error.
+    """
+    return _each_float("within", problem, seed, _within)
+
+
 def scaled(problem, seed):
     """Normal values, with a scale (1/4 to 4) and an offset (-1 to 1) of its own for each sample.
 
-    A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these inputs the samples'
-    outputs differ by much more than a kernel's error. Inputs that are not of a floating-point type stay the problem's own.
+    Inputs that are not of a floating-point type stay the problem's own.
     """
     return _each_float("scaled", problem, seed, _scaled)
 
@@ -125,6 +144,16 @@ def _with_one(name, problem, seed, special):
     return replace(_first_float(name, problem, seed, put), clean=clean)
 
 
+def _within(value):
+    if value.dim() == 0 or value.numel() == 0 or not torch.isfinite(value).all():
+        return value
+    per_sample = (value.shape[0],) + (1,) * (value.dim() - 1)
+    low, high = value.min(), value.max()
+    part = 0.125 + 0.875 * torch.rand(per_sample, dtype=value.dtype)
+    start = low + (1 - part) * (high - low) * torch.rand(per_sample, dtype=value.dtype)
+    return (start + part * (value - low)).clamp(low, high)
+
+
 def _scaled(value):
     if value.dim() == 0:
         return torch.randn_like(value)
@@ -162,6 +191,10 @@ def with_upstream(probe, outputs, seed):
 # Name -> (function of the problem and a seed, and the parameters where it changes them; the size at which it runs).
 PROBES = {
     "own": (own, "own"),
+    "fresh": (own, "own"),
+    "fresh again": (own, "own"),
+    "within": (within, "own"),
+    "other weights": (reseeded, "own"),
     "scaled": (scaled, "own"),
     "normal": (normal, "reduced"),
     "impulse": (impulse, "reduced"),
@@ -176,6 +209,9 @@ PROBES = {
     "weights": (weights, "reduced"),
     "autocast": (autocast, "reduced"),
 }
+FORWARD_PROBES = ("own", "fresh", "fresh again", "within")  # on which every variant must be right
+OF_SEEDS = "other weights"  # for a variant whose weights come from a seed, and not from the original
+FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
 OF_PARAMETERS = ("weights", "step")
 WITH_GRADIENTS = ("scaled", "normal", "odd sizes")
 AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
@@ -186,11 +222,15 @@ def size_of(name):
     return "own" if name.endswith(AT_OWN_SIZE) else PROBES[name][1]
 
 
-def make(name, problem, seed, parameters):
-    """The probe of that name; `problem` is at the probe's size."""
+def make(name, problem, seed, parameters, domain=NO_DOMAIN, positive=False):
+    """The probe of that name; `problem` is at the probe's size. It keeps the domain; with `positive` also the sign."""
     kind = name.removesuffix(AT_OWN_SIZE)
     function, _ = PROBES[kind]
     made = function(problem, seed, parameters) if kind in OF_PARAMETERS else function(problem, seed)
+    if domain.texts or positive:
+        drawn = tensors.make_inputs(problem, seed)
+        made.inputs = domain.keep(drawn, made.inputs, positive)
+        made.clean = made.clean and domain.keep(drawn, made.clean, positive)
     return replace(made, name=name)
 
 

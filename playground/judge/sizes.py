@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from playground import catalog
+from playground import catalog, tensors
 
 BATCH_NAMES = ("batch_size", "batch", "batchsize", "num_samples", "bs", "b", "n")
 REDUCED_BATCH = 3
@@ -17,15 +17,19 @@ ODD_STEP = 3
 
 
 class Sizes:
-    """`runs(problem)` says whether the original runs on the problem's inputs. `settings` are those of the own size."""
+    """`runs(problem)` says whether the original runs on the problem's inputs. `settings` are those of the own size.
 
-    def __init__(self, path, settings, place, runs):
+    `precision` is that of all problems; see tensors.in_precision.
+    """
+
+    def __init__(self, path, settings, place, runs, precision=None):
+        self._precision = precision
         self._path = path
         self._settings = settings
         self._runs = runs
         self._budget = REDUCED_ELEMENTS[place]
-        self._problems = {"own": catalog.load_problem(path, settings)}
-        self._init_inputs = repr(self._problems["own"].get_init_inputs())
+        self._problems = {"own": self._loaded(settings)}
+        self._init_inputs = self._drawn_init_inputs(self._problems["own"])
         self._names = catalog.constants(path)
         self._changes = {self._problems["own"]: {}}  # problem -> how it was made
         self._known_shapes = {}  # problem -> of its inputs
@@ -40,6 +44,9 @@ class Sizes:
     def settings(self, problem):
         """{constant: value} by which the problem was made from its own size."""
         return self._changes[problem]
+
+    def _loaded(self, settings):
+        return tensors.in_precision(catalog.load_problem(self._path, settings), self._precision)
 
     def _reduced(self):
         """A batch of 3, and the largest other constants halved until the inputs are small."""
@@ -90,14 +97,20 @@ class Sizes:
         """The problem with another value of a constant, where that is free; None elsewhere."""
         changes = {**self._changes[problem], name: value}
         try:  # a stranger's file may raise anything at a size that makes no sense to it
-            changed = catalog.load_problem(self._path, {**self._settings, **changes})
-            same_weights = repr(changed.get_init_inputs()) == self._init_inputs
+            changed = self._loaded({**self._settings, **changes})
+            same_weights = self._drawn_init_inputs(changed) == self._init_inputs
             if not same_weights or self._shapes(changed) == self._shapes(problem) or not self._runs(changed):
                 return None
         except Exception:
             return None
         self._changes[changed] = changes
         return changed
+
+    @staticmethod
+    def _drawn_init_inputs(problem):
+        """As text: there may be random tensors among them."""
+        torch.manual_seed(0)
+        return repr(problem.get_init_inputs())
 
     def _constants(self, problem):
         """{name: value} of the integers that the file assigns at its top level."""

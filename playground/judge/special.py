@@ -12,7 +12,7 @@ class Contained:
     """A Reference of the outputs that the special value does not reach.
 
     What it reaches is not compared: sound algorithms, such as Winograd's, spread a NaN over a tile. `note` says whether the
-    last result compared was finite where the original's is not.
+    last result compared was finite where the original's is not, `leaked` whether it was not where nothing is reached.
     """
 
     def __init__(self, reached, reference, not_finite):
@@ -21,12 +21,20 @@ class Contained:
         self._not_finite = not_finite
         self.truth, self.is_blunt = reference.truth, reference.is_blunt
         self.allowed, self.eager_error = reference.allowed, reference.eager_error
-        self.note = None
+        self.is_finite = reference.is_finite
+        self.note, self.leaked = None, False
 
     def permitting(self, *more):
         """As Reference.permitting."""
         wider = copy.copy(self)
         wider._reference = self._reference.permitting(*(result.masked_fill(self._reached, 0) for result in more))
+        wider.allowed = wider._reference.allowed
+        return wider
+
+    def accepting(self, limit):
+        """As Reference.accepting."""
+        wider = copy.copy(self)
+        wider._reference = self._reference.accepting(limit)
         wider.allowed = wider._reference.allowed
         return wider
 
@@ -38,6 +46,7 @@ class Contained:
         self.note = f"finite in {lost} elements where the original is not" if lost else None
         spread = (~self._reached & ~torch.isfinite(actual)).sum().item()  # elsewhere the original is finite
         compared = self._reference.compare(name, actual.masked_fill(self._reached, 0))
+        self.leaked = bool(spread)
         if spread:
             complaint = f"{name} is NaN or infinite in {spread} elements that the special value cannot reach"
             return dataclasses.replace(compared, complaint=complaint)

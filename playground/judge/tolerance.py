@@ -45,7 +45,8 @@ class Comparison:
     """One tensor against the truth; the largest errors, in units of its spread. `complaint` is None when it is right.
 
     `permitted_error` is that of the results that the stated precision permits. `decided` says that it is right for near
-    decisions alone: `max_error` is what they leave of it.
+    decisions alone: `max_error` is what they leave of it. `unjudged` says that nobody can tell: the original's own result moves
+    by as much.
     """
 
     max_error: float | None
@@ -54,6 +55,7 @@ class Comparison:
     complaint: str | None
     permitted_error: float | None = None
     decided: bool = False
+    unjudged: bool = False
 
 
 class Reference:
@@ -69,12 +71,13 @@ class Reference:
     """
 
     def __init__(self, truth, eager, *permitted, others=(), decisions=None):
-        self._shape, self._dtype = truth.shape, eager.dtype
+        self._shape, self.dtype = truth.shape, eager.dtype
         truth, eager, *permitted = map(as_real, (truth, eager, *permitted))
         self.truth = truth
         self.others = others = [as_real(other) for other in others]
         self._decisions = decisions
         self._eager = eager if not torch.isfinite(eager).all() else None  # where its NaN and infinities have to be
+        self.is_finite = self._eager is None and bool(torch.isfinite(truth).all())
         self._excused = torch.zeros_like(truth, dtype=torch.bool)
         self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
         finite = truth if self._comparable.all() else truth[self._comparable]
@@ -106,6 +109,12 @@ class Reference:
         wider._permit([wider._errors(result) for result in more])
         return wider
 
+    def accepting(self, limit):
+        """This Reference where errors up to `limit`, of its spread, were accepted."""
+        wider = copy.copy(self)
+        wider.allowed, wider._allowed_rms = max(self.allowed, limit), max(self._allowed_rms, limit)
+        return wider
+
     def _permit(self, errors):
         self.permitted_error = max(self.permitted_error, *(largest for largest, _ in errors), 0.0)
         self.allowed = max(self.allowed, SLACK * self.permitted_error)
@@ -125,7 +134,7 @@ class Reference:
 
     def compare(self, name, actual):
         """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
-        max_error, complaint, decided = None, self._wrong_form(name, actual), False
+        max_error, complaint, decided, unjudged = None, self._wrong_form(name, actual), False, False
         if complaint is None:
             actual = as_real(actual)
             complaint = self._wrongly_special(name, actual)
@@ -134,7 +143,8 @@ class Reference:
             if complaint and self._decisions and not self.is_blunt:
                 max_error, complaint = self._too_far(name, self._undecided(actual))
                 decided = complaint is None
-        return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided)
+            unjudged = complaint is not None and self.is_blunt
+        return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
     def _undecided(self, actual):
         """`actual`, each element nearer to the truth by as much as near decisions may have moved it, and not beyond."""
@@ -167,8 +177,8 @@ class Reference:
             return f"{name} is missing"
         if actual.shape != self._shape:
             return f"{name} has the shape {tuple(actual.shape)} instead of {tuple(self._shape)}"
-        if actual.dtype != self._dtype:
-            return f"{name} has the type {actual.dtype} instead of {self._dtype}"
+        if actual.dtype != self.dtype:
+            return f"{name} has the type {actual.dtype} instead of {self.dtype}"
         return None
 
     def _wrongly_special(self, name, actual):

@@ -114,6 +114,11 @@ def _spoil(tensor):
             tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
+def names_cuda(path):
+    """Whether a file speaks of the device by name: .cuda(), device="cuda"."""
+    return bool(re.search(r"""\.cuda\(|is_cuda|["']cuda""", Path(path).read_text(encoding="utf-8", errors="replace")))
+
+
 class Text:
     """What a variant's file says it contains. Docstrings and comments do not count."""
 
@@ -124,11 +129,19 @@ class Text:
         strings = [
             n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in bare
         ]
+        self._lines = text.splitlines()
+        self._first_of_model = next((n.lineno for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ModelNew"), 1)
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         self.triton_kernels = set(TRITON_KERNEL.findall(text))
         self.cuda_kernels = {name for string in strings for name in kernel_names(string)}
+        self.names_cuda = names_cuda(path)
         self.means_to_build = bool(names & {"load_inline"} or self.cuda_kernels)
+
+    def line_of(self, pattern):
+        """The number of the first line that a regular expression is found in, ModelNew's before the others'; None without."""
+        found = [number for number, line in enumerate(self._lines, 1) if re.search(pattern, line)]
+        return next((number for number in found if number >= self._first_of_model), found[0] if found else None)
 
 
 def kernels_in(sources):

@@ -7,20 +7,23 @@ import os
 from pathlib import Path
 
 from playground.catalog import code_sha256, sha256
-from playground.report.figures import ordered_baselines
+from playground.report.figures import TIMED, ordered_baselines
 
 SCHEMA = 1
 BACKENDS = ("cuda", "cpu")
 RAN_ON = ("cuda", "cpu", "emulator")
-VERDICTS = ("pass", "fail", "error", "skipped")
+VERDICTS = (*TIMED, "fail", "error", "skipped")
+STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys in a result
+WEIGHTS = ("by name", "by seed")  # how a variant came by the original's
 BOUNDS = ("memory", "compute")
 
 # The order of keys in the file. Those not named here follow in alphabetical order.
-DOCUMENT_KEYS = ("schema", "environment", "against", "results")
+DOCUMENT_KEYS = ("schema", "environment", "against", "suite", "results")
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
 RESULT_KEYS = (
     *("model", "variant", "backend", "ran_on", "precision", "variant_precision", "shape", "verdict", "reason", "details"),
-    *("findings", "source_sha256"),
+    *("standard", "standards", "caveats", "accuracy", "weights", "weights_differ", "printed", "findings", "accepted_races"),
+    *("source_sha256",),
     *("check", "build_seconds", "built", "ptxas", "time_ms", "peak_mib", "floor_ms", "floor_bound", "work", "ceilings"),
     *(
         "speedup",
@@ -39,6 +42,9 @@ CEILING_KEYS = ("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops", 
 WORK_KEYS = ("bytes", "flops")  # of work["least"] and work["as_written"]
 PTXAS_KEYS = ("registers", "stack", "spill_stores", "spill_loads", "shared")
 SHAPE_KEYS = ("inputs", "settings", "defaults")
+STANDARD_KEYS = ("verdict", "reasons")
+CAVEAT_KEYS = ("tag", "text", "line", "costs")
+ACCURACY_KEYS = ("class", "error", "limit")
 CHECK_KEYS = ("max_error", "allowed", "eager_error", "permitted_error", "gradients", "mutants_rejected", "mutants_survived")
 TIME_KEYS = ("median", "p20", "p80")
 RATIO_KEYS = ("ratio", "low", "high")
@@ -112,11 +118,17 @@ def is_stale(result, variant_file, model_file):
 def has_changed(result, now):
     """Whether a result is stale beside `now`, another result or the hashes of the present files.
 
-    It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one.
+    It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one. A result may
+    name another file besides the measured one, of which compilers make the same: "code_same_as" (tests/kernels/same_sass.py).
     """
-    code = "code_sha256" if "code_sha256" in result and "code_sha256" in now else "source_sha256"
     models = {each.get("model_sha256") for each in (result, now)} - {None}
-    return result[code] != now[code] or len(models) > 1
+    if "code_sha256" not in result or "code_sha256" not in now:
+        return result["source_sha256"] != now["source_sha256"] or len(models) > 1
+    return _codes(result).isdisjoint(_codes(now)) or len(models) > 1
+
+
+def _codes(result):
+    return {result["code_sha256"], (result.get("code_same_as") or result)["code_sha256"]}
 
 
 def validate(document):
@@ -151,8 +163,8 @@ def _result(result, where):
         _text(_field(result, key, where), f"{where}.{key}")
     where = f"{where} ({result['model']}/{result['variant']})"
     verdict = _one_of(_field(result, "verdict", where), VERDICTS, f"{where}.verdict")
-    judged = verdict in ("pass", "fail")
-    _one_of(_field(result, "backend", where), BACKENDS, f"{where}.backend")
+    judged = verdict in (*TIMED, "fail")
+    _one_of(_field(result, "backend", where), BACKENDS, f"{where}.backend", null=not judged)
     _one_of(_field(result, "ran_on", where), RAN_ON, f"{where}.ran_on", null=not judged)
     _text(_field(result, "reason", where), f"{where}.reason", null=verdict == "pass")
 
@@ -161,18 +173,45 @@ def _result(result, where):
     _require(is_digest or (digest is None and not judged), f"{where}.source_sha256", "64 hexadecimal digits", digest)
 
     _check(_field(result, "check", where), f"{where}.check", passed=verdict == "pass", null=not judged)
+    _standards(result, where)
     _number(_field(result, "build_seconds", where), f"{where}.build_seconds")
     built = _field(result, "built", where)
     _require(isinstance(built, bool), f"{where}.built", "true or false", built)
     for key in ("time_ms", "speedup", "training"):
         value = _field(result, key, where)
-        _require(value is None or verdict == "pass", f"{where}.{key}", f"null, since the verdict is {verdict}", value)
+        _require(value is None or verdict in TIMED, f"{where}.{key}", f"null, since the verdict is {verdict}", value)
     _timings(result, where)
     bound = _one_of(_field(result, "floor_bound", where), BOUNDS, f"{where}.floor_bound", null=True)
     floor = _number(_field(result, "floor_ms", where), f"{where}.floor_ms")
     _require(floor is None or bound is not None, f"{where}.floor_bound", " or ".join(BOUNDS), bound)
     _training(result["training"], f"{where}.training")
     _circumstances(result, where)
+
+
+def _standards(result, where):
+    """What both standards say; a result of an earlier version has none of it."""
+    _one_of(result.get("standard"), STANDARDS, f"{where}.standard", null=True)
+    _one_of(result.get("weights"), WEIGHTS, f"{where}.weights", null=True)
+    for name, found in _mapping(result.get("standards"), f"{where}.standards"):
+        at = f"{where}.standards.{name}"
+        _one_of(name, STANDARDS.values(), at)
+        _require(isinstance(found, dict), at, "an object", found)
+        _one_of(_field(found, "verdict", at), ("pass", "fail", "error", "skipped"), f"{at}.verdict", null=True)
+        reasons = _field(found, "reasons", at)
+        are_texts = isinstance(reasons, list) and all(isinstance(each, str) for each in reasons)
+        _require(are_texts, f"{at}.reasons", "a list of texts", reasons)
+    caveats = result.get("caveats") or []
+    _require(isinstance(caveats, list), f"{where}.caveats", "a list", caveats)
+    for caveat in caveats:
+        _require(isinstance(caveat, dict), f"{where}.caveats", "a list of objects", caveat)
+        for key in ("tag", "text"):
+            _text(_field(caveat, key, f"{where}.caveats"), f"{where}.caveats.{key}")
+        _number(caveat.get("line"), f"{where}.caveats.line")
+        _one_of(caveat.get("costs"), ("drop-in",), f"{where}.caveats.costs", null=True)
+    if accuracy := dict(_mapping(result.get("accuracy"), f"{where}.accuracy")):
+        _text(_field(accuracy, "class", f"{where}.accuracy"), f"{where}.accuracy.class")
+        for key in ("error", "limit"):
+            _number(_field(accuracy, key, f"{where}.accuracy"), f"{where}.accuracy.{key}")
 
 
 def _training(modes, where):
@@ -184,20 +223,27 @@ def _training(modes, where):
 
 def _circumstances(result, where):
     """What is known besides verdict and times; a key that an earlier version did not write may be missing."""
+    if same := dict(_mapping(result.get("code_same_as"), f"{where}.code_same_as")):
+        for key in ("code_sha256", "compared_with"):
+            _text(_field(same, key, f"{where}.code_same_as"), f"{where}.code_same_as.{key}")
     for name, reason in _mapping(result.get("baselines_unavailable"), f"{where}.baselines_unavailable"):
         _text(reason, f"{where}.baselines_unavailable.{name}")
     for key in ("precision", "variant_precision"):
         _text(result.get(key), f"{where}.{key}", null=True)
     _ptxas(result.get("ptxas"), f"{where}.ptxas")
+    _number(result.get("shared_limit_kb"), f"{where}.shared_limit_kb")
     if ceilings := dict(_mapping(result.get("ceilings"), f"{where}.ceilings")):
         for key in CEILING_KEYS:
             _number(_field(ceilings, key, f"{where}.ceilings"), f"{where}.ceilings.{key}", null=key == "tf32_flops")
         _number(ceilings.get("fp16_flops"), f"{where}.ceilings.fp16_flops", null=True)  # an earlier version did not measure it
-    details = result.get("details")
-    _require(details is None or isinstance(details, str), f"{where}.details", "a text", details)
+    for key in ("details", "printed"):
+        text = result.get(key)
+        _require(text is None or isinstance(text, str), f"{where}.{key}", "a text", text)
     findings = result.get("findings") or []
     are_texts = isinstance(findings, list) and all(isinstance(each, str) for each in findings)
     _require(are_texts, f"{where}.findings", "a list of texts", findings)
+    for line, count in _mapping(result.get("accepted_races"), f"{where}.accepted_races"):
+        _number(count, f"{where}.accepted_races.{line}")
     for key, value in _mapping(result.get("shape"), f"{where}.shape"):
         expected = (list, "a list") if key == "inputs" else (dict, "an object")
         if value is not None and key in SHAPE_KEYS:
@@ -356,7 +402,18 @@ def _in_order(document):
 def _result_in_order(result):
     """A result, or the timings of one training mode: the keys that both have are ordered in the same way."""
     result = _sorted_keys(result, RESULT_KEYS)
-    of_keys = (("shape", SHAPE_KEYS), ("check", CHECK_KEYS), ("time_ms", TIME_KEYS), ("outcome", OUTCOME_KEYS))
+    if "caveats" in result:
+        result["caveats"] = [_sorted_keys(caveat, CAVEAT_KEYS) for caveat in result["caveats"]]
+    if result.get("standards"):
+        of_both = _sorted_keys(result["standards"], STANDARDS.values())
+        result["standards"] = {name: _sorted_keys(found, STANDARD_KEYS) for name, found in of_both.items()}
+    of_keys = (
+        ("accuracy", ACCURACY_KEYS),
+        ("shape", SHAPE_KEYS),
+        ("check", CHECK_KEYS),
+        ("time_ms", TIME_KEYS),
+        ("outcome", OUTCOME_KEYS),
+    )
     for key, inner in (*of_keys, ("control", RATIO_KEYS)):
         if result.get(key):
             result[key] = _sorted_keys(result[key], inner)

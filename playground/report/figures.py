@@ -19,15 +19,72 @@ BASELINES = {  # those of playground.stopwatch.baselines, as they are shown
     "channels_last_fp32": "channels_last fp32",
     "compile_fp32": "compile fp32",
     "compile_max_fp32": "max-autotune fp32",
+    "compile_fp16": "fp16 (lower precision)",
 }
+LOWER_PRECISION = "compile_fp16"  # shown, but no variant in float32 is measured by it
+
+SETTINGS = {"benchmark": "cudnn.benchmark", "tf32": "TF32"}  # those of playground.stopwatch.baselines
 
 TRAINING = {"weights": "training, weights", "weights_and_input": "training, weights and input"}
 
+TIMED = ("pass", "forward only")  # verdicts with which a variant is timed
+# Verdict -> how many variants have it, in words.
+TALLY = {
+    "pass": "passed",
+    "forward only": "forward only",
+    "fail": "failed",
+    "error": "ended in an error",
+    "skipped": "skipped",
+}
 FORWARD = "forward"
 GRAPH = "CUDA graph"
 NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
 NOTHING = "-"
+
+
+def meets(result):
+    """Whether a result meets the standard that it was asked to; records of earlier versions know drop-in alone."""
+    return result["verdict"] == "pass" or (result["verdict"] == "forward only" and result.get("standard") == "forward")
+
+
+def label(result, preposition=""):
+    """What stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', both, or None.
+
+    The `preposition`, such as "in ", stands before the precision.
+    """
+    own = result.get("variant_precision")
+    accepted = (result.get("accuracy") or {}).get("accepted")
+    labels = [
+        f"{preposition}{own}" if own else None,
+        f"accurate to {accepted:g}" if accepted else None,
+        "forward only" if result["verdict"] == "forward only" else None,
+    ]
+    return ", ".join(filter(None, labels)) or None
+
+
+def labelled(text, result):
+    """A speed-up in words, with its label behind it."""
+    return f"{text} {label(result)}" if label(result) else text
+
+
+def why_not_pass(result):
+    """The sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
+    if result["verdict"] == "forward only":
+        return [_caveat(caveat) for caveat in result["caveats"] if caveat["costs"]]
+    return [] if result["verdict"] == "pass" else [result["reason"]]
+
+
+def standards(result):
+    """(label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
+    reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
+    yield from (("forward", one_line(reason)) for reason in reasons[1:])
+    yield from (("caveat", _caveat(caveat)) for caveat in result.get("caveats") or [])
+
+
+def _caveat(caveat):
+    where = f" (line {caveat['line']})" if caveat.get("line") else ""
+    return one_line(f"{caveat['tag']}: {caveat['text']}{where}")
 
 
 def significant(value):
@@ -79,12 +136,20 @@ def ordered_baselines(names):
 
 
 def baseline_name(name):
-    return BASELINES.get(name, name)
+    """Its name for people; 'eager with cudnn.benchmark' of "eager+benchmark", which ran under what the variant had set."""
+    name, *settings = name.split("+")
+    shown = BASELINES.get(name, name)
+    return f"{shown} with {' and '.join(SETTINGS.get(each, each) for each in settings)}" if settings else shown
 
 
 def best_baseline(speedup):
     """The baseline that is hardest to beat, or None when there is no measured one."""
     return min(speedup, key=lambda name: speedup[name]["ratio"]) if speedup else None
+
+
+def fastest_baseline(medians):
+    """Of {baseline: ms} the name of the fastest that is in float32; None where there is none."""
+    return min((name for name in medians if name != LOWER_PRECISION), key=medians.get, default=None)
 
 
 def baseline_medians(timings):
@@ -189,8 +254,8 @@ def under_graphs(result):
             best, ratio = headline(timings)
             without = " without a graph" if best in (timings.get("not_graphed") or []) else ""
             over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}{without}" if ratio else ""
-            label = f" in {result['variant_precision']}" if result.get("variant_precision") else ""
-            parts.append(f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}{label}")
+            labelled = f" {label(result, 'in ')}" if label(result) else ""
+            parts.append(f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}{labelled}")
     return f"{GRAPH}: {'; '.join(parts)}" if parts else None
 
 
@@ -227,13 +292,14 @@ def on_device(what, device):
 def geometric_means(results):
     """{(place, device): (geometric mean, number of models)} of the best variant of each model against the best baseline.
 
-    The device is that of `by_device`. Variants that compute in a lower precision than the original are left out.
+    The device is that of `by_device`. Variants that compute in a lower precision than the original are left out, as are those
+    that do not meet the standard they were asked to.
     """
     best = {}
     for device, of_device in by_device(results).items():
         for result in of_device:
             _, ratio = headline(result)
-            if ratio and not result.get("variant_precision"):
+            if ratio and meets(result) and not result.get("variant_precision"):
                 of_place = best.setdefault((result["ran_on"], device), {})
                 of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
     return {place: (statistics.geometric_mean(of_place.values()), len(of_place)) for place, of_place in best.items()}

@@ -25,7 +25,15 @@ MIN_PROSE_WIDTH = 30  # of a table's last column; where there is less, it become
 RULE_BELOW_HEAD = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 STYLES = {"pass": "green", "ok": "green", "fail": "bold red", "error": "bold red", "skipped": "yellow", "none": "yellow"}
-STYLES |= {"refused": "yellow", "win": "green", "loss": "red", "faster": "green", "slower": "red", "not comparable": "yellow"}
+STYLES |= {
+    "forward only": "yellow",
+    "refused": "yellow",
+    "win": "green",
+    "loss": "red",
+    "faster": "green",
+    "slower": "red",
+    "not comparable": "yellow",
+}
 
 
 class _WithoutTrailingBlanks:

@@ -23,6 +23,7 @@ from playground.report.figures import (
     baseline_medians,
     baseline_name,
     changed_sizes,
+    fastest_baseline,
     headline,
     machine,
     one_line,
@@ -37,6 +38,9 @@ COMMAND = "python -m playground.report.publish"
 README = Path("README.md")
 RESULTS = "<!-- results:begin -->", "<!-- results:end -->"
 BEST = "<!-- best:begin -->", "<!-- best:end -->"
+STAND_IN = "v4_tensor_core"  # needs no Hopper, unlike the fastest
+LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with less shared memory; "shared_limit_kb" says how much
+OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
 HEAD = ("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)")
@@ -51,12 +55,13 @@ class PublishError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's results at the originals' sizes, each {(model, variant): result}."""
+    """A run's results at the originals' sizes, each {(model, variant): result}; `limited` are LIMITED's that are current."""
 
     path: Path
     environment: dict
     current: dict
     stale: dict
+    limited: list
 
     def of(self, model):
         """{variant: result} of the results that are current, in reading order."""
@@ -112,8 +117,16 @@ def newest_runs(root):
         found = {(each["model"], each["variant"]): each for each in document["results"] if _is_full_size(each, root)}
         if gpu and found and (gpu not in runs or date_of(environment) >= date_of(runs[gpu].environment)):
             stale = {key: result for key, result in found.items() if is_stale(result, *_files_of(root, *key))}
-            runs[gpu] = Run(path, environment, {key: found[key] for key in found if key not in stale}, stale)
+            current = {key: found[key] for key in found if key not in stale}
+            runs[gpu] = Run(path, environment, current, stale, _limited(root, gpu))
     return [runs[gpu] for gpu in sorted(runs)]
+
+
+def _limited(root, gpu):
+    documents = [read(path) for path in sorted((root / LIMITED).glob("*.json"))]
+    results = [each for document in documents if document["environment"].get("gpu") == gpu for each in document["results"]]
+    current = [each for each in results if not is_stale(each, *_files_of(root, each["model"], each["variant"]))]
+    return sorted(current, key=lambda each: -each["shared_limit_kb"])
 
 
 def _is_full_size(result, root):
@@ -138,7 +151,7 @@ def _between(text, markers, block, path):
 
 
 def best(runs, models):
-    """The text between README's first markers: of each GPU and model the fastest kernel beside PyTorch."""
+    """The text between README's first markers: of each GPU and model the fastest kernel beside PyTorch, and STAND_IN."""
     return "\n\n".join(f"{_best_rows(run, models)}\n\n{_best_caption(run)}" for run in runs) or NOTHING_MEASURED
 
 
@@ -149,16 +162,18 @@ def _best_rows(run, models):
         as_precise = [each for each in results if each["time_ms"] and not each.get("variant_precision")]
         if as_precise:
             result = min(as_precise, key=lambda each: each["time_ms"]["median"])
-            rows.append(_best_row(result, baseline_medians(results)))
+            stand_in = [each for each in as_precise if each["variant"] == STAND_IN and each is not result]
+            rows.append(_best_row(model, result, baseline_medians(results)))
+            rows += [_best_row(f"{model}, stand-in", each, baseline_medians(results)) for each in stand_in]
     return _joined(rows)
 
 
-def _best_row(result, baselines):
+def _best_row(title, result, baselines):
     fastest, ratio = headline(result)
     share = share_of_floor(result)
     link = _link(README, result["model"], result["variant"])
     return (
-        cell(result["model"]),
+        cell(title),
         significant(baselines.get("eager")),
         f"{significant(baselines[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
         f"**{significant(result['time_ms']['median'])}**{_in_a_graph(result)} ({link})",
@@ -176,13 +191,20 @@ def _in_a_graph(result):
 
 
 def _best_caption(run):
-    timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith("_fp32")}
+    timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith(OTHERS)}
     names = [cell(baseline_name(name)) for name in ordered_baselines(timed)]
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
+    has_stand_in = any(variant == STAND_IN for _, variant in run.current)
+    stand_in = (
+        "*Stand-in*: what runs on other GPUs, too, from compute capability 8.0 on, measured on this one. "
+        if has_stand_in
+        else ""
+    )
     return (
         f"{cell(machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
         f"{baselines}: the median over paired rounds, which need not equal the quotient of the times shown. *Of the floor*: "
-        "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. [All results](#results)"
+        "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
+        f"{stand_in}[All results](#results)"
     )
 
 
@@ -194,11 +216,13 @@ def table(root, runs, path, models):
 def _tables_of_run(root, run, path, models):
     parts = [_model_table(root, run, path, model) for model in models]
     remark = run.environment.get("joined")  # on which results of the record are from other runs
+    is_limited_named = path != README and any(each["model"] in models for each in run.limited)
     is_stale_named = path != README and any(model in models for model, _ in run.stale)
     parts.append(
         f"Measured on {cell(machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded in "
         f"`results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
         "convolutions by default, a kernel may still compute in full float32."
+        + (f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs." if is_limited_named else "")
         + (" Stale: the file has changed since it was measured." if is_stale_named else "")
     )
     return "\n\n".join(parts)
@@ -217,6 +241,8 @@ def _model_table(root, run, path, model):
         if not file.stem.startswith("cpu_") and (key not in run.stale or path != README):
             figures = ["stale"] if key in run.stale else list(_figures(run.current.get(key)))
             rows.append([_link(path, *key), *figures, *[""] * len(head)])
+            limited = [each for each in run.limited if (each["model"], each["variant"]) == key and path != README]
+            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each), *[""] * len(head)] for each in limited]
     return f"{title}\n\n{_joined(row[: len(head)] for row in rows)}"
 
 
@@ -224,7 +250,7 @@ def _baseline_rows(results, short):
     """One row a baseline: the median of the medians that were taken beside each variant. `short`: eager and the fastest."""
     forward = baseline_medians(results)
     training = [baseline_medians([(result["training"] or {}).get(mode) or {} for result in results]) for mode in TRAINING]
-    shown = {"eager", min(forward, key=forward.get)} if short and forward else set(forward)
+    shown = {"eager", fastest_baseline(forward)} if short else set(forward)
     for name in ordered_baselines(forward):
         if name in shown:
             over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""

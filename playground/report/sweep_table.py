@@ -4,9 +4,11 @@ from rich.text import Text
 
 from playground import sweep
 from playground.report.figures import (
+    NOTHING,
     baseline_name,
     by_device,
     headline,
+    labelled,
     machine,
     on_device,
     one_line,
@@ -57,8 +59,8 @@ def _row(result, axes):
         "median ms": Text(significant(time.get("median"))),
         "floor ms": Text(significant(result["floor_ms"])),
         "of floor": Text(with_unit(share and 100 * share, "%")),
-        "speed-up": Text(with_unit(ratio and ratio["ratio"], "x")),
-        "over": Text(one_line(baseline_name(best)) if best else "-"),
+        "speed-up": Text(labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING),
+        "over": Text(one_line(baseline_name(best)) if best else NOTHING),
         "outcome": verdict(outcome_verdict(result)),
     }
 

@@ -8,6 +8,7 @@ from playground.report import against, checks
 from playground.report.figures import (
     FORWARD,
     NOTHING,
+    TALLY,
     baseline_name,
     by_device,
     geometric_means,
@@ -15,6 +16,7 @@ from playground.report.figures import (
     gradients_unsupported,
     headline,
     is_within,
+    label,
     machine,
     mutants,
     on_device,
@@ -29,10 +31,12 @@ from playground.report.figures import (
     significant,
     size_note,
     span,
+    standards,
     timed_modes,
     timing_notes,
     under_graphs,
     why_not_measured,
+    why_not_pass,
     with_unit,
 )
 from playground.report.layout import GAP, INDENT, Layout, print_folded, print_indented, print_prose, print_rows, verdict
@@ -69,6 +73,7 @@ TIMES_PLANS = (
     tuple((name,) for name in TIMES),
     (("",), ("median\nms", "p20-p80\nms"), ("speed-up", "interval"), ("peak\nMiB",)),
 )
+SHOWN_LINES = 20  # of what a variant printed
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
@@ -211,30 +216,33 @@ def _summary_row(result):
         "eager's": Text(scientific(check.get("eager_error"))),
         "build s": Text(significant(result["build_seconds"])),
         "median ms": Text(significant(time.get("median"))),
-        "speed-up": _ratio(ratio, result.get("variant_precision")),
+        "speed-up": _ratio(ratio, label(result)),
         "over": Text(one_line(baseline_name(best)) if best else NOTHING),
         "of floor": Text(with_unit(share and 100 * share, "%")),
         "outcome": verdict(outcome_verdict(result)),
     }
 
 
-def _ratio(ratio, own_precision=None):
-    """A speed-up: green or red where its interval is on one side of 1; one in a lower precision is no win, but labelled."""
+def _ratio(ratio, label=None):
+    """A speed-up: green or red where its interval is on one side of 1; one with a label is no win without it."""
     if ratio is None:
         return Text(NOTHING)
-    if own_precision:
-        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(own_precision)}")
+    if label:
+        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(label)}")
     style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
     return Text(with_unit(ratio["ratio"], "x"), style=style)
 
 
 def _print_remarks(console, results):
     """Below a model's table: why a variant is no pass, sizes where they differ between variants, baselines that are missing."""
-    reasons = _grouped((result["variant"], (result["verdict"], result["reason"])) for result in results)
-    for (word, reason), variants in reasons.items():
+    whys = ((result["variant"], (result["verdict"], why)) for result in results for why in why_not_pass(result))
+    for (word, reason), variants in _grouped(whys).items():
         if word != "pass":
             line = Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}")
             print_folded(console, line, INDENT, hanging=INDENT)
+    for result in results:
+        for line in _printed_lines(result)[:1]:
+            print_folded(console, f"{one_line(result['variant'])} printed: {line}", INDENT, hanging=INDENT)
     remarks = [_grouped((result["variant"], mutants(result)) for result in results)]
     remarks.append(_grouped((result["variant"], checks.refusals(result["check"])) for result in results))
     remarks.append(_grouped((result["variant"], under_graphs(result)) for result in results))
@@ -263,9 +271,8 @@ def _not_measured(name, reason):
 
 
 def _tally(results):
-    counts = {word: sum(result["verdict"] == word for result in results) for word in ("pass", "fail", "error", "skipped")}
-    names = {"pass": "passed", "fail": "failed", "error": "ended in an error", "skipped": "skipped"}
-    return ", ".join(f"{count} {names[word]}" for word, count in counts.items() if count) or "No variants."
+    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
+    return ", ".join(f"{count} {TALLY[word]}" for word, count in counts.items() if count) or "No variants."
 
 
 def _print_details(console, result):
@@ -274,16 +281,26 @@ def _print_details(console, result):
     facts = Table.grid(padding=(0, GAP, 0, 0))
     facts.add_column(overflow="fold", style="dim")
     facts.add_column(overflow="fold")
-    for label, text in _facts(result):
-        facts.add_row(label, Text(one_line(text)))
+    for what, text in _facts(result):
+        facts.add_row(what, Text(one_line(text)))
     print_indented(console, facts)
     for line in (result.get("details") or "").splitlines():
         print_folded(console, Text(printable(line)), indent=2 * INDENT)
+    if not result.get("details"):  # else they end with it
+        for line in _printed_lines(result):
+            print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
     if gradients and gradients_unsupported(gradients) is None:
         print_rows(console, [[(name,) for name in GRADIENTS]], _gradient_rows(gradients), GRADIENTS[:2])
     if result["time_ms"]:
         print_rows(console, TIMES_PLANS, _time_rows(result), TIMES[:1])
+
+
+def _printed_lines(result):
+    """The different lines that the variant printed (each check calls it again), at most SHOWN_LINES."""
+    lines = [line for line in dict.fromkeys((result.get("printed") or "").splitlines()) if line.strip()]
+    shown = [printable(line) for line in lines[:SHOWN_LINES]]
+    return [*shown, f"({len(lines) - SHOWN_LINES} more lines)"] if len(lines) > SHOWN_LINES else shown
 
 
 def _print_checks(console, check):
@@ -303,11 +320,15 @@ def _facts(result):
     check = result["check"] or {}
     share = share_of_floor(result)
     gradients = check.get("gradients")
-    if result["reason"]:
+    if result["reason"] and not result.get("caveats"):
         yield "reason", result["reason"]
+    yield from standards(result)
     for finding in result.get("findings") or []:
         if finding != result["reason"]:
             yield "finding", finding
+    if races := result.get("accepted_races"):
+        lines = ", ".join(f"line {line} ({count} times)" for line, count in races.items())
+        yield "races", f"accepted, since the text calls them benign: {lines}"
     yield "ran on", _ran_on(result)
     inputs = (result.get("shape") or {}).get("inputs")
     if inputs:
@@ -317,11 +338,18 @@ def _facts(result):
     if check:
         errors = [scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed")]
         yield "error", "{}; eager's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
+        if found := result.get("accuracy"):
+            error, limit = scientific(found["error"]), scientific(found["limit"])
+            yield "accuracy", f"{found['class']}: off by {error} of the spread; as PyTorch is up to {limit}"
         unsupported = gradients_unsupported(gradients)
         if unsupported is not None:
             yield "gradients", f"none: {unsupported}"
         else:
             yield "gradients", "not checked" if gradients is None else gradient_verdict(check)
+        for way in check.get("reference") or []:
+            yield "reference", way
+        if check.get("domain"):
+            yield "domain", f"kept by every probe: {'; '.join(check['domain'])}"
         if check.get("mutants_rejected"):
             yield "mutants", mutants(result).removeprefix("mutants ")
     yield from checks.lines(result["check"])
@@ -333,8 +361,8 @@ def _facts(result):
         yield "floor", f"{with_unit(result['floor_ms'], ' ms')}, bound by {result['floor_bound']}{reached}"
     for title, timings in _modes(result).items():
         if timings.get("outcome"):
-            label = f", in {result['variant_precision']}" if result.get("variant_precision") else ""
-            yield "timing", f"{title}{label}: {_outcome(timings)}"
+            labelled = f", {label(result, 'in ')}" if label(result) else ""
+            yield "timing", f"{title}{labelled}: {_outcome(timings)}"
     if result.get("clocks"):
         before, after = result["clocks"]["before"], result["clocks"]["after"]
         yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"

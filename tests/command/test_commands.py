@@ -61,10 +61,21 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
     assert json.loads(file.read_text())["schema"] == 1
 
 
-def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong):
-    status, out, _ = run("compare.py", "--model", str(tiny_problem), "--variant", wrong, right, "--quick")
-    assert status == 1
+def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong, tmp_path):
+    file = tmp_path / "page.html"
+    status, out, err = run(
+        "compare.py", "--model", str(tiny_problem), "--variant", wrong, right, "--quick", "--html", str(file)
+    )
+    assert status == 1, err
     assert "fail" in out and "of its spread" in out and "pass" in out
+    page = file.read_text(encoding="utf-8")
+    assert "of its spread" in page and "under the ceilings measured in this run" in " ".join(page.split()) and "<svg" in page
+
+
+def test_where_a_page_cannot_be_written_nothing_is_run(tiny_problem, tmp_path):
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--html", str(tmp_path / "nowhere" / "page.html"))
+    assert (status, out) == (2, "")
+    assert "cannot be written" in err and "build" not in err
 
 
 @pytest.mark.full
@@ -81,6 +92,8 @@ def test_training_is_timed_with_grad(tiny_problem, right, tmp_path):
     "arguments, message",
     [
         (["compare.py", "--model", "nonsense"], "no model is called 'nonsense'"),
+        (["compare.py", "--model", "alexnet_conv"], "no model is called 'alexnet_conv' (did you mean alexnet_conv1?)"),
+        (["compare.py", "--model", "alexnet_conv1", "--time-limit", "0"], "takes a number of seconds above 0, got '0'"),
         (["compare.py", "--model", "alexnet_conv1", "--variant", "v9"], "no variant of alexnet_conv1 is called 'v9'"),
         (["compare.py", "--model", "alexnet_conv1", "--set", "batch_size"], "--set takes NAME=VALUE"),
         (["compare.py"], "the following arguments are required: --model"),
@@ -210,3 +223,13 @@ def test_colours_only_on_a_terminal(tiny_problem, right):
     )
     assert done.returncode == 0
     assert "\x1b[" in done.stdout
+
+
+@pytest.mark.full
+def test_pip_installs_the_two_commands(tmp_path):
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--prefix", str(tmp_path)]
+    subprocess.run([*install, "-e", str(ROOT)], check=True)
+    program, environment = tmp_path / "bin" / "kernel-playground", {**os.environ, "PYTHONPATH": str(ROOT)}
+    for words, status in ((["compare", "--explain", "conv_pool_sigmoid_sum/v3_box_sums"], 0), (["run", "--help"], 0), ([], 2)):
+        done = subprocess.run([program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status, done.stderr

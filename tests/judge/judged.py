@@ -6,7 +6,7 @@ import tempfile
 import unittest.mock
 from pathlib import Path
 
-from playground.driver.verdict import give_failure, judge
+from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.worker import WorkerFailure, WorkerProcess
 from playground.worker.truth import Truth
 
@@ -20,9 +20,9 @@ def one_worker():
         yield worker
 
 
-def judged(worker, problem, variants, settings=None, place="cpu"):
+def judged(worker, problem, variants, settings=None, place="cpu", accept=None, precision=None):
     """A result (verdict, reason, check, ...) for each path of a variant, of the problem at a path. `worker` loads them all."""
-    original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": SEED}
+    original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": SEED, "precision": precision}
     results = []
     with tempfile.TemporaryDirectory() as folder:
         truth = Truth(original, Path(folder), PROBE_SEED, LIMIT)
@@ -33,8 +33,8 @@ def judged(worker, problem, variants, settings=None, place="cpu"):
                 results.append(result)
                 try:
                     loaded = worker.ask("candidate.load", LIMIT, **original, variant=str(variant), weights=truth.weights)
-                    result["variant_precision"] = loaded["precision"]
-                    judge(worker, truth, result, LIMIT)
+                    give_loaded(result, loaded)
+                    judge(worker, truth, result, LIMIT, variant, accept=accept)
                 except WorkerFailure as failure:
                     give_failure(result, failure)
         finally:

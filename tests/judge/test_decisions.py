@@ -91,18 +91,25 @@ def test_a_maximum_over_values_of_a_lower_precision_is_wrong(judged, precision):
 def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     """In the note of the probe, which --explain shows."""
     found = {"max_error": 1e-7, "allowed": 1e-6, "eager_error": 1e-7, "permitted_error": 1e-7, "complaint": None}
-    of_gradients = {"weight": found | {"decided": True}, "bias": found | {"decided": False}}
+    of_outputs = found | {"swallowed": None, "leaked": False, "stale": False}
+    of_gradients = {name: found | {"decided": name == "weight", "unjudged": False} for name in ("weight", "bias")}
     truth = SimpleNamespace(
         folder=tmp_path,
         habits=[],
         prepared=lambda probe: {"unusable": None, "differentiable": True},
         inputs=lambda probe: "",
-        compare=lambda what, *_: {name: dict(each) for name, each in of_gradients.items()} if what == "gradients" else found,
+        compare=lambda what, *_, **__: (
+            {name: dict(each) for name, each in of_gradients.items()} if what == "gradients" else of_outputs
+        ),
     )
-    answers = {"run": {"refused": None, "complaints": {}, "peak_mib": None}, "differentiate": {"unsupported": None}}
+    answers = {
+        "run": {"refused": None, "complaints": {}, "peak_mib": None},
+        "differentiate": {"unsupported": None, "failed": None},
+    }
     worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what.removeprefix("candidate.")])
-    result = {"verdict": None, "ran_on": "cpu", "variant_precision": None, "check": blank_check()}
-    _Case(worker, truth, result, 60)._probe("normal", required=False)
-    assert result["verdict"] is None
+    result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}
+    case = _Case(worker, truth, result, 60, file=None, renew=None, accept=None)
+    case._probe("normal")
+    assert case.complaints == []
     assert result["check"]["probes"]["normal"]["note"] == "near decisions move the gradient of weight"
     assert result["check"]["gradients"] == {"weight": found, "bias": found}

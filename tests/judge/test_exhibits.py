@@ -1,6 +1,7 @@
 """Exhibits, wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
 
-The docstring of a file says what is expected of it: "Verdict: fail: <regular expression of the reason>", and what it needs.
+The docstring of a file says what is expected of it: "Verdict: fail: <regular expression of the reason>", and what it needs. One
+that is "forward only" names its caveats, too, in their order: "Caveat: <tag>, <tag>".
 Those that need a GPU, or two, are run by hand where there are two, and what came out is recorded:
 
     python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/exhibits/<GPU>.json
@@ -18,7 +19,7 @@ import torch
 
 from playground import catalog
 from playground.driver.runner import Options, Runner, Task, blank_result, load_candidate
-from playground.driver.verdict import give_failure, judge
+from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.machine import environment, requirements
 from playground.report.document import write_whole
 from playground.report.progress import Progress
@@ -34,12 +35,16 @@ NO_COMPILER = requirements.missing_for("cpu")
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A file of exhibits/. `needs` is "", "a process of its own", "a compiler", "a GPU" or "two GPUs"."""
+    """A file of exhibits/. `needs` is "", "a process of its own", "a compiler", "a GPU" or "two GPUs".
+
+    `caveats` are the tags, each once, of what is said besides.
+    """
 
     path: Path
     verdict: str
     reason: str
     needs: str
+    caveats: tuple
 
     @property
     def name(self):
@@ -58,7 +63,9 @@ def exhibits():
         text = ast.get_docstring(ast.parse(path.read_text()))
         verdict, _, reason = re.search(r"^Verdict: (.*)$", text, re.M)[1].partition(": ")
         needs = re.search(r"^Needs: (.*)$", text, re.M)
-        found.append(Exhibit(path, verdict, reason, needs[1] if needs else ""))
+        caveats = re.search(r"^Caveat: (.*)$", text, re.M)
+        tags = tuple(caveats[1].split(", ")) if caveats else ()
+        found.append(Exhibit(path, verdict, reason, needs[1] if needs else "", tags))
     return found
 
 
@@ -87,9 +94,15 @@ def court(tmp_path_factory):
         def check(exhibit, place, worker):
             case, truth = task(exhibit, place), truth_at(place)
             result = blank_result(case)
+
+            def renew():
+                another = stack.enter_context(WorkerProcess())
+                load_candidate(another, runner.original(case), case, OPTIONS, truth.weights)
+                return another
+
             try:
-                load_candidate(worker, runner.original(case), case, OPTIONS, truth.weights)
-                judge(worker, truth, result, OPTIONS.time_limit)
+                give_loaded(result, load_candidate(worker, runner.original(case), case, OPTIONS, truth.weights))
+                judge(worker, truth, result, OPTIONS.time_limit, exhibit.path, renew)
             except WorkerFailure as failure:
                 give_failure(result, failure)
             return result
@@ -108,11 +121,18 @@ def expect(result, exhibit):
     if exhibit.reason:
         assert re.match(exhibit.reason, result["reason"]), result["reason"]
         assert "\n" not in result["reason"]
+    costly = dict.fromkeys(caveat["tag"] for caveat in result["caveats"] if caveat["costs"])
+    if exhibit.verdict == "forward only":
+        assert tuple(costly) == exhibit.caveats
+    by_standard = {name: found["verdict"] for name, found in result["standards"].items()}
+    meets = {"pass": ("pass", "pass"), "forward only": ("pass", "fail")}
+    forward, drop_in = meets.get(exhibit.verdict, (exhibit.verdict, exhibit.verdict))
+    assert by_standard == {"forward": forward, "drop_in": drop_in}
 
 
 def hashes(exhibit):
-    """Of all that its verdict is about: the file, and the model."""
-    return {"sha256": catalog.sha256(exhibit.path), "problem_sha256": catalog.sha256(PROBLEM)}
+    """Of all that its verdict is about: the file but for its docstring, and the model."""
+    return {"code_sha256": catalog.code_sha256(exhibit.path), "problem_sha256": catalog.sha256(PROBLEM)}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +144,7 @@ def record(request):
     kept = {}
 
     def keep(exhibit, result):
-        verdict = {key: result[key] for key in ("reason", "findings")}
+        verdict = {key: result[key] for key in ("reason", "findings", "standards", "caveats")}
         kept[exhibit.name] = hashes(exhibit) | {"verdict": result["verdict"] or "pass", **verdict}
 
     yield keep
@@ -165,7 +185,9 @@ def complaint_about_records(exhibit, entries):
     if not current:
         return "it has changed since it was recorded" if entries else "it was never recorded"
     for entry in current:
-        if entry["verdict"] != exhibit.verdict or not re.match(exhibit.reason, entry["reason"] or ""):
+        # A record from before there were two standards calls a fail what costs drop-in alone.
+        expected = exhibit.verdict if "standards" in entry else exhibit.verdict.replace("forward only", "fail")
+        if entry["verdict"] != expected or not re.match(exhibit.reason, entry["reason"] or ""):
             return f"recorded is {entry['verdict']}: {entry['reason']}"
     return None
 
@@ -181,13 +203,15 @@ def test_what_needs_a_gpu_was_run_on_one():
 
 def test_a_record_counts_for_the_present_file_only():
     exhibit = next(exhibit for exhibit in exhibits() if exhibit.path.stem == "default_stream")
-    good = hashes(exhibit) | {"verdict": "fail", "reason": "a side stream: the output is off by 1", "findings": []}
+    good = hashes(exhibit) | {"verdict": "forward only", "reason": "a side stream: the output is off by 1", "standards": {}}
     assert complaint_about_records(exhibit, [good]) is None
+    earlier = {key: value for key, value in good.items() if key != "standards"} | {"verdict": "fail"}
+    assert complaint_about_records(exhibit, [earlier]) is None, "what was recorded before there were two standards"
     assert complaint_about_records(exhibit, []) == "it was never recorded"
-    assert complaint_about_records(exhibit, [good | {"sha256": "0" * 64}]) == "it has changed since it was recorded"
+    assert complaint_about_records(exhibit, [good | {"code_sha256": "0" * 64}]) == "it has changed since it was recorded"
     assert complaint_about_records(exhibit, [good | {"problem_sha256": "0" * 64}]) == "it has changed since it was recorded"
     assert complaint_about_records(exhibit, [good | {"verdict": "pass", "reason": None}]) == "recorded is pass: None"
-    assert complaint_about_records(exhibit, [good | {"reason": "out of memory"}]) == "recorded is fail: out of memory"
+    assert complaint_about_records(exhibit, [good | {"reason": "out of memory"}]) == "recorded is forward only: out of memory"
 
 
 @pytest.mark.parametrize("name", [pytest.param("decorative_kernel", marks=pytest.mark.full), "own_cuda_kernel"])

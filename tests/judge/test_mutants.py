@@ -300,9 +300,10 @@ WANTED = {
 }
 
 
-@pytest.fixture(params=WANTED)
-def referee(request, tmp_path):
+@pytest.fixture(scope="module", params=WANTED)
+def referee(request, tmp_path_factory):
     """One that has prepared every probe of a model of ours, at the emulator's size."""
+    tmp_path = tmp_path_factory.mktemp("referee")
     made, model = Referee(), catalog.find_model(request.param)
     made.load(str(model.path), catalog.SETTINGS["emulator"][model.name], "cpu", tmp_path / "weights", 1)
     for i, (probe, (_, size)) in enumerate(PROBES.items()):

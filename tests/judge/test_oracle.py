@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground.judge.oracle import NotSeparable, Oracle
+from playground.judge.oracle import PROMOTED, NotSeparable, Oracle
 from playground.judge.precision import round_to_tf32
 from playground.judge.probes import Probe
 
@@ -267,3 +267,22 @@ def test_attributes_are_in_float64_too_and_no_call_changes_the_model():
         (eager,), (truth,) = oracle.eager(given).outputs, oracle.truth(given).outputs
         assert (eager.dtype, truth.dtype) == (torch.float32, torch.float64)
         assert torch.equal(eager, truth.float()) and eager[-1] == torch.tensor(1.1)
+
+
+class MakesFloat32(nn.Module):
+    def forward(self, x):
+        return x @ torch.full((3, 3), 0.1, dtype=torch.float32)
+
+
+def test_what_the_original_makes_in_float32_is_made_in_float64():
+    oracle, x = Oracle(MakesFloat32(), CPU), torch.rand(4, 3)
+    truth = oracle.truth(Probe("own", [x])).outputs[0]
+    assert truth.dtype == torch.float64 and oracle.ways == {PROMOTED}
+    torch.testing.assert_close(truth, x.double() @ torch.full((3, 3), 0.1, dtype=torch.float64), rtol=1e-15, atol=0)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_the_usual_way_is_not_mentioned():
+    oracle = Oracle(nn.Linear(3, 2), CPU)
+    oracle.truth(Probe("own", [torch.rand(4, 3)]))
+    assert oracle.ways == set()

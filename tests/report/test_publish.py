@@ -96,6 +96,31 @@ def test_the_best_of_a_model_comes_first(root, record):
     assert best_rows(root) == [], "what computes in a lower precision is not the best"
 
 
+def test_the_variant_for_other_gpus_stands_below_the_best(root, record):
+    source_of(root, publish.STAND_IN).write_text("# v4\n")
+    record(variants=(publish.STAND_IN, "v10_later"), medians=(0.2, 0.142))
+    best, stand_in = best_rows(root)
+    assert "v10_later" in best[3] and stand_in[0] == "pool, stand-in" and "v4_tensor_core" in stand_in[3]
+    assert "*Stand-in*: what runs on other GPUs, too" in publish.best(publish.newest_runs(root), ["pool"])
+    record(variants=(publish.STAND_IN, "v10_later"), medians=(0.1, 0.142))
+    assert [row[0] for row in best_rows(root)] == ["pool"], "once, where it is the best itself"
+
+
+def test_what_is_built_for_less_shared_memory_stands_in_the_ladder(root, record):
+    source_of(root, publish.STAND_IN).write_text("# v4\n")
+    record(variants=(publish.STAND_IN, "v10_later"), medians=(0.2, 0.142))
+    (root / publish.LIMITED).mkdir()
+    record("shared_memory/99.json", variants=(publish.STAND_IN,), medians=(0.25,), shared_limit_kb=99)
+    record("shared_memory/163.json", variants=(publish.STAND_IN,), medians=(0.22,), shared_limit_kb=163)
+    found = rows(root)
+    names = list(found)
+    assert names[names.index(publish.STAND_IN) + 1 :][:2] == ["... built for 163 KB", "... built for 99 KB"]
+    assert found["... built for 99 KB"][0] == "0.250" and found["eager"][0] == "13.6", "beside another's baselines"
+    assert not any("built for" in name for name in rows(root, publish.README))
+    source_of(root, publish.STAND_IN).write_text("# edited\n")
+    assert not any("built for" in name for name in rows(root))
+
+
 def test_a_ladder_shows_all_that_was_measured(root, record):
     record()
     text = table(root)
@@ -125,6 +150,16 @@ def test_readmes_table_has_two_baselines_and_no_training(root, record):
     assert "(kernels/pool/v2_single_kernel.py)" in table(root, publish.README)
 
 
+def test_fp16_is_shown_by_its_precision_and_in_no_headline(root, record, make_passed):
+    baselines = make_passed("pool", "v2_single_kernel")["baselines_ms"]
+    record(baselines_ms={**baselines, "compile_fp16": {"median": 0.5, "p20": 0.4, "p80": 0.6}})
+    assert rows(root)["fp16 (lower precision)"][0] == "0.500"
+    assert list(rows(root, publish.README))[2:4] == ["eager", "torch.compile"]
+    assert "torch.compile" in best_rows(root)[0][2] and "fp16" not in publish.best(publish.newest_runs(root), ["pool"])
+    assert publish.main([], root) == 0
+    assert "fp16 (lower precision)" not in texts(root / times_plot.FILES["light"])
+
+
 def test_what_is_stale_shows_no_figure(root, record):
     """Neither its own nor a baseline's that was taken beside it."""
     record()
@@ -147,6 +182,20 @@ def test_a_new_docstring_makes_nothing_stale(root, record):
     source.write_text(f'"""Measured: 7.00 ms."""\n{text}')
     assert rows(root)["v1_fused_tail"][0] == "7.00"
     source.write_text(f"{text}X = 2\n")
+    assert rows(root)["v1_fused_tail"][0] == "stale"
+
+
+def test_what_compiles_to_the_same_is_not_stale(root, record):
+    """tests/kernels/same_sass.py --record writes the key."""
+    source = source_of(root, "v1_fused_tail")
+    measured = code_sha256(source)
+    source.write_text("X = 1  # a comment that says more\n")
+    record(variants=("v1_fused_tail",), medians=(7.0,), code_sha256=measured)
+    assert rows(root)["v1_fused_tail"][0] == "stale"
+    same = {"code_sha256": code_sha256(source), "compared_with": "0" * 40}
+    record(variants=("v1_fused_tail",), medians=(7.0,), code_sha256=measured, code_same_as=same)
+    assert rows(root)["v1_fused_tail"][0] == "7.00"
+    source.write_text("X = 2\n")
     assert rows(root)["v1_fused_tail"][0] == "stale"
 
 

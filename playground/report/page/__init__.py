@@ -10,10 +10,11 @@ LIBRARIES = ("jinja2", "matplotlib", "pygments")
 
 @dataclass(frozen=True)
 class Files:
-    """Where a model and a variant of it stand."""
+    """Where a model and a variant of it stand, and their names in the document where those are not the files'."""
 
     model: Path
     variant: Path
+    names: tuple[str, str] | None = None
 
 
 def missing():

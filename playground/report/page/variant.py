@@ -9,8 +9,10 @@ from playground.report.figures import (
     baseline_name,
     gradients_unsupported,
     headline,
+    labelled,
     outcome_verdict,
     precisions,
+    standards,
     timed_modes,
     timing_notes,
     with_unit,
@@ -38,9 +40,9 @@ def shown(identity, result, path, stale, first=None):
         "title": title,
         "verdict": marks.of(result["verdict"]),
         "time": with_unit(result["time_ms"]["median"], " ms") if result["time_ms"] else "",
-        "speedup": f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}" if ratio else "",
+        "speedup": f"{labelled(with_unit(ratio['ratio'], 'x'), result)} over {baseline_name(best)}" if ratio else "",
         "reason": _without_folders(result["reason"] or "", path),
-        "details": _without_folders(result.get("details") or "", path),
+        "details": _without_folders(result.get("details") or result.get("printed") or "", path),
         "findings": lines,
         "unplaced": [_without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
         "first": first,
@@ -66,14 +68,15 @@ def _with_marks(rows):
 
 
 def _facts(result):
+    yield from standards(result)
     if result["ran_on"]:
         yield "ran on", ", ".join(filter(None, (result["ran_on"], precisions(result))))
     for title, timings in timed_modes(result).items():
         if timings.get("time_ms") and timings.get("rounds"):
             best, _ = headline(timings)
             said = f"{outcome_verdict(timings)} against {baseline_name(best)}; " if best else ""
-            label = "timing" if title == FORWARD else f"timing, {title}"
-            yield label, f"{said}{timings['rounds']} rounds, {timings['calls']} calls"
+            what = "timing" if title == FORWARD else f"timing, {title}"
+            yield what, f"{said}{timings['rounds']} rounds, {timings['calls']} calls"
     if result["peak_mib"] is not None:
         yield "peak memory", with_unit(result["peak_mib"], " MiB")
     if result.get("clocks"):

@@ -4,6 +4,7 @@ from playground.report import checks
 from playground.report.document import date_of, is_stale
 from playground.report.figures import (
     NOTHING,
+    TALLY,
     baseline_medians,
     baseline_name,
     by_device,
@@ -11,6 +12,7 @@ from playground.report.figures import (
     gradient_verdict,
     gradients_unsupported,
     headline,
+    labelled,
     machine,
     mutants,
     on_device,
@@ -25,7 +27,7 @@ from playground.report.figures import (
     timed_modes,
     with_unit,
 )
-from playground.report.page import charts, explanation, marks, variant
+from playground.report.page import charts, explanation, marks, suite, variant
 from playground.report.page.marks import BAD, GOOD, UNKNOWN, Mark
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
@@ -57,14 +59,16 @@ def page(document, known):
         ],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
         "timed": any(result["time_ms"] for result in results),
-        "rooflines": list(_rooflines(results)),
+        "rooflines": [] if document.get("suite") else list(_rooflines(results)),
         "models": sections,
+        "suite": suite.shown(document, sections),
     }
 
 
 def _files(result, known):
     """(model's path, variant's path) by their names, or (None, None). Of several, the one whose content is the result's."""
-    named = [each for each in known if (each.model.stem, each.variant.stem) == (result["model"], result["variant"])]
+    names = result["model"], result["variant"]
+    named = [each for each in known if (each.names or (each.model.stem, each.variant.stem)) == names]
     same = [each for each in named if not is_stale(result, each.variant, each.model)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
 
@@ -88,9 +92,8 @@ def _environment(environment, prefix=""):
 
 
 def _tally(results):
-    names = {"pass": "passed", "fail": "failed", "error": "ended in an error", "skipped": "skipped"}
-    counts = {word: sum(result["verdict"] == word for result in results) for word in names}
-    return [Mark(marks.of(word).state, f"{count} {names[word]}") for word, count in counts.items() if count]
+    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
+    return [Mark(marks.of(word).state, f"{count} {TALLY[word]}") for word, count in counts.items() if count]
 
 
 def _rooflines(results):
@@ -126,6 +129,7 @@ def _model(identity, name, pairs):
         "about": explanation.about(model_file) if model_file else "",
         "groups": [_group(f"{identity}-group-{n}", *key, each) for n, (key, each) in enumerate(groups.items(), 1)],
         "variants": variants,
+        "members": [{"result": result, "shown": shown} for (result, _), shown in zip(pairs, variants, strict=True)],
     }
 
 
@@ -163,7 +167,7 @@ def _verdict_row(result, shown):
         "build": with_unit(result["build_seconds"], " s"),
         "cached": from_cache,
         "time": time,
-        "speedup": with_unit(ratio["ratio"], "x") if ratio else NOTHING,
+        "speedup": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
         "over": baseline_name(best) if ratio else "",
         "share": with_unit(share and 100 * share, "%"),
         "outcome": marks.of(outcome_verdict(result)),

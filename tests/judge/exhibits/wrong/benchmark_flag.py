@@ -1,7 +1,8 @@
 """Sets cudnn.benchmark when it is imported, also for the baselines of a careless harness.
 
-Verdict: fail: changes torch.backends.cudnn.benchmark from False to True when it is loaded
+Verdict: forward only: changes torch.backends.cudnn.benchmark from False to True when it is loaded
 Needs: a process of its own
+Caveat: sets-cudnn-benchmark
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Asks a result of its own for a version counter, which it does not have in inference_mode.
 
-Verdict: fail: inference_mode: raises RuntimeError: Inference tensors do not track version counter
+Verdict: forward only: inference_mode: raises RuntimeError: Inference tensors do not track version counter
+Caveat: inference-mode
 """
 
 import torch

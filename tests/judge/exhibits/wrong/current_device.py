@@ -1,7 +1,8 @@
 """Launches on the current device, whichever one the tensors are on.
 
-Verdict: fail: a second device: .
+Verdict: forward only: a second device: .
 Needs: two GPUs
+Caveat: second-device
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Computes outside autograd.
 
-Verdict: fail: the output is silently detached
+Verdict: forward only: the output is silently detached
+Caveat: no-gradient
 """
 
 import torch

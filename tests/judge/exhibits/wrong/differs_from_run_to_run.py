@@ -1,6 +1,7 @@
 """Adds in an order that changes, and does not say so.
 
-Verdict: fail: run to run: bits differ from run to run, and it does not say deterministic = False
+Verdict: forward only: run to run: bits differ from run to run, and it does not say deterministic = False
+Caveat: not-deterministic
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Forgets the gradient of the bias.
 
-Verdict: fail: the gradient of conv.bias is
+Verdict: forward only: the gradient of conv.bias is
+Caveat: wrong-gradient
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Gives the result of the call before where it is captured in a CUDA graph, so that a replay never looks at the input.
 
-Verdict: fail: a CUDA graph: the output
+Verdict: fail: a CUDA graph: (the output|a replay gives the result of an earlier call)
 Needs: a GPU
 """
 

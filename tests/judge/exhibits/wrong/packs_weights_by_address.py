@@ -1,6 +1,7 @@
 """Packs its weights again only when they lie elsewhere, and an optimiser changes them in place.
 
-Verdict: fail: after an optimiser's step: the output is that of the weights before the step
+Verdict: forward only: after an optimiser's step: the output is that of the weights before the step
+Caveat: stale-weights
 """
 
 import torch

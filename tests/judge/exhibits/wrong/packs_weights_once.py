@@ -1,6 +1,7 @@
 """Packs its weights in the first call and never again.
 
-Verdict: fail: after an optimiser's step: the output is that of the weights before the step
+Verdict: forward only: after an optimiser's step: the output is that of the weights before the step
+Caveat: stale-weights
 """
 
 import torch

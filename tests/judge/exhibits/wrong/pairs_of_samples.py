@@ -1,6 +1,7 @@
 """Takes the samples two at a time and forgets the last of an odd number.
 
-Verdict: fail: (on normal inputs|with one|at batch size 1): the output
+Verdict: forward only: on normal inputs: the output
+Caveat: sizes
 """
 
 import torch

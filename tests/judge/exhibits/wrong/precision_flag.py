@@ -1,7 +1,8 @@
 """Asks for TF32 in its forward, and leaves it on.
 
-Verdict: fail: changes torch.backends
+Verdict: forward only: changes torch.backends
 Needs: a process of its own
+Caveat: sets-tf32
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Says that it gives the same bits every time, and does not.
 
-Verdict: fail: run to run: bits differ from run to run, and the class says deterministic = True
+Verdict: forward only: run to run: bits differ from run to run, and the class says deterministic = True
+Caveat: not-deterministic
 """
 
 import torch

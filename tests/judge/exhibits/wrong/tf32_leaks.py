@@ -1,7 +1,8 @@
 """Turns TF32 on for products in its forward, also for the baselines of a careless harness.
 
-Verdict: fail: changes torch.backends.cuda.matmul
+Verdict: forward only: changes torch.backends.cuda.matmul
 Needs: a GPU
+Caveat: sets-tf32
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A backward that takes mean and variance for constants: only the gradients are wrong.
 
-Verdict: fail: the gradient of conv.(weight|bias) is off by
+Verdict: forward only: the gradient of conv.(weight|bias) is off by
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Pools before the activation: nearly the same on the model's own inputs.
+"""Its own names, and a random number drawn first: from the same seed it has other weights.
 
-Verdict: fail: .*off by .* of its spread
+Verdict: fail: the output is off by
 """
 
 import torch
@@ -11,7 +11,8 @@ import torch.nn.functional as F
 class ModelNew(nn.Module):
     def __init__(self, in_channels, out_channels):
         super().__init__()
+        self.scale = nn.Parameter(torch.rand(1))
         self.conv = nn.Conv2d(in_channels, out_channels, 3)
 
     def forward(self, x):
-        return torch.sigmoid(F.avg_pool2d(self.conv(x), 2))
+        return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)

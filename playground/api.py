@@ -1,0 +1,208 @@
+"""Judge and time a solution from Python: a notebook, or a loop that writes kernels.
+
+    from playground import compare
+
+    found = compare("problem.py", text_of_a_solution)
+    print(found.verdict, found.reason, found.speedups)
+
+It is compare.py for one pair: the same processes, checks and figures. A call may take a minute. Calls leave nothing behind, and
+several threads may call at the same time: what is judged then shares the machine, and one is timed after the other.
+"""
+
+import dataclasses
+import functools
+import inspect
+import io
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+
+from playground import catalog
+from playground.driver import plan
+from playground.driver.runner import Options, Runner, Task
+from playground.machine import build_locks, requirements
+from playground.report import suite
+from playground.report.figures import meets
+from playground.report.progress import Progress
+from playground.tensors import HALF
+
+_ceilings = {}  # of this machine: measured once for all calls
+_once = threading.Lock()
+
+
+class CannotCompare(RuntimeError):
+    """The machine cannot do what was asked; the text says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times as fast as a baseline: the median over paired rounds, and its 95% interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """What stands between a solution and a drop-in replacement: a stable tag, a sentence, a line of the file or None."""
+
+    tag: str
+    text: str
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of a solution.
+
+    `verdict` is "pass" (a drop-in replacement), "forward only" (right on the problem's own inputs; the caveats say what is
+    missing), "fail", "error" (it did not run to the end) or "skipped" (it does not run on that device). `is_right` says whether
+    it meets the standard that was asked for.
+
+    `reason` is one sentence, None with "pass"; `details` may hold a compiler's output or a traceback. `accuracy` is its class,
+    such as "as PyTorch" or "float32"; None where it is not known. `ran_on` is "cuda", "cpu" or "emulator", which times nothing.
+
+    `milliseconds` is the median of a forward pass; `baselines` are the medians of PyTorch's, and `speedups` those over each of
+    them and over the "fastest" that is at least as precise. Without a quiet machine nothing is claimed: `speedups` is empty
+    and `not_measured` says why.
+
+    `result` is all that is known, as in the JSON of compare.py.
+    """
+
+    verdict: str
+    is_right: bool
+    reason: str | None
+    details: str
+    caveats: tuple[Caveat, ...]
+    accuracy: str | None
+    ran_on: str | None
+    milliseconds: float | None
+    baselines: dict[str, float]
+    speedups: dict[str, Speedup]
+    not_measured: str | None
+    result: dict = field(repr=False)
+
+
+def compare(
+    problem: str | Path | ModuleType,
+    solution: str | Path | ModuleType,
+    *,
+    settings: dict | None = None,
+    device: str = "auto",
+    standard: str | None = None,
+    quick: bool = True,
+    training: bool = False,
+    precision: str = "default",
+    accept: float | None = None,
+    time_limit: float = 300.0,
+) -> Comparison:
+    """Judge a solution of a problem, both in KernelBench's format, and time it if it is right.
+
+    Either is a path, the name of one of the project's models or variants, the text of a file, or a module that has a file.
+    `settings` are other values for constants of the problem, such as {"batch_size": 4}. `device`, `standard`, `quick`,
+    `training`, `precision` and `time_limit` (seconds for each step) are those of compare.py; `quick` leaves out torch.compile.
+    `accept` is the error, as a share of the output's spread and at most 0.01, with which a solution is timed all the same.
+
+    What is wrong with the solution is in the Comparison. Raises CatalogError for a path or a setting that stands for nothing,
+    CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
+    """
+    _require("device", device, ("auto", "cuda", "cpu", "emulator"))
+    _require("standard", standard, (None, "forward", "drop-in"))
+    _require("precision", precision, ("default", "strict", *HALF))
+    if accept is not None and not 0 < accept <= plan.LEAST_ACCURACY:
+        raise ValueError(f"accept is {accept!r}, expected a share of the output's spread up to {plan.LEAST_ACCURACY:g}")
+    _prepare(device)
+    with tempfile.TemporaryDirectory(prefix="playground-") as folder:
+        model = catalog.find_model(_file(problem, Path(folder) / "problem.py"))
+        catalog.require_constants(model, "settings", settings or {})
+        given = _file(solution, Path(folder) / "solution.py")
+        variant = catalog.find_variant(model, given)
+        is_text = variant.path.parent == Path(folder).resolve()
+        options = Options(
+            quick=quick,
+            training=training,
+            time_limit=time_limit,
+            strict=precision == "strict",
+            precision=precision if precision in HALF else None,
+            accept=accept,
+            builds=str(Path(folder) / "builds") if is_text else None,
+        )
+        return _told(_run(model, variant, settings or {}, device, standard, options))
+
+
+def _run(model, variant, settings, device, standard, options):
+    """The result of the only task."""
+    standard = standard or plan.standard_of(variant)
+    place = plan.place_of(variant, device)
+    if place is None:
+        skipped = ("skipped", f"it does not run on device {device!r}")
+        return plan.settled(Task(model, variant, None, settings, standard=standard, settled=skipped))
+    with Progress(Console(file=io.StringIO(), quiet=True)) as progress:
+        runner = Runner(options, progress)
+        runner.measured.ceilings = _ceilings
+        settings = {**model.settings(place), **settings}
+        (result,) = runner.run([Task(model, plan.placed(variant, place), place, settings, standard=standard)])
+    return result
+
+
+def _file(given, text_file):
+    """A path or a name as text. What is the text of a file is written into `text_file`."""
+    if isinstance(given, ModuleType):
+        try:
+            return str(Path(inspect.getfile(given)).resolve())
+        except TypeError:
+            raise TypeError(f"module {given.__name__!r} has no file: give its path, or its text") from None
+    if not isinstance(given, (str, Path)):
+        raise TypeError(f"expected a path, a name, the text of a file or a module, got {type(given).__name__}")
+    if isinstance(given, str) and "\n" in given:
+        text_file.write_text(given, encoding="utf-8")
+        return str(text_file)
+    return str(given)
+
+
+def _told(result):
+    """The Comparison of a result."""
+    time, outcome = result["time_ms"] or {}, result["outcome"] or {}
+    return Comparison(
+        verdict=result["verdict"],
+        is_right=meets(result),
+        reason=result["reason"],
+        details=result["details"],
+        caveats=tuple(Caveat(each["tag"], each["text"], each["line"]) for each in result["caveats"]),
+        accuracy=suite.accuracy_class(result),
+        ran_on=result["ran_on"],
+        milliseconds=time.get("median"),
+        baselines={name: spread["median"] for name, spread in result["baselines_ms"].items()},
+        speedups={
+            name: Speedup(*(ratio[key.name] for key in dataclasses.fields(Speedup)))
+            for name, ratio in suite.speedups(result).items()
+        },
+        not_measured=outcome.get("reason"),
+        result=result,
+    )
+
+
+def _require(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+
+
+def _prepare(device):
+    """Raises CannotCompare where this machine lacks what the device needs."""
+    with _once:
+        missing = _missing("cuda" if device == "cuda" else "cpu")
+    if missing:
+        raise CannotCompare(str(missing))
+
+
+@functools.cache
+def _missing(backend):
+    """Once a process: PATH and CUDA_HOME are set, and locks of builds that were killed are gone."""
+    requirements.prepare_environment()
+    build_locks.clear_stale_locks()
+    return requirements.missing_for(backend)

@@ -1,0 +1,157 @@
+"""What a problem's inputs have in common from draw to draw, so that a probe can keep it.
+
+A product of lower triangular matrices may be computed without a look at the upper half, and a loss over probabilities need not
+be right for anything else. What several draws of get_inputs show is part of the problem. A range is not: only where the
+original itself has no finite result beyond it (a logarithm of negative values) are its values kept positive.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from playground import tensors
+
+DRAWS = 3
+SUM_OF_ONE = 1e-4  # how far rows of probabilities may be from it
+NO_PROBABILITIES = ("impulse", "large", "small", "nan", "infinity")  # probes whose values are none
+OF_FIRST = ("impulse", "nan", "infinity")  # probes that change the first float input alone
+OF_VALUES = (*NO_PROBABILITIES, "ramp")  # probes that are nothing but their values
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Of one input. `frozen` is why its values stay the problem's own; `probabilities` the dimension that sums to one.
+
+    `twin` is the number of an earlier input that it equals.
+    """
+
+    frozen: str | None = None
+    zeros: bool = False
+    symmetric: bool = False
+    ascending: bool = False
+    probabilities: int | None = None
+    positive: bool = False
+    twin: int | None = None
+
+    def takes(self, probe):
+        """Whether it can have the values of a probe of that name."""
+        return not self.frozen and not (self.probabilities is not None and probe in NO_PROBABILITIES)
+
+    @property
+    def text(self):
+        """In words; None where there is nothing to keep."""
+        words = [self.frozen] if self.frozen else []
+        words += ["zeros that stay zeros"] if self.zeros else []
+        words += ["symmetric"] if self.symmetric else []
+        words += ["sorted"] if self.ascending else []
+        words += ["probabilities"] if self.probabilities is not None else []
+        words += [f"equal to input {self.twin}"] if self.twin is not None else []
+        return ", ".join(words) or None
+
+    def keep(self, drawn, value, positive):
+        """`value` with this structure; `drawn` is the problem's own."""
+        if self.frozen:
+            return drawn
+        if self.probabilities is not None:
+            total = value.abs().sum(self.probabilities, keepdim=True)
+            return value.abs() / total if torch.isfinite(total).all() and (total > 0).all() else drawn
+        if positive and self.positive:
+            value = value.abs()
+        if self.symmetric:
+            value = value.triu() + value.triu(1).mT
+        if self.ascending:
+            value = value.sort(-1).values
+        return torch.where(drawn == 0, drawn, value) if self.zeros else value
+
+
+class Domain:
+    """The structures of a problem's inputs: {number of a float input: Structure}."""
+
+    def __init__(self, structures=()):
+        self._structures = dict(structures)
+        self.is_positive = any(each.positive for each in self._structures.values())
+
+    @property
+    def texts(self):
+        """['input 0: sorted', ...] of what there is to keep."""
+        return [f"input {i}: {each.text}" for i, each in self._structures.items() if each.text]
+
+    def forbids(self, probe):
+        """Why a probe of that name would leave the domain; None where it need not."""
+        changed = list(self._structures.values())[: 1 if probe in OF_FIRST else None]
+        if probe not in OF_VALUES or not changed or any(each.takes(probe) for each in changed):
+            return None
+        return f"it would leave the problem's domain ({'; '.join(self.texts)})"
+
+    def free(self, i, value):
+        """Where input `i`, whose value this is, may vary: not at zeros that stay zeros. None where that is everywhere."""
+        return value != 0 if i in self._structures and self._structures[i].zeros else None
+
+    def keep(self, drawn, values, positive=False):
+        """The list of `values` with every structure; `drawn` are the problem's own inputs of the same form."""
+        kept = list(values)
+        for i, each in self._structures.items():
+            kept[i] = kept[each.twin] if each.twin is not None else each.keep(drawn[i], kept[i], positive)
+        return kept
+
+
+def learn(problem, seed):
+    """The Domain that several draws of the problem's inputs show; an empty one where their forms differ."""
+    draws = [tensors.make_inputs(problem, seed + k) for k in range(DRAWS)]
+    forms = [[tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in draw] for draw in draws]
+    if any(form != forms[0] for form in forms):
+        return Domain()
+    floats = [i for i, value in enumerate(draws[0]) if tensors.differentiable(value) and value.numel()]
+    return Domain({i: _structure(draws, i) for i in floats})
+
+
+def _structure(draws, i):
+    values = [draw[i] for draw in draws]
+    twin = next((j for j in range(i) if all(_equal(draw[j], draw[i]) for draw in draws)), None)
+    if twin is not None:
+        return Structure(twin=twin)
+    if frozen := _frozen(values):
+        return Structure(frozen=frozen)
+    return Structure(
+        zeros=_keeps_zeros(values),
+        symmetric=all(value.dim() > 1 and value.shape[-1] > 1 and _equal(value, value.mT) for value in values),
+        ascending=all(value.dim() and value.shape[-1] > 2 and bool((value.diff(dim=-1) >= 0).all()) for value in values),
+        probabilities=_dimension_of_probabilities(values),
+        positive=all(bool((value >= 0).all()) for value in values),
+    )
+
+
+def _equal(a, b):
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _frozen(values):
+    """Why values that a probe would draw are none of this input's; None where they may be."""
+    if all(_equal(values[0], value) for value in values[1:]):
+        return "the same in each draw"
+    if all(bool((value == value.round()).all()) for value in values):
+        low, high = min(value.min().item() for value in values), max(value.max().item() for value in values)
+        rows = [value.sum(-1) for value in values if value.dim()]
+        if (low, high) == (0, 1) and rows and all(bool((row == 1).all()) for row in rows):
+            return "one-hot"
+        return f"integers from {low:g} to {high:g}"
+    distinct = torch.cat([value.flatten()[:4096] for value in values]).unique()
+    if len(distinct) == 2:
+        return f"a mask of {distinct[0]:g} and {distinct[1]:g}"
+    return None
+
+
+def _keeps_zeros(values):
+    zeros = [value == 0 for value in values]
+    return bool(zeros[0].any()) and all(torch.equal(zeros[0], each) for each in zeros[1:])
+
+
+def _dimension_of_probabilities(values):
+    """The dimension along which every draw is not negative and sums to one; None without one."""
+    if not all(bool((value >= 0).all()) for value in values):
+        return None
+    for dimension in range(values[0].dim() - 1, -1, -1):
+        off = max((value.double().sum(dimension) - 1).abs().max().item() for value in values)
+        if values[0].shape[dimension] > 1 and off < max(SUM_OF_ONE, 8 * torch.finfo(values[0].dtype).eps):
+            return dimension
+    return None

@@ -1,0 +1,258 @@
+"""The original in float32, with the terms of its sums added in another order than PyTorch's.
+
+How exact a sum is depends on the order of its terms: a kernel in which one thread adds 65,536 numbers one after another is
+plain float32, and far less exact than PyTorch, which adds in pairs. How far is measured here, on the problem's own terms,
+instead of bounded: a worst case would be orders of magnitude larger, and would permit what is no float32 any more.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from playground.judge.precision import Decomposing, Uncompiled
+
+aten = torch.ops.aten
+
+ORDERS = ("one after another", "strided", "in blocks", "in one pass")
+LANES = 256  # partial sums of the strided order, as the threads of a block make them
+BLOCK = 1024  # terms of a partial sum of the blocked order
+SLICES = 8  # partial sums of a strided product
+TILE = 32  # terms that a blocked product adds at once
+CHUNK = 1 << 26  # terms that are on the host at a time
+
+# Operators whose decomposition ends in those of _Reordered: only they add.
+_DECOMPOSED = (
+    aten.native_batch_norm,
+    aten._softmax,
+    aten._log_softmax,
+    aten.mse_loss,
+    aten.smooth_l1_loss,
+    aten.huber_loss,
+    aten.nll_loss_forward,
+    aten.std,
+    aten.std_mean,
+)
+
+
+class Reordered(Decomposing):
+    """While active, float32 sums add their terms in one of ORDERS: those of reductions, running sums, products, convolutions.
+
+    "in one pass" is the first order, and takes a variance as the mean of the squares less the square of the mean. With a `seed`
+    the terms are shuffled first: another of the many roundings that an order may give.
+    """
+
+    def __init__(self, order, seed=None):
+        super().__init__()
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._order = "one after another" if order == "in one pass" else order
+        self._one_pass = order == "in one pass"
+        self._decompositions = torch._decomp.get_decompositions(_DECOMPOSED)
+        self._own = {
+            aten.sum.dim_IntList: self._sum,
+            aten.sum.default: self._sum,
+            aten.mean.dim: self._mean,
+            aten.mean.default: self._mean,
+            aten.var.correction: lambda *args, **kwargs: self._var_mean(*args, **kwargs)[0],
+            aten.var_mean.correction: self._var_mean,
+            aten.linalg_vector_norm.default: self._vector_norm,
+            aten.logsumexp.default: self._logsumexp,
+            aten.cumsum.default: self._cumsum,
+            aten.cumprod.default: self._cumprod,
+            aten.mm.default: self._product,
+            aten.bmm.default: self._product,
+            aten.addmm.default: self._added_product,
+            aten.baddbmm.default: self._added_product,
+            aten.linear.default: self._linear,
+            aten.convolution.default: self._convolution,
+            aten.native_layer_norm.default: self._layer_norm,
+            aten.native_group_norm.default: self._group_norm,
+            aten.cudnn_batch_norm.default: self._cudnn_batch_norm,
+        }
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = args[0] if args else None
+        if isinstance(given, torch.Tensor) and given.dtype == torch.float32:
+            if function in self._own:
+                return self._own[function](*args, **kwargs)
+            if function in self._decompositions:
+                with _Again(self):
+                    return self._decompositions[function](*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _added(self, rows):
+        """The sums of the rows of a matrix on the host."""
+        length = rows.shape[1]
+        if self._order == "strided":
+            lanes = _sequential(_folded(rows, -(-length // LANES), LANES))
+            return lanes.sum(1)
+        if self._order == "in blocks":
+            blocks = _sequential(_folded(rows, -(-length // BLOCK), BLOCK).transpose(1, 2))
+            return _sequential(blocks[..., None])[:, 0]
+        return _sequential(rows[..., None])[:, 0]
+
+    def _sum(self, x, dim=None, keepdim=False, *, dtype=None):
+        if dtype not in (None, torch.float32) or not x.numel():
+            return aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
+        dims = sorted(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim or range(x.dim()))) if x.dim() else []
+        kept = [d for d in range(x.dim()) if d not in dims]
+        rows = self._shuffled(x.permute(*kept, *dims).reshape(math.prod(x.shape[d] for d in kept), -1))
+        step = max(1, CHUNK // rows.shape[1])
+        sums = torch.cat([self._added(part.cpu()) for part in rows.split(step)])
+        shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
+        return sums.to(x.device).reshape(shape)
+
+    def _shuffled(self, *values, dims=(-1,)):
+        """The values with the terms along these dimensions, one of each, in the same random order."""
+        if self._generator is not None:
+            order = torch.randperm(values[0].shape[dims[0]], generator=self._generator).to(values[0].device)
+            values = [value.index_select(dim, order) for value, dim in zip(values, dims, strict=True)]
+        return values[0] if len(values) == 1 else values
+
+    def _mean(self, x, dim=None, keepdim=False, *, dtype=None):
+        total = self._sum(x, dim, keepdim, dtype=dtype)
+        return total / (x.numel() / max(1, total.numel()))
+
+    def _var_mean(self, x, dim=None, *, correction=None, keepdim=False):
+        mean = self._mean(x, dim, True)
+        count = x.numel() / max(1, mean.numel())
+        correction = 1 if correction is None else correction
+        if self._one_pass:
+            squares = (self._mean(x * x, dim, True) - mean * mean).clamp(min=0) * (count / max(count - correction, 0))
+        else:
+            squares = self._sum((x - mean).square(), dim, True) / max(count - correction, 0)
+        if not keepdim:
+            dims = tuple(range(x.dim())) if dim is None or dim == [] else dim
+            squares, mean = squares.squeeze(dims), mean.squeeze(dims)
+        return squares, mean
+
+    def _vector_norm(self, x, ord=2, dim=None, keepdim=False, *, dtype=None):
+        if ord not in (1, 2):
+            return aten.linalg_vector_norm.default(x, ord, dim, keepdim, dtype=dtype)
+        total = self._sum(x.abs() if ord == 1 else x.square(), dim, keepdim, dtype=dtype)
+        return total if ord == 1 else total.sqrt()
+
+    def _logsumexp(self, x, dim, keepdim=False):
+        largest = x.amax(dim, keepdim=True)
+        total = self._sum((x - largest).exp(), dim, True).log() + largest
+        return total if keepdim else total.reshape(x.amax(dim).shape)
+
+    def _cumsum(self, x, dim, *, dtype=None):
+        return (
+            _running(np.add, x, dim) if dtype in (None, torch.float32) and x.dim() else aten.cumsum.default(x, dim, dtype=dtype)
+        )
+
+    def _cumprod(self, x, dim, *, dtype=None):
+        if dtype not in (None, torch.float32) or not x.dim():
+            return aten.cumprod.default(x, dim, dtype=dtype)
+        return _running(np.multiply, x, dim)
+
+    def _product(self, a, b):
+        a, b = self._shuffled(a, b, dims=(-1, -2))
+        length = a.shape[-1]
+        if self._order == "one after another":
+            total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=a.dtype, device=a.device)
+            for k in range(length):
+                total += a[..., k, None] * b[..., k, None, :]
+            return total
+        parts = _parts(length, self._order)
+        return _one_by_one(torch.matmul(a[..., part], b[..., part, :]) for part in parts)
+
+    def _added_product(self, bias, a, b, *, beta=1, alpha=1):
+        return beta * bias + alpha * self._product(a, b)
+
+    def _linear(self, x, weight, bias=None):
+        result = self._product(x.reshape(-1, x.shape[-1]), weight.T).reshape(*x.shape[:-1], weight.shape[0])
+        return result if bias is None else result + bias
+
+    def _convolution(self, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+        """One input channel after another; the library adds what is within one."""
+        settings = stride, padding, dilation, transposed, output_padding, groups
+        channels = weight.shape[0] if transposed else weight.shape[1]
+        if groups > 1 or channels == 1:
+            return aten.convolution.default(x, weight, bias, *settings)
+        x, weight = self._shuffled(x, weight, dims=(1, 0 if transposed else 1))
+        parts = [slice(c, c + 1) for c in range(channels)]
+        parts = parts if self._order == "one after another" else _parts(channels, self._order)
+        total = _one_by_one(
+            aten.convolution.default(x[:, part], weight[part] if transposed else weight[:, part], None, *settings)
+            for part in parts
+        )
+        return total if bias is None else total + bias.view(1, -1, *[1] * (x.dim() - 2))
+
+    def _layer_norm(self, x, shape, weight, bias, eps):
+        result, mean, scale = self._normalised(x, list(range(x.dim() - len(shape), x.dim())), eps)
+        result = result if weight is None else result * weight
+        return (result if bias is None else result + bias), mean, scale
+
+    def _group_norm(self, x, weight, bias, samples, channels, size, groups, eps):
+        result, mean, scale = self._normalised(x.reshape(samples, groups, -1), [2], eps)
+        per_channel = [1, channels] + [1] * (x.dim() - 2)
+        result = result.reshape(x.shape)
+        result = result if weight is None else result * weight.view(per_channel)
+        result = result if bias is None else result + bias.view(per_channel)
+        return result, mean.reshape(samples, groups), scale.reshape(samples, groups)
+
+    def _normalised(self, x, dims, eps):
+        variance, mean = self._var_mean(x, dims, correction=0, keepdim=True)
+        scale = (variance + eps).rsqrt()
+        return (x - mean) * scale, mean, scale
+
+    def _cudnn_batch_norm(self, x, weight, bias, running_mean, running_var, training, momentum, eps):
+        """The library's other outputs, with a result of its own."""
+        library = aten.cudnn_batch_norm.default(x, weight, bias, running_mean, running_var, training, momentum, eps)
+        if not training:
+            return library
+        dims = [d for d in range(x.dim()) if d != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        result = self._normalised(x, dims, eps)[0] * weight.view(shape)
+        return (result if bias is None else result + bias.view(shape), *library[1:])
+
+
+class _Again(Uncompiled):
+    """The same once more, within a decomposition."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self._mode = mode
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return self._mode.__torch_dispatch__(function, types, args, kwargs)
+
+
+def _folded(rows, count, width):
+    """(rows, count, width), with zeros behind the last terms."""
+    return torch.nn.functional.pad(rows, (0, count * width - rows.shape[1])).reshape(-1, count, width)
+
+
+def _sequential(terms):
+    """(rows, terms, lanes) -> (rows, lanes), one term after another in float32.
+
+    NumPy adds in pairs along the axis that is contiguous, and one after another along any other.
+    """
+    lanes = terms.shape[2]
+    wide = terms.permute(1, 0, 2).reshape(terms.shape[1], -1)
+    wide = torch.cat([wide, wide], 1) if wide.shape[1] == 1 else wide
+    added = torch.from_numpy(np.add.reduce(wide.contiguous().numpy(), axis=0))
+    return added[: terms.shape[0] * lanes].reshape(-1, lanes)
+
+
+def _running(operation, x, dim):
+    """A running sum or product, one term after another."""
+    moved = x.detach().cpu().movedim(dim, 0).contiguous().numpy()
+    return torch.from_numpy(operation.accumulate(moved, axis=0)).movedim(0, dim).contiguous().to(x.device)
+
+
+def _parts(length, order):
+    """The slices of a sum's terms that are added for themselves."""
+    if order == "strided":
+        return [slice(k, None, SLICES) for k in range(min(SLICES, length))]
+    return [slice(start, start + TILE) for start in range(0, length, TILE)]
+
+
+def _one_by_one(terms):
+    total = None
+    for term in terms:
+        total = term if total is None else total.add_(term)
+    return total

@@ -1,0 +1,164 @@
+"""What a run over many pairs comes to, under both standards; and the same as facts to keep, or for KernelBench's analysis.
+
+    python -m playground.report.suite results.json facts.json
+
+writes what may be kept of a run over other people's solutions: no line of their text, which tracebacks quote.
+"""
+
+import collections
+import json
+import math
+import sys
+
+from playground.report import document
+from playground.report.figures import TIMED, headline, why_not_measured
+
+STANDARDS = tuple(document.STANDARDS.values())
+THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
+FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
+BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
+MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
+FACTS = ("ran_on", "precision", "variant_precision", "weights", "verdict", "source_sha256", "model_sha256", "shape")
+FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "outcome", "control", "peak_mib", "floor_ms")
+
+
+def summarise(report, unsolved=()):
+    """The "suite" key of a document of pairs.
+
+    Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
+    `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
+    of the upper bounds of their intervals. fast_p is KernelBench's (score.py, `fastp`): the share of all pairs that are correct
+    and whose speed-up is greater than p; every correct pair counts for p = 0.
+    """
+    results = report["results"]
+    caveats = collections.Counter(tag for result in results for tag in {each["tag"] for each in result.get("caveats") or []})
+    classes = collections.Counter(each for each in map(accuracy_class, results) if each)
+    return {
+        "pairs": len(results),
+        "problems_without_solution": list(unsolved),
+        "verdicts": dict(collections.Counter(result["verdict"] for result in results)),
+        "caveats": dict(caveats.most_common()),
+        "accuracy": dict(classes.most_common()),
+        "lower_precision": sum(bool(result.get("variant_precision")) for result in results if is_correct(result, "forward")),
+        "standards": {standard: _standard(results, standard) for standard in STANDARDS},
+    }
+
+
+def is_correct(result, standard):
+    """Whether a result meets a standard, one of STANDARDS."""
+    return result["verdict"] in MEETS[standard]
+
+
+def accuracy_class(result):
+    """'as PyTorch', 'float32', ...; None where it is not known."""
+    return (result.get("accuracy") or {}).get("class")
+
+
+def speedups(result):
+    """{baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
+    if not result["speedup"] or why_not_measured(result):
+        return {}
+    _, fastest = headline(result)
+    return {**result["speedup"], **({FASTEST: fastest} if fastest else {})}
+
+
+def _standard(results, standard):
+    correct = [result for result in results if is_correct(result, standard)]
+    timed = [each for each in map(speedups, correct) if each]
+    share = len(correct) / len(results) if results else 0.0
+    over = {}
+    for name in BASELINES:
+        ratios = [each[name] for each in timed if name in each]
+        if not ratios:
+            continue
+        faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / len(results) for p in THRESHOLDS if p}
+        over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": _geometric_mean(ratios)}
+    return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
+
+
+def _geometric_mean(ratios):
+    """{"ratio", "low", "high", "pairs"}."""
+    means = {key: math.exp(math.fsum(math.log(ratio[key]) for ratio in ratios) / len(ratios)) for key in document.RATIO_KEYS}
+    return means | {"pairs": len(ratios)}
+
+
+def eval_results(report):
+    """{level: KernelBench's eval_results.json of the pairs of that level} (eval_from_generations.py, add_to_eval_results_file).
+
+    `correctness` is that of the standard `forward`, which is its question. `runtime` is in milliseconds; it is the median of
+    the calls, where KernelBench has their mean, and -1, as there, where nothing is claimed. What was skipped is left out, as
+    KernelBench leaves out what it has not judged.
+    """
+    levels = {}
+    for result in report["results"]:
+        pair = result.get("pair") or {}
+        if None in (pair.get("level"), pair.get("problem_id")) or (result["verdict"] == "skipped"):
+            continue
+        entries = levels.setdefault(pair["level"], {}).setdefault(str(pair["problem_id"]), [])
+        sample = pair.get("sample_id")
+        entries.append(_eval_entry(result, len(entries) if sample is None else sample, report["environment"]))
+    return {level: dict(sorted(found.items(), key=lambda item: int(item[0]))) for level, found in levels.items()}
+
+
+def _eval_entry(result, sample, environment):
+    device = environment.get("gpu") if result["ran_on"] == "cuda" else environment.get("cpu")
+    metadata = {"hardware": device, "device": result["ran_on"], "verdict": result["verdict"]}
+    if result["reason"]:
+        metadata["correctness_issue" if result["verdict"] == "fail" else "runtime_error"] = result["reason"]
+    if result.get("caveats"):
+        metadata["caveats"] = [each["tag"] for each in result["caveats"]]
+    own, eager = result["time_ms"], (result.get("baselines_ms") or {}).get("eager")
+    if why := why_not_measured(result):
+        metadata["not_measured"] = why
+        own = eager = None
+    return {
+        "sample_id": sample,
+        "compiled": result["check"] is not None or result["build_seconds"] is not None,
+        "correctness": is_correct(result, "forward"),
+        "metadata": metadata,
+        "runtime": own["median"] if own else -1.0,
+        "runtime_stats": own | {"num_trials": result.get("calls")} if own else {},
+        "ref_runtime": eager["median"] if eager else -1.0,
+        "ref_runtime_stats": eager or {},
+    }
+
+
+def write_eval_results(report, file):
+    """One file a level; where there are several, `{level}` in its name is the level."""
+    for level, found in eval_results(report).items():
+        document.write_whole(str(file).replace("{level}", str(level)), json.dumps(found, indent=4) + "\n")
+
+
+def facts(report):
+    """What may be kept of a run over other people's solutions: hashes, verdicts, figures, and the judge's own sentences."""
+    environment = {key: report["environment"].get(key) for key in (*document.ENVIRONMENT_KEYS, "options", "complete")}
+    results = [
+        {
+            **(result.get("pair") or {}),
+            **{key: result.get(key) for key in FACTS},
+            "reason": _own_words(result),
+            "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
+            "caveats": [each["tag"] for each in result.get("caveats") or []],
+        }
+        for result in report["results"]
+    ]
+    return {"schema": report["schema"], "environment": environment, "suite": report.get("suite"), "results": results}
+
+
+def _own_words(result):
+    """The reason of a result; of an exception, which may quote the solution, its kind alone."""
+    reason = result["reason"]
+    return reason.partition(":")[0] if reason and result["verdict"] == "error" else reason
+
+
+def main(source, target):
+    document.write_whole(target, json.dumps(facts(document.read(source)), indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m playground.report.suite RESULTS.json FACTS.json")
+    try:
+        main(*sys.argv[1:])
+    except document.DocumentError as complaint:
+        sys.exit(str(complaint))

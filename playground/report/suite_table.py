@@ -1,0 +1,132 @@
+"""A suite on the terminal: a line a pair as soon as it is judged, then what all of them come to."""
+
+from rich.text import Text
+
+from playground.report import against, document, suite
+from playground.report.figures import (
+    NOTHING,
+    TIMED,
+    baseline_name,
+    label,
+    machine,
+    one_line,
+    significant,
+    span,
+    why_not_measured,
+    with_unit,
+)
+from playground.report.layout import INDENT, print_folded, print_rows, verdict
+
+TITLES = {key: title for title, key in document.STANDARDS.items()}
+SUMMARY = ("standard", "right", "over", *(f"fast_{p:g}" for p in suite.THRESHOLDS), "mean", "interval", "pairs")
+SUMMARY_PLANS = (
+    tuple((name,) for name in SUMMARY),
+    (
+        ("standard", "right"),
+        ("over", "pairs"),
+        ("fast_0", "fast_0.5"),
+        ("fast_1", "fast_1.5"),
+        ("fast_2", "mean"),
+        ("interval",),
+    ),
+)
+
+
+class Pairs:
+    """The view of a run over `count` pairs. `update` and `end` are called as those of terminal.Summary are."""
+
+    def __init__(self, console, count):
+        self._console = console
+        self._count = count
+        self._printed = set()
+
+    def update(self, report):
+        """Print what is new."""
+        if not self._printed and report["results"]:
+            print_folded(self._console, machine(report["environment"]), style="dim")
+        for result in report["results"]:
+            key = result["model"], result["variant"], result["source_sha256"], str((result.get("shape") or {}).get("settings"))
+            if key not in self._printed:
+                self._printed.add(key)
+                number = f"{len(self._printed):{len(str(self._count))}}/{self._count} "
+                print_folded(self._console, Text(number).append_text(_line(result)), hanging=len(number))
+
+    def end(self, report):
+        self.update(report)
+        self._console.print()
+        show(report["suite"], self._console)
+        against.show(report, self._console)
+
+
+def _line(result):
+    """'fail gelu/problem, gelu/wrong: what was wrong', or times, accuracy and caveats of what is right."""
+    line = Text.assemble(verdict(result["verdict"]), " ", (one_line(named(result)), "bold"))
+    parts = []
+    over = {} if not result["time_ms"] else suite.speedups(result)
+    if result["time_ms"]:
+        parts.append(with_unit(result["time_ms"]["median"], " ms"))
+        ratios = [f"{with_unit(over[name]['ratio'], 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]
+        parts += [", ".join(ratios) + (f" ({label(result, 'in ')})" if label(result) else "")] if ratios else []
+    if kind := suite.accuracy_class(result):
+        parts.append(f"accuracy: {kind}")
+    if tags := [each["tag"] for each in result.get("caveats") or []]:
+        parts.append(f"caveats: {', '.join(dict.fromkeys(tags))}")
+    if result["time_ms"] and (why := why_not_measured(result)):
+        parts.append(f"speed-up not measured: {why}")
+    if result["verdict"] not in TIMED:
+        parts = [result["reason"], *parts]
+    return line.append(f": {'; '.join(map(one_line, parts))}") if parts else line
+
+
+def named(result):
+    """The problem and, where its name does not say it, which solution."""
+    pair = result.get("pair") or {}
+    if pair.get("sample_id") is not None and pair.get("problem_id") is not None:
+        return f"{result['model']}, sample {pair['sample_id']}"
+    return f"{result['model']}, {result['variant']}"
+
+
+def show(summary, console):
+    """Print the "suite" key of a document."""
+    pairs = summary["pairs"]
+    counts = [f"{summary['verdicts'][word]} {word}" for word in document.VERDICTS if summary["verdicts"].get(word)]
+    print_folded(console, f"{pairs} pair{'s' * (pairs != 1)}: {', '.join(counts)}", style="bold")
+    for line in remarks(summary):
+        print_folded(console, line, INDENT, hanging=INDENT)
+    print_rows(console, SUMMARY_PLANS, summary_rows(summary), {"standard", "over"})
+
+
+def remarks(summary):
+    """How often which caveat and which accuracy was seen, and what else is to be known of the figures."""
+    for what in ("caveats", "accuracy"):
+        if counted := summary[what]:
+            yield f"{what}: {', '.join(f'{tag} {count}' for tag, count in counted.items())}"
+    if lower := summary["lower_precision"]:
+        yield f"right in a lower precision than the problem's: {lower}"
+    if missing := summary["problems_without_solution"]:
+        yield f"problems without a solution, not counted: {len(missing)}"
+
+
+def summary_rows(summary):
+    """{head: cell} of each standard and baseline."""
+    rows = []
+    for standard, found in summary["standards"].items():
+        right = f"{found['correct']} of {summary['pairs']}"
+        for name, over in (found["over"] or {None: None}).items():
+            mean = over and over["geometric_mean"]
+            fast = over["fast_p"] if over else {"0": found["fast_0"]}
+            row = {"standard": TITLES[standard], "right": right, "over": _baseline(name) if name else NOTHING}
+            row |= {f"fast_{p:g}": _share(fast.get(f"{p:g}")) for p in suite.THRESHOLDS}
+            row["mean"] = with_unit(mean["ratio"], "x") if mean else NOTHING
+            row["interval"] = span(mean["low"], mean["high"], "x") if mean else NOTHING
+            row["pairs"] = str(mean["pairs"]) if mean else NOTHING
+            rows.append({head: Text(one_line(cell)) for head, cell in row.items()})
+    return rows
+
+
+def _share(value):
+    return NOTHING if value is None else "0" if value == 0 else significant(value)
+
+
+def _baseline(name):
+    return "fastest" if name == suite.FASTEST else baseline_name(name)

@@ -1,0 +1,209 @@
+"""How exact a result is, in classes: plain float32 in any usual order of adding is one, and not a wrong one."""
+
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from judged import judged, one_worker
+
+from playground.judge import accuracy
+from playground.judge.oracle import Oracle
+from playground.judge.probes import Probe
+from playground.judge.tolerance import Reference
+
+CPU = torch.device("cpu")
+HEADER = """
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+"""
+
+
+class Sum(torch.nn.Module):
+    def forward(self, x):
+        return x.sum(1)
+
+
+def in_sequence(terms):
+    """Sums of rows, one term after another in float32."""
+    return torch.from_numpy(np.add.accumulate(terms.numpy(), axis=1)[:, -1].copy())
+
+
+def by_threads(terms, threads):
+    """Each thread adds every so many-th term, one after another; then their sums."""
+    return in_sequence(torch.stack([in_sequence(terms[:, k::threads]) for k in range(min(threads, terms.shape[1]))], 1))
+
+
+ORDERS = {
+    "from the last": lambda terms: in_sequence(terms.flip(1)),
+    "from the middle": lambda terms: in_sequence(terms.roll(terms.shape[1] // 2, 1)),
+    "by 32 threads": lambda terms: by_threads(terms, 32),
+    "by 7 threads": lambda terms: by_threads(terms, 7),
+}
+
+
+def graded(terms, result):
+    """(class of a result, whether eager PyTorch's limit permits it) of sums of rows."""
+    probe, oracle = Probe("own", [terms]), Oracle(Sum(), CPU)
+    truth, eager = oracle.truth(probe).outputs[0], oracle.eager(probe).outputs[0]
+    permitted = [outcome.outputs[0] for outcome in oracle.permitted(probe, "fp32")]
+    reference = Reference(truth, eager, *permitted)
+    outcomes = {"float32": oracle.reordered(probe)} | {name: oracle.lowered(probe, name) for name in ("tf32", "fp16", "bf16")}
+    return accuracy.grade([reference], [result], outcomes.get), reference.compare("it", result).complaint is None
+
+
+@pytest.mark.parametrize("count", [16, 256, 4096, 65536, 1_000_000])
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_a_sum_in_any_usual_order_is_float32(count, kind):
+    torch.manual_seed(count)
+    rows = 8 if count > 65536 else 64
+    terms = torch.rand(rows, count) if kind == "uniform" else torch.randn(rows, count)
+    for name, add in ORDERS.items():
+        assert graded(terms, add(terms))[0] == accuracy.FLOAT32, name
+
+
+@pytest.mark.parametrize("count", [256, 65536])
+def test_a_sum_that_is_less_exact_is_not(count):
+    terms = torch.rand(64, count)
+    rounded = terms.bfloat16().float().sum(1)
+    assert graded(terms, rounded)[0] in ("fp16", "bf16")
+    assert graded(terms, terms[:, 1:].sum(1))[0] == accuracy.WRONG or count > 256
+    assert graded(terms, terms.sum(1).roll(1, 0))[0] == accuracy.WRONG
+
+
+def test_one_after_another_is_beyond_what_pytorch_itself_does():
+    """Or the class would be none of its own."""
+    terms = torch.rand(64, 65536)
+    assert graded(terms, in_sequence(terms)) == (accuracy.FLOAT32, False)
+    assert graded(terms, terms.sum(1))[1]
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with one_worker() as process:
+        yield process
+
+
+@pytest.fixture
+def court(worker, tmp_path):
+    """court(problem, variant, accept) -> the result; both are texts without their imports."""
+
+    def judge(problem, variant, accept=None):
+        for name, text in (("problem", problem), ("variant", variant)):
+            (tmp_path / f"{name}.py").write_text(HEADER + textwrap.dedent(text))
+        (result,) = judged(worker, tmp_path / "problem.py", [tmp_path / "variant.py"], accept=accept)
+        return result
+
+    return judge
+
+
+INSTANCE_NORM = """
+class Model(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(channels)
+
+    def forward(self, x):
+        return self.norm(x)
+
+batch_size, channels, side = 2, 4, 256
+
+def get_inputs():
+    return [torch.rand(batch_size, channels, side, side)]
+
+def get_init_inputs():
+    return [channels]
+"""
+IN_SEQUENCE = """
+class ModelNew(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+
+    def forward(self, x):
+        if x.requires_grad:
+            raise NotImplementedError("forward only")
+        rows = x.flatten(0, 1).flatten(1)
+        def mean(terms):
+            total = np.add.accumulate(terms.cpu().numpy(), axis=1)[:, -1:].copy()
+            return torch.from_numpy(total) / terms.shape[1]
+        middle = mean(rows)
+        spread = mean((rows - middle) ** 2)
+        return ((rows - middle) / torch.sqrt(spread + 1e-5)).view(x.shape)
+"""
+
+
+def test_a_norm_that_adds_65536_floats_one_after_another_meets_forward(court):
+    result = court(INSTANCE_NORM, IN_SEQUENCE)
+    assert (result["verdict"], result["accuracy"]["class"]) == ("forward only", "float32"), result["reason"]
+    (caveat,) = [caveat for caveat in result["caveats"] if caveat["tag"] == "accuracy"]
+    assert "is off by" in caveat["text"] and "allowed are" in caveat["text"]
+    assert result["accuracy"]["error"] > result["accuracy"]["limit"]
+
+
+GELU = """
+class Model(nn.Module):
+    def forward(self, x):
+        return F.gelu(x)
+
+batch_size, features = 16, 64
+
+def get_inputs():
+    return [torch.randn(batch_size, features)]
+
+def get_init_inputs():
+    return []
+"""
+TANH_GELU = """
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return F.gelu(x, approximate="tanh")
+"""
+
+
+def test_an_approximation_fails_with_its_class(court):
+    result = court(GELU, TANH_GELU)
+    assert result["verdict"] == "fail"
+    assert result["accuracy"]["class"] in accuracy.CLASSES[2:-1]
+    assert f"(accuracy: {result['accuracy']['class']})" in result["reason"]
+    assert {found["verdict"] for found in result["standards"].values()} == {"fail"}
+
+
+def test_an_approximation_that_is_accepted_is_forward_only_and_labelled(court):
+    result = court(GELU, TANH_GELU, accept=1e-3)
+    assert result["verdict"] == "forward only", result["reason"]
+    assert result["accuracy"]["accepted"] == 1e-3
+    assert "accuracy" in [caveat["tag"] for caveat in result["caveats"]]
+
+
+def test_more_than_is_accepted_fails(court):
+    assert court(GELU, TANH_GELU, accept=1e-5)["verdict"] == "fail"
+
+
+FAINT = """
+class Model(nn.Module):
+    def forward(self, x):
+        return x + 0.002 * torch.sin(8 * x)
+
+batch_size, features = 16, 64
+
+def get_inputs():
+    return [torch.randn(batch_size, features)]
+
+def get_init_inputs():
+    return []
+"""
+ONLY_X = """
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return x + 0
+"""
+
+
+def test_what_hides_a_mutant_is_not_accepted(court):
+    """Within 1e-2 of the spread the sine may be left out: an error of that size says nothing there."""
+    result = court(FAINT, ONLY_X, accept=1e-2)
+    assert result["verdict"] == "fail"
+    assert "accepting it would accept" in result["reason"]

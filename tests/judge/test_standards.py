@@ -1,0 +1,91 @@
+"""What follows from the complaints about a variant: two standards, one verdict, and every caveat."""
+
+from playground.driver.verdict import DROP_IN, FORWARD, Complaint, blank_check, blank_standards, conclude, give, permitted_to
+from playground.report import figures
+
+
+def concluded(*complaints):
+    result = {"check": blank_check(), "standards": blank_standards(), "caveats": [], "accuracy": None}
+    conclude(result, complaints)
+    return result
+
+
+def by_standard(result):
+    return {name: found["verdict"] for name, found in result["standards"].items()}
+
+
+def test_nothing_to_complain_of_is_a_pass():
+    result = concluded()
+    assert (result["verdict"], result["reason"], result["caveats"]) == ("pass", None, [])
+    assert by_standard(result) == {"forward": "pass", "drop_in": "pass"}
+
+
+def test_what_costs_drop_in_alone_is_forward_only():
+    result = concluded(Complaint("sizes", "at odd sizes: wrong", DROP_IN, 7))
+    assert (result["verdict"], result["reason"]) == ("forward only", "at odd sizes: wrong")
+    assert by_standard(result) == {"forward": "pass", "drop_in": "fail"}
+    assert result["caveats"] == [{"tag": "sizes", "text": "at odd sizes: wrong", "costs": DROP_IN, "line": 7}]
+    assert figures.why_not_pass(result) == ["sizes: at odd sizes: wrong (line 7)"]
+
+
+def test_what_costs_forward_fails_both_and_hides_no_caveat():
+    result = concluded(
+        Complaint("sizes", "at odd sizes: wrong", DROP_IN), Complaint("remembers", "gives an old result", FORWARD)
+    )
+    assert (result["verdict"], result["reason"]) == ("fail", "gives an old result")
+    assert by_standard(result) == {"forward": "fail", "drop_in": "fail"}
+    assert [caveat["tag"] for caveat in result["caveats"]] == ["sizes"]
+    assert result["standards"]["drop_in"]["reasons"] == ["gives an old result", "at odd sizes: wrong"]
+
+
+def test_a_wrong_gradient_is_the_first_of_the_caveats():
+    tags = ("sizes", "default-stream", "wrong-gradient", "nan")
+    result = concluded(*(Complaint(tag, f"about {tag}", DROP_IN) for tag in tags))
+    assert [caveat["tag"] for caveat in result["caveats"]] == ["wrong-gradient", "sizes", "default-stream", "nan"]
+    assert result["reason"] == "about wrong-gradient"
+
+
+def test_one_caveat_stands_for_all_of_its_kind():
+    result = concluded(*(Complaint("values", f"on {what}", DROP_IN) for what in ("a ramp", "small inputs", "large inputs")))
+    assert [caveat["text"] for caveat in result["caveats"]] == ["on a ramp (and in 2 more)"]
+
+
+def test_what_nobody_can_judge_costs_nothing_beyond_the_own_outputs():
+    result = concluded(Complaint("not-judged", "the gradient of conv1.weight cannot be judged", None))
+    assert (result["verdict"], result["caveats"][0]["tag"]) == ("pass", "not-judged")
+    assert by_standard(result) == {"forward": "pass", "drop_in": "pass"}
+    result = concluded(Complaint("not-judged", "the output cannot be judged", FORWARD))
+    assert result["verdict"] == "error", "a copy of the original is never a fail"
+    assert by_standard(result) == {"forward": "error", "drop_in": "error"}
+
+
+def test_what_ends_everything_is_said_under_both_standards():
+    result = concluded()
+    give(result, "error", "does not compile")
+    assert by_standard(result) == {"forward": "error", "drop_in": "error"}
+
+
+def test_what_is_permitted_beyond_the_limit():
+    undeclared = {"variant_precision": None}
+    assert permitted_to(undeclared | {"accuracy": {"class": "as PyTorch"}}) is None
+    assert permitted_to(undeclared | {"accuracy": {"class": "float32"}}) == "float32"
+    assert permitted_to(undeclared | {"accuracy": {"class": "fp16", "accepted": 1e-3}}) == 1e-3
+    assert permitted_to({"variant_precision": "fp16", "accuracy": {"class": "fp16"}}) == "fp16"
+
+
+def test_the_label_beside_a_speed_up():
+    def label(verdict, **more):
+        return figures.label({"verdict": verdict, **more})
+
+    assert label("pass") is None
+    assert label("forward only") == "forward only"
+    assert label("forward only", variant_precision="fp16") == "fp16, forward only"
+    assert label("forward only", accuracy={"class": "fp16", "accepted": 1e-3}) == "accurate to 0.001, forward only"
+
+
+def test_which_results_meet_what_was_asked():
+    assert figures.meets({"verdict": "pass", "standard": "drop-in"})
+    assert figures.meets({"verdict": "forward only", "standard": "forward"})
+    assert not figures.meets({"verdict": "forward only", "standard": "drop-in"})
+    assert not figures.meets({"verdict": "forward only"}), "a record of an earlier version knows drop-in alone"
+    assert not figures.meets({"verdict": "fail", "standard": "forward"})

@@ -1,0 +1,159 @@
+"""What the pairs of a suite come to: KernelBench's figures under both standards, in text, on the page and in its format."""
+
+import copy
+import io
+import json
+import math
+
+import pytest
+
+from playground.report import document, page, suite, suite_table
+from playground.report.layout import make_console
+
+
+@pytest.fixture
+def pairs(make_passed, make_environment):
+    """Six pairs: drop-in at 0.5x and 4x, forward only at 2x, right but not timed, wrong, and one that ended in an error."""
+
+    def pair(number, verdict, over_eager=None, caveats=(), kind=None):
+        result = copy.deepcopy(make_passed(f"level1/{number}_Problem", f"level_1_problem_{number}_sample_0_kernel"))
+        result["pair"] = {"level": 1, "problem_id": number, "sample_id": 0, "origin": "a collection"}
+        result["verdict"] = verdict
+        result["caveats"] = [{"tag": tag, "text": f"what {tag} means", "line": None, "costs": "drop-in"} for tag in caveats]
+        result["accuracy"] = kind and {"class": kind, "error": 1e-6, "limit": 1e-5}
+        if over_eager is None:
+            result.update(time_ms=None, speedup=None, outcome=None, training=None)
+        else:
+            ratio = {"ratio": over_eager, "low": 0.9 * over_eager, "high": 1.1 * over_eager}
+            result["speedup"] = {"eager": ratio}
+            result["outcome"] |= {**ratio, "against": "eager"}
+        if verdict == "error":
+            result.update(
+                check=None, build_seconds=None, reason='SyntaxError: "their secret line"', details="their secret line"
+            )
+        elif verdict == "fail":
+            result["reason"] = "the output is off"
+        elif verdict == "forward only":
+            result["reason"] = "no gradient"
+        return result
+
+    results = [
+        pair(1, "pass", 0.5, kind="float32"),
+        pair(20, "pass", 4.0, kind="float32"),
+        pair(3, "forward only", 2.0, caveats=("no-gradient", "default-stream")),
+        pair(4, "pass"),
+        pair(5, "fail"),
+        pair(6, "error"),
+    ]
+    return {"schema": 1, "environment": make_environment(), "results": results}
+
+
+def test_fast_p_counts_all_pairs_and_is_strict(pairs):
+    summary = suite.summarise(pairs)
+    forward, drop_in = summary["standards"]["forward"], summary["standards"]["drop_in"]
+    assert (forward["correct"], forward["timed"]) == (4, 3) and (drop_in["correct"], drop_in["timed"]) == (3, 2)
+    sixth = 1 / 6
+    assert forward["over"]["eager"]["fast_p"] == pytest.approx(
+        {"0": 4 * sixth, "0.5": 2 * sixth, "1": 2 * sixth, "1.5": 2 * sixth, "2": sixth}
+    )
+    assert drop_in["over"]["eager"]["fast_p"] == pytest.approx(
+        {"0": 3 * sixth, "0.5": sixth, "1": sixth, "1.5": sixth, "2": sixth}
+    )
+    assert summary["verdicts"] == {"pass": 3, "forward only": 1, "fail": 1, "error": 1}
+    assert summary["caveats"] == {"no-gradient": 1, "default-stream": 1} and summary["accuracy"] == {"float32": 2}
+
+
+def test_the_geometric_mean_is_that_of_the_correct_and_timed_with_their_bounds(pairs):
+    mean = suite.summarise(pairs)["standards"]["forward"]["over"]["eager"]["geometric_mean"]
+    assert mean == pytest.approx({"ratio": 4 ** (1 / 3), "low": 0.9 * 4 ** (1 / 3), "high": 1.1 * 4 ** (1 / 3), "pairs": 3})
+    assert math.isclose(suite.summarise(pairs)["standards"]["drop_in"]["over"]["fastest"]["geometric_mean"]["ratio"], 2**0.5)
+
+
+def test_a_disturbed_timing_is_correct_and_not_counted_as_timed(pairs):
+    pairs["results"][1]["outcome"] = {"verdict": "not measured", "reason": "the machine is busy"}
+    forward = suite.summarise(pairs)["standards"]["forward"]
+    assert (forward["correct"], forward["timed"]) == (4, 2)
+    assert forward["over"]["eager"]["fast_p"]["2"] == 0
+
+
+def test_nothing_timed_has_no_figures_over_a_baseline(pairs):
+    pairs["results"] = pairs["results"][3:]
+    forward = suite.summarise(pairs)["standards"]["forward"]
+    assert forward == {"correct": 1, "timed": 0, "fast_0": pytest.approx(1 / 3), "over": {}}
+
+
+def test_kernelbench_reads_its_own_format(pairs, tmp_path):
+    """As benchmark_eval_analysis.py takes it: by problem, the entry of sample 0, `compiled`, `correctness` and `runtime`."""
+    pairs["results"][0]["pair"] = pairs["results"][0]["pair"] | {"sample_id": 1}
+    pairs["results"][2]["outcome"] = {"verdict": "not measured", "reason": "the machine is busy"}
+    suite.write_eval_results(pairs, tmp_path / "eval_{level}.json")
+    found = json.loads((tmp_path / "eval_1.json").read_text())
+    assert list(found) == ["1", "3", "4", "5", "6", "20"]
+    first = {key: [each for each in entries if each["sample_id"] == 0] for key, entries in found.items()}
+    assert first.pop("1") == []
+    assert {key: (e["compiled"], e["correctness"]) for key, (e,) in first.items()} == {
+        "3": (True, True),
+        "4": (True, True),
+        "5": (True, False),
+        "6": (False, False),
+        "20": (True, True),
+    }
+    assert first["20"][0]["runtime"] == pairs["results"][1]["time_ms"]["median"]
+    assert first["4"][0]["runtime"] == -1.0 and first["4"][0]["runtime_stats"] == {}
+    assert (first["3"][0]["runtime"], first["3"][0]["metadata"]["not_measured"]) == (-1.0, "the machine is busy")
+    assert first["3"][0]["metadata"]["caveats"] == ["no-gradient", "default-stream"]
+
+
+def test_facts_hold_no_line_of_a_solution(pairs):
+    pairs["suite"] = suite.summarise(pairs)
+    facts = suite.facts(pairs)
+    assert "secret" not in json.dumps(facts)
+    first, error = facts["results"][0], facts["results"][-1]
+    assert first["origin"] == "a collection" and first["source_sha256"] == pairs["results"][0]["source_sha256"]
+    assert first["standards"] == {"forward": True, "drop_in": True} and first["time_ms"]["median"] > 0
+    assert error["reason"] == "SyntaxError" and facts["results"][4]["reason"] == "the output is off"
+
+
+def shown(report, width=150):
+    console = make_console(io.StringIO())
+    console.width = width
+    view = suite_table.Pairs(console, len(report["results"]))
+    view.update(report | {"results": report["results"][:1]})
+    view.end(report)
+    return console.file.getvalue()
+
+
+def test_a_line_a_pair_then_the_table(pairs):
+    text = shown(pairs | {"suite": suite.summarise(pairs, ["level1/7_Unsolved"])})
+    lines = text.splitlines()
+    assert lines[1].startswith(
+        "1/6 pass level1/1_Problem, sample 0: 0.142 ms; 0.500x over eager, 0.500x over fastest; accuracy: float32"
+    )
+    ratios = "2.00x over eager, 2.00x over fastest (forward only)"
+    assert lines[3].endswith(f"0.142 ms; {ratios}; caveats: no-gradient, default-stream")
+    assert lines[5] == "5/6 fail level1/5_Problem, sample 0: the output is off"
+    assert "6 pairs: 3 pass, 1 forward only, 1 fail, 1 error" in text
+    assert "problems without a solution, not counted: 1" in text
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["forward"] and "eager" in line]
+    assert row == ["forward", "4", "of", "6", "eager", "0.667", "0.333", "0.333", "0.333", "0.167", "1.59x", "1.43x-1.75x", "3"]
+
+
+def test_the_page_sorts_without_a_script(pairs):
+    pairs["suite"] = suite.summarise(pairs)
+    made = page.render(pairs, [])
+    assert "<script" not in made and made.count('type="radio"') == 5
+    rows = [part.split("</tr>")[0] for part in made.split('<tr role="row" style="')[1:]]
+    places = [dict(each.split(":") for each in row.split('"')[0].rstrip(";").split(";")) for row in rows]
+    by_eager = sorted(range(6), key=lambda index: int(places[index]["--by-eager"]))
+    assert by_eager[:3] == [1, 2, 0], "the greatest speed-up first, what was not timed last"
+    by_verdict = [
+        pairs["results"][index]["verdict"] for index in sorted(range(6), key=lambda i: int(places[i]["--by-verdict"]))
+    ]
+    assert by_verdict == ["pass", "pass", "pass", "forward only", "fail", "error"]
+    assert "no-gradient: what no-gradient means" in made and "0.667" in made
+
+
+def test_the_document_holds_the_suite(pairs, tmp_path):
+    pairs["suite"] = suite.summarise(pairs)
+    document.write(pairs, tmp_path / "out.json")
+    assert document.read(tmp_path / "out.json")["suite"] == pairs["suite"]

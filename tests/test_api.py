@@ -1,0 +1,120 @@
+"""`from playground import compare`: what it takes, what it tells, and that nothing is left of a call."""
+
+import gc
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+import playground
+from playground import catalog, compare
+from playground.api import CannotCompare, Comparison
+from playground.worker import process
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+batch_size = 4
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+def get_inputs():
+    return [torch.rand(batch_size, 8)]
+
+def get_init_inputs():
+    return []
+"""
+RIGHT = PROBLEM.replace("class Model(", "class ModelNew(")
+WRONG = RIGHT.replace("tanh", "sigmoid")
+RAISES = "raise ValueError('no')\n"
+
+
+@pytest.fixture
+def left_behind(tmp_path, monkeypatch):
+    """left_behind() counts what a call could leave: open files, processes, threads, temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("playground.driver.runner._roomy_folder", lambda: None)
+    return lambda: {
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "processes": len(psutil.Process().children(recursive=True)),
+        "workers": len(process._living),
+        "threads": threading.active_count(),
+        "temporary": len(list(tmp_path.iterdir())),
+    }
+
+
+def test_a_right_solution_is_told_with_its_times(tmp_path):
+    """The problem is a path, the solution a text; a setting changes the problem's constant."""
+    (tmp_path / "tanh.py").write_text(PROBLEM)
+    found = compare(tmp_path / "tanh.py", RIGHT, settings={"batch_size": 3}, device="cpu", standard="drop-in")
+    assert isinstance(found, Comparison) and found.verdict == "pass" and found.is_right, found.details
+    assert (found.reason, found.ran_on, found.result["model"]) == (None, "cpu", "tanh")
+    assert found.milliseconds > 0 and found.baselines["eager"] > 0
+    assert bool(found.speedups) != bool(found.not_measured)
+    assert found.result["shape"]["inputs"] == [[3, 8]]
+
+
+def test_a_wrong_solution_is_told_and_nothing_is_raised(left_behind):
+    before = left_behind()
+    wrong, raises = compare(PROBLEM, WRONG, device="cpu"), compare(PROBLEM, RAISES, device="cpu")
+    assert (wrong.verdict, wrong.is_right, wrong.milliseconds, wrong.speedups) == ("fail", False, None, {})
+    assert "of its spread" in wrong.reason
+    assert raises.verdict == "error" and raises.reason == "ValueError: no" and "raise ValueError" in raises.details
+    assert left_behind() == before
+
+
+def test_modules_names_and_what_does_not_run_there():
+    model = catalog.find_model("alexnet_conv1")
+    module = catalog.load_variant(catalog.find_variant(model, "v1_direct").path)
+    skipped = compare("alexnet_conv1", module, device="cpu")
+    assert skipped.verdict == "skipped" and not skipped.is_right and skipped.reason == "it does not run on device 'cpu'"
+
+
+@pytest.mark.parametrize(
+    "arguments, error, complaint",
+    [
+        ({"problem": "nowhere.py"}, catalog.CatalogError, "no model is called 'nowhere.py'"),
+        ({"settings": {"batch": 1}}, catalog.CatalogError, "no constant called batch; it has: batch_size"),
+        ({"solution": 3}, TypeError, "expected a path, a name, the text of a file or a module, got int"),
+        ({"solution": ModuleType("made")}, TypeError, "module 'made' has no file"),
+        ({"device": "gpu"}, ValueError, "device is 'gpu', expected one of 'auto', 'cuda', 'cpu', 'emulator'"),
+        ({"standard": "backward"}, ValueError, "expected one of None, 'forward', 'drop-in'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, complaint):
+    with pytest.raises(error, match=complaint):
+        compare(**({"problem": PROBLEM, "solution": RIGHT} | arguments))
+
+
+def test_a_machine_without_what_it_needs_says_so(monkeypatch):
+    monkeypatch.setattr("playground.api._missing", lambda backend: "no GPU" if backend == "cuda" else None)
+    with pytest.raises(CannotCompare, match="no GPU"):
+        compare(PROBLEM, RIGHT, device="cuda")
+
+
+def test_the_package_offers_nothing_else():
+    with pytest.raises(AttributeError, match="has no attribute 'contrast'"):
+        _ = playground.contrast
+
+
+@pytest.mark.full
+def test_thirty_calls_side_by_side_leave_nothing(left_behind):
+    texts = [RIGHT, WRONG, RAISES]
+    expected = ["pass", "fail", "error"]
+    with ThreadPoolExecutor(3) as pool:
+        assert [found.verdict for found in pool.map(lambda text: compare(PROBLEM, text, device="cpu"), texts)] == expected
+        gc.collect()
+        before, memory = left_behind(), psutil.Process().memory_info().rss
+        found = list(pool.map(lambda text: compare(PROBLEM, text, device="cpu"), 9 * texts))
+        assert [each.verdict for each in found] == 9 * expected
+        del found
+        gc.collect()
+        assert left_behind() == before
+    assert psutil.Process().memory_info().rss - memory < 16 << 20
