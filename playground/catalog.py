@@ -5,6 +5,7 @@ a class `ModelNew` of the same signatures. The project's own are found by name; 
 """
 
 import ast
+import difflib
 import hashlib
 import importlib.util
 import re
@@ -18,7 +19,8 @@ MODELS = ROOT / "models"
 KERNELS = ROOT / "kernels"
 
 # Sizes that two cores finish in a minute or two, and that the emulator finishes in seconds. A model that is not listed runs
-# at its own size everywhere.
+# at its own size everywhere. At the emulator's, each stage of each pipeline is filled twice or more in a block
+# (tests/emulator/test_rounds.py); where it only counts, less will do.
 SETTINGS = {
     "cpu": {
         "conv_pool_sigmoid_sum": {"batch_size": 4},
@@ -26,6 +28,11 @@ SETTINGS = {
         "alexnet_conv1": {"batch_size": 16},
     },
     "emulator": {
+        "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 45, "width": 64},
+        "conv3d_div_max_gap_bias_sum": {"batch_size": 11, "depth": 7, "height": 12, "width": 16},
+        "alexnet_conv1": {"batch_size": 11, "height": 17, "width": 345},
+    },
+    "counted": {
         "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 45, "width": 64},
         "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 12, "width": 16},
         "alexnet_conv1": {"batch_size": 2, "height": 47, "width": 57},
@@ -48,20 +55,28 @@ class Model:
     @property
     def catalogued_as(self):
         """The name under which the project has sizes and formulas for it; None for a file from elsewhere, whatever its name."""
-        return self.name if self.path.resolve().parent == MODELS.resolve() else None
+        return self.path.stem if self.path.resolve().parent == MODELS.resolve() else None
 
     def settings(self, place):
-        """The constants that make it as small as `place` ("cpu", "emulator" or "cuda") needs it."""
+        """The constants that make it as small as `place` ("cpu", "emulator", "counted" or "cuda") needs it."""
         return SETTINGS[place].get(self.catalogued_as, {})
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A file with a ModelNew. `backend` is where its own code runs: "cuda" or "cpu"."""
+    """A file with a ModelNew. `backend` is where its own code runs: "cuda", "cpu", or "any" where the file does not tell.
+
+    It is None of a file that cannot be read.
+    """
 
     name: str
     path: Path
-    backend: str
+    backend: str | None
+
+    @property
+    def is_catalogued(self):
+        """Whether it is one of the project's own."""
+        return self.path.resolve().parent.parent == KERNELS.resolve()
 
 
 def sha256(path):
@@ -176,15 +191,22 @@ def _existing_file(name_or_path, kind, known):
     path = Path(name_or_path)
     if path.suffix == ".py" and path.is_file():
         return path.resolve()
+    near = difflib.get_close_matches(str(name_or_path), known, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
     names = ", ".join(known) or "none"
-    raise CatalogError(f"no {kind} is called {str(name_or_path)!r}, and there is no such .py file; known: {names}")
+    raise CatalogError(f"no {kind} is called {str(name_or_path)!r}{guess}, and there is no such .py file; known: {names}")
 
 
 def _variant(path):
-    """The backend is read off the file: what launches kernels of its own needs CUDA, whatever it is called."""
+    """The backend is read off the file: what launches kernels of its own needs CUDA, whatever it is called.
+
+    A stranger's file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
+    """
     text = path.read_text(encoding="utf-8", errors="replace")
-    needs_cuda = "__global__" in text or "import triton" in text or "from triton" in text
-    return Variant(path.stem, path, "cuda" if needs_cuda else "cpu")
+    if "__global__" in text or "import triton" in text or "from triton" in text:
+        return Variant(path.stem, path, "cuda")
+    ours = Variant(path.stem, path, "cpu")
+    return ours if ours.is_catalogued or path.stem.startswith("cpu_") else Variant(path.stem, path, "any")
 
 
 def parse_settings(texts):

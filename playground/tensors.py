@@ -54,6 +54,21 @@ def to(inputs, device):
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a whole problem can be converted
+
+
+def in_precision(problem, precision):
+    """The problem's module itself, of which inputs and models are from now on in a precision of HALF; as it is for None."""
+    if precision:
+        original, problem.converted_to = problem.get_inputs, HALF[precision]
+        problem.get_inputs = lambda: [_converted(value, HALF[precision]) for value in original()]
+    return problem
+
+
+def _converted(value, dtype):
+    return value.to(dtype) if differentiable(value) else value
+
+
 def make_inputs(problem, seed):
     """As inputs_of, after torch's generators were seeded."""
     torch.manual_seed(seed)
@@ -82,11 +97,15 @@ def _argument(i, value):
     return value
 
 
-def make_model(problem, cls, seed):
-    """An instance of `cls` with the problem's init inputs, built after the generators were seeded."""
-    init_inputs = problem.get_init_inputs()
+def make_model(problem, cls, seed, device="cpu"):
+    """An instance of `cls` with the problem's init inputs, its tensors and those of the init inputs on the device.
+
+    The generators are seeded before either: so two classes get the same inputs, and draw the same numbers.
+    """
     torch.manual_seed(seed)
-    return cls(*init_inputs)
+    init_inputs = to(problem.get_init_inputs(), device)
+    torch.manual_seed(seed)
+    return cls(*init_inputs).to(device, getattr(problem, "converted_to", None))
 
 
 def differentiable(tensor):

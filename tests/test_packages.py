@@ -16,10 +16,6 @@ def test_a_python_without_packages(command):
     assert "-m pip install -r requirements.txt" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_nothing_is_missing_here():
-    assert packages.missing() is None
-
-
 def test_what_is_needed_is_what_is_required():
     required = (catalog.ROOT / "requirements.txt").read_text().lower()
     assert all(f"\n{name}==" in required for name in packages.NEEDED)

@@ -5,7 +5,7 @@ from torch.utils import cpp_extension
 
 from playground import catalog, sweep
 from playground.catalog import CatalogError
-from playground.command.main import plan
+from playground.driver import plan
 from playground.machine import requirements
 from playground.worker.candidate import Candidate
 from playground.worker.failures import describe
@@ -142,9 +142,9 @@ def test_tasks_are_told_apart_by_what_is_swept():
     model = catalog.find_model("alexnet_conv1")
     (variant,) = [each for each in catalog.variants(model) if each.backend == "cpu"]
     points = sweep.grid({"batch_size": (1, 2), "height": (47,)})
-    one, two = plan(model, [variant], "cpu", points)
+    one, two = plan.of_variants(model, [variant], "cpu", points)
     assert one.names() == ("alexnet_conv1", f"{variant.name}, batch_size=1")
     assert two.names("float64") == ("alexnet_conv1", "float64, batch_size=2")
     assert two.settings["height"] == 47
-    (alone,) = plan(model, [variant], "cpu", points[:1])
+    (alone,) = plan.of_variants(model, [variant], "cpu", points[:1])
     assert alone.names() == ("alexnet_conv1", variant.name)

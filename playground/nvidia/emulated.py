@@ -16,7 +16,7 @@ def counted(model, variant):
     recording = counting.recording(model, variant)
     if variant.path.parent == catalog.KERNELS / model.name and recording.exists():
         found = json.loads(recording.read_text(encoding="utf-8"))
-    elif model.settings("emulator"):
+    elif model.settings("counted"):
         found = counting.measure_apart(model, variant)
     else:
         return None

@@ -71,7 +71,7 @@ def stage(tmp_path, install, target):
     def play(replies=(REPLY,), found=(), limit=60, text=VARIANT, **behaviour):
         variant.write_text(text)
         for tool in TOOLS:
-            log = (SAMPLES / f"{tool}.log").read_text().replace("/work/variant.py", str(variant))
+            log = (SAMPLES / f"{tool}.log").read_text().replace("/src/variant.py", str(variant))
             (player.parent / f"{tool}.log").write_text(log if tool in found else clean(tool))
         (player.parent / "behaviour.json").write_text(json.dumps(behaviour))
         probes = [tmp_path / f"inputs{i}" for i, _ in enumerate(replies)]

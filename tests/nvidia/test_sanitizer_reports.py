@@ -7,7 +7,7 @@ import pytest
 from playground.nvidia import sanitizer_reports as reports
 
 SAMPLES = Path(__file__).parent / "samples"
-VARIANT = "/work/variant.py"
+VARIANT = "/src/variant.py"
 KERNELS = {"planted", "planted_tail"}
 
 
@@ -71,7 +71,7 @@ def test_a_log_that_breaks_off_is_not_complete(tool):
 
 
 def test_a_kernel_without_lines_is_known_by_its_name():
-    text = (SAMPLES / "initcheck.log").read_text().replace(" in /work/variant.py:41", "")
+    text = (SAMPLES / "initcheck.log").read_text().replace(" in /src/variant.py:41", "")
     (finding,) = [each for each in reports.read("initcheck", text).findings if each.concerns(KERNELS, VARIANT)]
     assert finding.describe(VARIANT).startswith("Uninitialized __global__ memory read of size 4 bytes; kernel planted")
 
@@ -80,7 +80,7 @@ def test_a_place_in_the_file_is_enough():
     (finding,) = [each for each in log("initcheck").findings if each.concerns(set(), VARIANT)]
     assert finding.kernel == "planted"
     assert not [each for each in log("initcheck").findings if each.concerns(set(), "/elsewhere/variant.py")]
-    stripped = (SAMPLES / "initcheck.log").read_text().replace("/work/", "")
+    stripped = (SAMPLES / "initcheck.log").read_text().replace("/src/", "")
     assert [each for each in reports.read("initcheck", stripped).findings if each.concerns(set(), VARIANT)]
 
 

@@ -1,0 +1,512 @@
+"""Faults in playground/, each with the tests that are to notice it: what the tests prove, and what may be deleted from them.
+
+    python tests/seeded_faults.py                  seed each in a copy of the checkout; say which of its tests fail
+    python tests/seeded_faults.py tolerance race   those whose file or name holds one of these words
+    python tests/seeded_faults.py --list           which there are, and whether the files still have the text they change
+
+A test may go when every fault that it notices is noticed by another one. Exit status 1 if a fault goes unnoticed or its text is
+gone; a test that also fails without the fault notices nothing.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The file below playground/ and what is wrong with it; the tests, below tests/, each of which is to fail; the text, which
+# stands once in the file, and what becomes of it.
+TABLE = r"""
+judge/tolerance.py: a hundred times as much is allowed
+    judge/test_tolerance.py
+-SLACK = 2.0
++SLACK = 200.0
+
+judge/tolerance.py: errors in units of the size
+    judge/test_tolerance.py
+-self.spread = (deviation if deviation > 1e-12 * magnitude else magnitude) or 1.0
++self.spread = magnitude or 1.0
+
+judge/tolerance.py: no root mean square
+    judge/test_tolerance.py
+-elif not rms_error <= self._allowed_rms:
++elif False:
+
+judge/tolerance.py: nan is not looked for
+    judge/test_tolerance.py
+-            complaint = self._wrongly_special(name, actual)
++            complaint = None
+
+judge/tolerance.py: shapes may differ
+    judge/test_tolerance.py
+-if actual.shape != self._shape:
++if actual.numel() != self.truth.numel():
+
+judge/tolerance.py: decisions excuse all
+    judge/test_tolerance.py
+-SLACK * self._decisions()).clamp(min=0)
++SLACK * self._decisions().max()).clamp(min=0)
+
+judge/tolerance.py: blunt passes
+    judge/test_tolerance.py
+-            if not max_error <= NEAR:
++            if False:
+
+judge/probes.py: scaled is uniform
+    judge/test_probes.py
+-return _each_float("scaled", problem, seed, _scaled)
++return own(problem, seed)
+
+judge/probes.py: no impulse
+    judge/test_probes.py
+-samples.scatter_(1, where, 16 * (1 + torch.rand(where.shape, dtype=value.dtype)))
++samples.normal_()
+
+judge/probes.py: ramp without slope
+    judge/test_probes.py
+-return (along + offset).to(value.dtype)
++return (0 * along + offset).to(value.dtype)
+
+judge/probes.py: step is not taken
+    judge/test_probes.py judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-packs_weights_once]
+-parameters[name].sub_(change.to(parameters[name]))
++pass
+
+driver/verdict.py: gradients are not compared
+    worker/test_failures.py
+-        if wrong:
+-            more
++        if False:
++            more
+
+judge/oracle.py: truth in float32
+    judge/test_oracle.py
+-for module in model.double().modules():
++for module in model.modules():
+
+judge/oracle.py: chunks of what is not separable
+    judge/test_oracle.py
+-if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
++if False:
+
+judge/oracle.py: chunks lose weight gradients
+    judge/test_oracle.py
+-torch.stack(pieces).sum(0)
++pieces[0]
+
+driver/verdict.py: outputs are not compared
+    judge/test_problems.py::test_the_wrong_one_fails_for_its_reason[gelu]
+-        if entry["complaint"]:
++        if False:
+
+driver/verdict.py: only the problem's own inputs
+    judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-infinity_leaks]
+-        self._probe_further()
+-
++
+
+judge/behaviour.py: inputs may be written
+    judge/test_behaviour.py
+-return f"changes {name}"
++return None
+
+judge/behaviour.py: version counters are ignored
+    judge/test_behaviour.py
+-if value._version != self._versions[name]:
++if False:
+
+judge/behaviour.py: memory may be shared
+    judge/test_behaviour.py
+-if output.numel() and storage(output) in owners:
++if False:
+
+judge/behaviour.py: content may be remembered
+    judge/test_behaviour.py judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-remembers_by_content]
+-        if again < first:
++        if False:
+
+judge/behaviour.py: addresses may be remembered
+    judge/test_behaviour.py judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-remembers_by_address]
+-        _refill(held, self._second)
+-        return Trial(self._call(held), of="second")
++        return Trial(self._call(held), of="first")
+
+judge/behaviour.py: minus zero is zero
+    judge/test_behaviour.py
+-return torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
++return torch.equal(a, b)
+
+judge/behaviour.py: results may differ from run to run
+    judge/test_behaviour.py judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-differs_from_run_to_run]
+-if same or self._declared is False:
++if True:
+
+judge/work.py: decoration passes
+    judge/test_work.py
+-            if not _same(value, old):
+-                _spoil(value)
++            pass
+
+judge/work.py: nothing is spoiled
+    judge/test_work.py judge/test_exhibits.py::test_the_verdict_and_its_reason[honest-own_kernel]
+-tensor.copy_(10 * torch.randn(tensor.shape, dtype=torch.float32))
++pass
+
+worker/candidate.py: weights by chance
+    worker/test_candidate.py
+-    model.load_state_dict(weights)
++    pass
+
+worker/candidate.py: clean memory
+    worker/test_candidate.py
+-    torch.utils.deterministic.fill_uninitialized_memory = True
++    torch.utils.deterministic.fill_uninitialized_memory = False
+
+worker/candidate.py: the variant gives the inputs
+    worker/test_candidate.py
+-self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)
++self.problem = tensors.in_precision(catalog.load_problem(problem, settings), precision)
+
+worker/process.py: forged replies count
+    judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-forges_a_type]
+-                if complaint := malformed(what, result):
++                if complaint := None:
+
+worker/replies.py: negative memory is a reply
+    worker/test_replies.py
+-return number(value) and math.isfinite(value) and value >= 0
++return number(value)
+
+worker/process.py: orphans live on
+    worker/test_process.py
+-if os.getsid(process.pid) in sessions:
++if False:
+
+worker/channel.py: messages are cut
+    worker/test_channel.py
+-data = data[os.write(self._write_fd, data) :]
++os.write(self._write_fd, data[:65536])
++                data = b''
+
+stopwatch/statistics.py: half the confidence
+    stopwatch/test_statistics.py
+-/ 2**n) <= 0.05:
++/ 2**n) <= 0.5:
+
+stopwatch/statistics.py: a tie is a win
+    stopwatch/test_statistics.py
+-if ratio["low"] > 1 + TIE:
++if ratio["ratio"] > 1 + TIE:
+
+stopwatch/statistics.py: the control widens nothing
+    driver/test_timing.py::test_a_claim_is_only_as_narrow_as_the_control
+-"low": ratio["low"] / max(1.0, control["high"]),
++"low": ratio["low"],
+
+stopwatch/timer.py: the flush is timed
+    stopwatch/test_timer.py
+-            self._content = content = self._workload.fresh(seed)
+-            self._clock.flush()
+-            *times, self._result = self._clock.time(lambda content=content: self._workload(content))
++            self._content = content = seed
++            self._clock.flush()
++            *times, self._result = self._clock.time(lambda content=content: self._workload(self._workload.fresh(content)))
+
+stopwatch/timer.py: late writers are waited for
+    stopwatch/test_timer.py
+-return elapsed, elapsed, _copy(result)
++return elapsed, elapsed, result
+
+stopwatch/workload.py: the same content each time
+    stopwatch/test_workload.py
+-    torch.manual_seed(seed)
+-    return tensors.inputs_of(problem)
++    torch.manual_seed(0)
++    return tensors.inputs_of(problem)
+
+stopwatch/baselines.py: strict permits tf32
+    stopwatch/test_baselines.py
+-"ieee") for flag in _PRECISIONS if baseline.strict]
++"tf32") for flag in _PRECISIONS if baseline.strict]
+
+stopwatch/baselines.py: strict variants meet tf32 baselines
+    stopwatch/test_baselines.py driver/test_timing.py::test_outcome_is_against_the_fastest_that_is_as_precise
+-return strict if strict and precision == "fp32" else alike
++return alike
+
+stopwatch/floors.py: half of the bytes
+    stopwatch/test_floors.py
+-return sum(value.numel() * value.element_size() for value in values
++return sum(value.numel() * 2 for value in values
+
+driver/timing.py: a patched stopwatch is believed
+    driver/test_timing.py::test_a_difference_that_load_does_not_explain
+-            if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
++            if False:
+
+driver/timing.py: timed results are not rechecked
+    driver/test_timing.py::test_a_wrong_replay_is_rejected
+-            if comparison["complaint"]:
+-                raise Rejected(f"is right
++            if False:
++                raise Rejected(f"is right
+
+driver/timing.py: other streams are free
+    driver/test_timing.py::test_work_on_other_streams_is_counted
+-    variant.rounds[:] = variant.idle_rounds
+-
+
+driver/race.py: disturbed rounds count
+    driver/test_timing.py::test_rounds_that_others_disturb_do_not_count
+-        if disturbed:
+-            for side in running:
+-                side.set_last_aside()
++        if disturbed:
+
+driver/race.py: a control that is off is no sign
+    driver/test_timing.py::test_a_control_that_is_not_itself_is_a_disturbance
+-if ratio and abs(ratio["ratio"] - 1) > CONTROL_OFF
++if False
+
+driver/race.py: last rounds are not rechecked
+    driver/test_timing.py::test_results_of_the_last_rounds_are_rechecked_too
+-recheck_in.add(self._played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
++pass
+
+driver/board.py: an item is taken twice
+    driver/test_board.py
+-if taken and not (holder != self._rank and self.is_lost(holder)):
++if False:
+
+driver/runner.py: a bench is closed at once
+    driver/test_runner.py::test_a_bench_is_made_for_the_first_and_closed_after_the_last
+-            if not self._uses_left:
+-                self.close()
++            self.close()
+
+machine/build_locks.py: living builders are overlooked
+    machine/test_build_locks.py
+-    holders = _holders() if locks else {}
++    holders = {}
+
+machine/requirements.py: any toolkit fits
+    machine/test_requirements.py
+-    if toolkit.major != major:
+-        what
++    if False:
++        what
+
+machine/load.py: a process's own load is others'
+    machine/test_load.py
+-- (self._own_seconds() - own)
+
+nvidia/sanitizer.py: a blind tool is trusted
+    nvidia/test_sanitizer.py
+-    if not controls:
+-        return
++    if False:
++        return
+
+nvidia/sanitizer_reports.py: unreadable reports are skipped
+    nvidia/test_sanitizer_reports.py
+-    if at is None:
+-        raise Unreadable(headline)
++    if at is None:
++        return []
+
+nvidia/metrics.py: launches weigh the same
+    nvidia/test_metrics.py
+-known = [(launch[metric], launch[TIME] or 1.0)
++known = [(launch[metric], 1.0)
+
+report/document.py: what failed may be timed
+    report/test_document.py
+-_require(value is None or verdict in TIMED,
++_require(True,
+
+report/document.py: times in any order
+    report/test_document.py
+-    _require(spread["p20"] <= spread["median"] <= spread["p80"]
++    _require(True
+
+report/document.py: nan in json
+    report/test_document.py
+-return None if isinstance(value, float) and not math.isfinite(value) else value
++return value
+
+report/publish.py: stale results are published
+    report/test_publish.py
+-if is_stale(result, *_files_of(root, *key))}
++if False}
+
+report/figures.py: escapes reach the terminal
+    report/test_figures.py report/test_terminal.py
+-return "".join(c if c.isprintable() else " " for c in str(line))
++return str(line)
+
+report/against.py: one ratio is enough
+    report/test_against.py
+-return row | {"verdict": sides[0] if sides[0] == sides[1] else SAME}
++return row | {"verdict": sides[0]}
+
+report/against.py: runs on different gpus compare
+    report/test_against.py
+-        if now != then:
++        if False:
+
+command/main.py: a failure is a success
+    nvidia/test_profiler.py
+-return IMPOSSIBLE if complaint.is_machine else FAILED
++return PASSED
+
+emulator/include/emulator/ptx.h: products lose their last term
+    emulator/test_hardware_bits.py
+-        for (int k = 0; k < K; ++k)
+-            for (int n = 0; n < 8; ++n) d[m][n]
++        for (int k = 0; k < K - 1; ++k)
++            for (int n = 0; n < 8; ++n) d[m][n]
+
+emulator/include/emulator/warp.h: votes of the neighbour
+    emulator/test_hardware_bits.py
+-ballot |= unsigned(rows[lane * ROW]) << lane;
++ballot |= unsigned(rows[lane * ROW]) << (lane ^ 1);
+
+emulator/include/emulator/half_types.h: half products are sums
+    emulator/test_hardware_bits.py
+-EMULATOR_NUMBER16_BINARY(__hmul, x* y)
++EMULATOR_NUMBER16_BINARY(__hmul, x + y)
+
+emulator/runtime/shadow.cpp: races with a write go unseen
+    emulator/test_kernel_pairs.py
+-        report_race(s, writer, c.writer_instruction, c.writer & ATOMIC ? "atomically updated" : "wrote");
++        (void)writer;
+
+emulator/runtime/shadow.cpp: shuffles order memory
+    emulator/test_kernel_pairs.py
+-    if (op != WarpOp::sync) return;
+
+emulator/runtime/shadow.cpp: bytes beyond a tensor
+    emulator/test_kernel_pairs.py
+-s.address + s.bytes > uintptr_t(a->begin) + a->bytes) report_bounds(s);
++s.address > uintptr_t(a->begin) + a->bytes) report_bounds(s);
+
+emulator/runtime/barriers.cpp: any barrier will do
+    emulator/test_kernel_pairs.py
+-const bool elsewhere = b.arrived && (b.barrier_line != line || b.barrier_site != site);
++const bool elsewhere = false;
+
+emulator/runtime/shadow.cpp: copies land at once
+    emulator/test_kernel_pairs.py
+-        if (writer >= oldest) report_in_flight(s, c);
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` in the file at `path` becomes `new`; each of `tests` is to fail."""
+
+    path: Path
+    what: str
+    tests: list
+    old: str
+    new: str
+
+    def __str__(self):
+        return f"{self.path}: {self.what}"
+
+    @classmethod
+    def read(cls, paragraph):
+        """Of a paragraph of TABLE."""
+        (title, *lines), sides = paragraph.split("\n"), {"-": [], "+": [], " ": []}
+        for line in lines:
+            sides[line[0]].append(line[1:])
+        file, _, what = title.partition(": ")
+        return cls(Path("playground") / file, what, " ".join(sides[" "]).split(), "\n".join(sides["-"]), "\n".join(sides["+"]))
+
+    def is_in(self, text):
+        return text.count(self.old) == 1
+
+
+FAULTS = [Fault.read(paragraph) for paragraph in TABLE.strip("\n").split("\n\n")]
+
+
+def copy_of_checkout(folder):
+    """A copy of all that git knows, and of what it would take, in the folder."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.split(b"\0")
+    for name in filter(None, listed):
+        source, target = ROOT / os.fsdecode(name), folder / os.fsdecode(name)
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    return folder
+
+
+def first_failure(checkout, test, but=()):
+    """Of a test (a file, or FILE::TEST, from the checkout's root) the first that fails and is not in `but`; None for none."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        test,
+        *(f"--deselect={each}" for each in but),
+    ]
+    told = subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?::.+?)(?: - |$)", told, re.MULTILINE)
+    return failed and failed[1]
+
+
+def noticing(fault, checkout, test):
+    """The first of a test that fails with the fault and not without it; None where there is none."""
+    path = checkout / fault.path
+    text = path.read_text(encoding="utf-8")
+    fails_anyway = []
+    while True:
+        path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+        try:
+            failed = first_failure(checkout, test, fails_anyway)
+        finally:
+            path.write_text(text, encoding="utf-8")
+        if failed is None or first_failure(checkout, failed) is None:
+            return failed
+        fails_anyway.append(failed)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", metavar="WORD", help="a part of a fault's file or name; default: all faults")
+    parser.add_argument("--list", action="store_true", help="seed nothing")
+    given = parser.parse_args()
+    named = [each for each in FAULTS if not given.words or any(word in str(each) for word in given.words)]
+    chosen = [each for each in named if each.is_in((ROOT / each.path).read_text(encoding="utf-8"))]
+    unnoticed = len(named) - len(chosen)
+    for fault in named:
+        if fault not in chosen:
+            print(f"{fault}: GONE: {fault.old}")
+        elif given.list:
+            print(f"{fault}: {' '.join(fault.tests)}")
+    if given.list:
+        return int(bool(unnoticed))
+    with tempfile.TemporaryDirectory(prefix="seeded-faults-") as folder:
+        checkout = copy_of_checkout(Path(folder))
+        for fault in chosen:
+            for test in fault.tests:
+                noticed = noticing(fault, checkout, f"tests/{test}")
+                unnoticed += noticed is None
+                print(f"{fault}: {noticed or f'UNNOTICED by {test}'}", flush=True)
+    print(f"{len(named)} faults; not noticed, by a test that is to: {unnoticed}")
+    return int(bool(unnoticed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
