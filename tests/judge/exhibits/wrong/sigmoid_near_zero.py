@@ -1,6 +1,6 @@
-"""Five steps of a continued fraction for the sigmoid, exact to rounding where |y| < 3, which the model's own inputs never leave.
+"""Steps of a continued fraction for the sigmoid, exact to rounding where |y| < 3, which the model's own inputs never leave.
 
-Verdict: forward only: on normal inputs of another scale for each sample: the output is off by
+Verdict: forward only: the output is off by .*; compute these values, too
 Caveat: values
 """
 
