@@ -1,6 +1,6 @@
 """Steps of a continued fraction for the sigmoid, exact to rounding where |y| < 3, which the model's own inputs never leave.
 
-Verdict: forward only: the output is off by .*; compute these values, too
+Verdict: forward only: .*: the output is off by .*; compute these values, too
 Caveat: values
 """
 
