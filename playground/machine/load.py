@@ -90,7 +90,7 @@ def _families(pids):
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(pid)
             found += [root, *root.children(recursive=True)]
-    return found
+    return list(dict.fromkeys(found))  # one may be a descendant of another
 
 
 def _seconds(process, children=True):
