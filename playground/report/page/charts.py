@@ -28,11 +28,13 @@ def _points(results):
             continue
         fastest = min(medians, key=medians.get, default=None)
         if "eager" in medians and "as_written" in work:
-            label = "eager's operators"
+            label = "operators"
             points.append(roofline.Point(model, label, roofline.AS_WRITTEN, work["as_written"], medians["eager"], True))
         for name in ordered_baselines(medians):
             label = one_line(baseline_name(name))
-            points.append(roofline.Point(model, label, roofline.BASELINE, work["least"], medians[name], name in ("eager", fastest)))
+            points.append(
+                roofline.Point(model, label, roofline.BASELINE, work["least"], medians[name], name in ("eager", fastest))
+            )
         for result in of_model:
             median = result["time_ms"]["median"]
             points.append(roofline.Point(model, one_line(result["variant"]), roofline.VARIANT, work["least"], median, True))

@@ -1,7 +1,7 @@
 """The ladder as a picture: PyTorch and the variants as bars whose length is their speed, with the floor at the end.
 
-A bar's length is floor / time, on a linear scale from 0: twice as long is twice as fast. So what lies near the floor can be told
-apart as well as what is far from it, which no scale of times in milliseconds shows. Where there is no floor, the fastest is.
+A bar's length is floor / time, on a linear scale from 0: twice as long is twice as fast. On a linear scale of milliseconds the
+slowest rung would leave the fast ones no length at all. Where there is no floor, the fastest stands for it.
 """
 
 import statistics
@@ -34,7 +34,7 @@ def pictures(members, brief=False):
 
 
 def _picture(members, title, brief):
-    """None where nothing has a time. {"title", "floor", "floor_at", "rows"}; `floor_at` and a row's `length` are percentages."""
+    """None where nothing has a time. `floor_at` and a row's `length` are percentages of the scale."""
     timings = [(result, shown, timed_modes(result).get(title) or {}) for result, shown in members]
     medians = baseline_medians([each for _, _, each in timings])
     fastest = fastest_baseline(medians)
@@ -72,12 +72,12 @@ def _chosen(medians, brief):
 
 def _baseline(name, medians):
     shown = f"PyTorch {baseline_name(name).removeprefix('torch.')}"
-    fastest = "the fastest" if name == fastest_baseline(medians) else ""
+    fastest = "fastest" if name == fastest_baseline(medians) else ""
     return {"name": shown, "id": None, "kind": BASELINE, "ms": medians[name], "ratio": "", "over": fastest, "why": None}
 
 
 def _variant(result, shown, timings, fastest):
-    """What its speed-up is over is told where that is another baseline than the `fastest`. `why` is the Mark of a variant that has no time."""
+    """`over` is told where that is another baseline than the `fastest`; `why` is the Mark of a variant that has no time."""
     best, ratio = headline(timings)
     time = (timings.get("time_ms") or {}).get("median")
     return {

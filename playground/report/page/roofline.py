@@ -130,6 +130,7 @@ class _Placer:
     def __init__(self, axes, size, box):
         self.short = size.short_names
         (self._x0, x1), (self._y0, y1) = axes.get_xlim(), axes.get_ylim()
+        self.width = box[2] * size.width
         self._a_decade_x = box[2] * size.width / math.log10(x1 / self._x0)
         self._a_decade_y = box[3] * size.height / math.log10(y1 / self._y0)
         self.slope = math.degrees(math.atan2(self._a_decade_y, self._a_decade_x))
@@ -177,12 +178,15 @@ def _draw_columns(axes, points, roofs, place):
     name. Where there is no room at the left, it is the same the other way round.
     """
     bottom = axes.get_ylim()[0]
-    columns = sorted({point.model: point.intensity for point in points if point.kind != AS_WRITTEN}.items(), key=lambda each: each[1])
+    columns = sorted(
+        {point.model: point.intensity for point in points if point.kind != AS_WRITTEN}.items(), key=lambda each: each[1]
+    )
     is_left = place.x(columns[0][1]) > LETTER * min(len(columns[0][0]), LONGEST_NAME)
     for row, (model, intensity) in enumerate(reversed(columns) if is_left else columns):
         top = min(roofs.highest, intensity * roofs.bandwidth)
         axes.plot([intensity] * 2, [place.above(bottom, 4 + ROW * row), top], **COLUMN)
-        name = model if len(model) <= LONGEST_NAME else model[: LONGEST_NAME - 1] + "…"
+        room = LONGEST_NAME if is_left else min(LONGEST_NAME, int((place.width - place.x(intensity) - 4) / LETTER))
+        name = model if len(model) <= room else model[: room - 1] + "…"
         foot = {"textcoords": "offset points", "ha": "right" if is_left else "left", "fontsize": 10, "color": svg.SOFT}
         axes.annotate(name, (intensity, bottom), (-4 if is_left else 4, 5 + ROW * row), **foot)
 
@@ -200,8 +204,11 @@ def _draw_points(axes, points, place):
             other = eager[point.model]
             ends = [point.intensity, other.intensity], [point.rate, other.rate]
             axes.plot(*ends, color=svg.SOFT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)  # behind the names
-        column = (point.model, point.kind == AS_WRITTEN)
-        _draw_label(axes, point, place, labels.setdefault(column, []), point.kind == AS_WRITTEN or is_right[point.model])
+        if point.kind == AS_WRITTEN:
+            above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 10.5, "color": svg.SOFT}
+            axes.annotate("" if place.short else point.name, (point.intensity, point.rate), **above)
+        else:
+            _draw_label(axes, point, place, labels.setdefault(point.model, []), is_right[point.model])
 
 
 def _sides(points, place):

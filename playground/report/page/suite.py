@@ -1,4 +1,4 @@
-"""What the page shows of a suite: what all pairs come to, and a table of them that is sorted and filtered as that of verdicts."""
+"""What the page shows of a suite: what all pairs come to, and a table of them, sorted and filtered as that of verdicts is."""
 
 from playground.report import suite, suite_table
 from playground.report.figures import NOTHING, labelled, significant, why_not_measured, with_unit

@@ -1,6 +1,5 @@
 """What the page's template shows of a run: its words and rows, section by section."""
 
-from playground.report import checks
 from playground.report.document import date_of, is_stale
 from playground.report.figures import (
     NOTHING,
@@ -9,16 +8,12 @@ from playground.report.figures import (
     baseline_name,
     by_device,
     geometric_means,
-    gradient_verdict,
     gradients_unsupported,
-    headline,
-    labelled,
     machine,
     mutants,
     on_device,
     one_line,
     ordered_baselines,
-    outcome_verdict,
     peak_memory,
     share_of_floor,
     significant,
