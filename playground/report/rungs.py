@@ -27,9 +27,7 @@ def image(model, results, where):
         return None
     drawing = plain_svg.Drawing(WIDTH, TOP + ROW * len(rungs) + 22)
     drawing.text(8, 14, f"{model}: where the time of a forward pass goes", anchor="start", bold=True)
-    drawing.text(
-        8, 31, "A bar is a rung's whole time, however long; the marks above and below: what the floor is of it.", anchor="start"
-    )
+    drawing.text(8, 31, "A bar is a rung's whole time, however long; the mark above: what the floor is of it.", anchor="start")
     drawing.text(8, 47, where, anchor="start")
     for number, (result, shares) in enumerate(rungs):
         top = TOP + ROW * number
@@ -38,8 +36,7 @@ def image(model, results, where):
         _draw_parts(drawing, top, shares)
         if share := share_of_floor(result):
             at = LEFT + (RIGHT - LEFT) * min(share, 1)
-            for y in (top - 6, top + BAR):
-                drawing.bar(at - 1.5, y, 3, 6, FLOOR)
+            drawing.bar(at - 1.5, top - 7, 3, 7, FLOOR)
             drawing.text(RIGHT + 76, top + 15, f"floor {with_unit(100 * share, '%')}", anchor="start", fill=FLOOR)
     return drawing.svg(f"{model}: where the time goes", " ".join(_in_words(result, shares) for result, shares in rungs))
 
