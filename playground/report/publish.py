@@ -105,11 +105,7 @@ def files(root):
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
     timed = {model: [each for each in newest.of(model).values() if each["time_ms"]] for model in models} if newest else {}
     title = f"Forward pass on {machine(newest.environment)}, {_day(newest)}" if newest else NOTHING_MEASURED
-    where = (
-        f"{machine(newest.environment)}, {_day(newest)}; kernels by PyTorch's profiler, what they leave of the time is 'outside kernels'."
-        if newest
-        else ""
-    )
+    where = f"{machine(newest.environment)}, {_day(newest)}" if newest else ""
     for model in (each for each in models if (root / "docs" / f"ladder_{each}.md").is_file()):
         for name, text in [*memories.images(model), ("time", rungs.image(model, timed.get(model, []), where))]:
             if text:

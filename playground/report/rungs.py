@@ -16,7 +16,7 @@ OTHERS = {  # kernels that are not the variant's
     "FillFunctor": "PyTorch: fill",
     "elementwise_kernel": "PyTorch: elementwise",
 }
-OUTSIDE = "outside kernels"  # of the measured time, what the profiled kernels leave
+OUTSIDE = "outside the profiled kernels"  # of the measured time, what the profiled kernels leave
 LEAST_SHARE = 0.02  # of a bar, to be told
 
 
@@ -27,7 +27,12 @@ def image(model, results, where):
         return None
     drawing = plain_svg.Drawing(WIDTH, TOP + ROW * len(rungs) + 22)
     drawing.text(8, 14, f"{model}: where the time of a forward pass goes", anchor="start", bold=True)
-    drawing.text(8, 31, "A bar is a rung's whole time, however long; the mark above: what the floor is of it.", anchor="start")
+    drawing.text(
+        8,
+        31,
+        "A bar is a rung's whole time, however long; the mark above: what the floor is of it. By PyTorch's profiler.",
+        anchor="start",
+    )
     drawing.text(8, 47, where, anchor="start")
     for number, (result, shares) in enumerate(rungs):
         top = TOP + ROW * number
