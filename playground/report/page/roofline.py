@@ -15,7 +15,7 @@ from playground.report.page import svg
 VARIANT, BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
 LABEL = 11  # units between the baselines of two labels, at least
 ROW, LETTER, LONGEST_NAME = 12, 5.6, 30  # of the models' names: units from one to the next, of a letter; letters
-WIDEST_LABEL = 110
+WIDEST_LABEL = {True: 60, False: 110}  # of short names, of whole ones
 COLUMN = {"color": svg.BASELINE, "linewidth": 0.8, "linestyle": (0, (2, 2)), "zorder": 2}
 RATES = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"))
 BANDWIDTHS = ((1e12, "TB/s"), (1e9, "GB/s"))
@@ -192,40 +192,52 @@ def _draw_columns(axes, points, roofs, place):
 
 
 def _draw_points(axes, points, place):
-    """Variants, eager and the fastest baseline, and what eager does as it is written; the others are in the table."""
-    eager = {point.model: point for point in points if point.kind == BASELINE and point.name == "eager"}
-    is_right = _sides(points, place)
-    labels = {}  # heights that are taken, of each model's column
-    for point in sorted(points, key=lambda each: (each.kind != VARIANT, -each.rate)):
-        if not point.labelled:
-            continue
+    """Variants, eager and the fastest baseline, and what eager does as it is written; the others are in the table.
+
+    Where a model has several sizes, each of PyTorch's names stands once.
+    """
+    drawn = sorted((point for point in points if point.labelled), key=lambda each: (each.kind != VARIANT, -each.rate))
+    eager = {point.model: point for point in drawn if point.kind == BASELINE and point.name == "eager"}
+    for point in drawn:
         axes.plot([point.intensity], [point.rate], linestyle="none", **MARKS[point.kind])
         if point.kind == AS_WRITTEN and point.model in eager:
             other = eager[point.model]
             ends = [point.intensity, other.intensity], [point.rate, other.rate]
             axes.plot(*ends, color=svg.SOFT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)  # behind the names
-        if point.kind == AS_WRITTEN:
-            above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 10.5, "color": svg.SOFT}
-            axes.annotate("" if place.short else point.name, (point.intensity, point.rate), **above)
-        else:
-            _draw_label(axes, point, place, labels.setdefault(point.model, []), is_right[point.model])
+    is_right, taken, named = _sides(points, place), {}, set()
+    for point in drawn:
+        name = point.model, point.kind, point.name
+        if point.kind == VARIANT or name not in named:
+            named.add(name)
+            _draw_label(axes, point, place, taken.setdefault(point.model, []), is_right)
 
 
 def _sides(points, place):
     """{model: whether its labels stand right of its column}: not where the next column is too near."""
     columns = {point.model: place.x(point.intensity) for point in points if point.kind != AS_WRITTEN}
-    return {model: not any(0 < other - x < WIDEST_LABEL for other in columns.values()) for model, x in columns.items()}
+    return {
+        model: not any(0 < other - x < WIDEST_LABEL[place.short] for other in columns.values()) for model, x in columns.items()
+    }
 
 
 def _draw_label(axes, point, place, taken, is_right):
-    """Beside the point, moved up or down as far as other labels of the column make it."""
+    """Beside the point, moved up or down as far as `taken` heights of its column make it; above it where it is in no column."""
+    if point.kind == AS_WRITTEN:
+        above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 10.5, "color": svg.SOFT}
+        axes.annotate("" if place.short else point.name, (point.intensity, point.rate), **above)
+        return
     at = place.units(point.rate)
     steps = sorted((step * LABEL / 4 for step in range(-400, 401)), key=abs)
     free = next((at + step for step in steps if all(abs(at + step - other) >= LABEL for other in taken)), at)
     taken.append(free)
     strong = {"weight": "bold", "color": svg.INK} if point.kind == VARIANT else {"color": svg.SOFT}
-    offset = {"xytext": (7 if is_right else -7, free - at - 3.5), "textcoords": "offset points", "fontsize": 10.5, "zorder": 7}
-    side = "left" if is_right else "right"
+    offset = {
+        "xytext": (7 if is_right[point.model] else -7, free - at - 3.5),
+        "textcoords": "offset points",
+        "fontsize": 10.5,
+        "zorder": 7,
+    }
+    side = "left" if is_right[point.model] else "right"
     axes.annotate(place.name(point.name), (point.intensity, point.rate), ha=side, **offset, **strong)
 
 

@@ -17,6 +17,7 @@ from playground.report.figures import (
     meets,
     outcome_verdict,
     share_of_floor,
+    size_note,
     with_unit,
 )
 from playground.report.page import marks
@@ -43,7 +44,8 @@ def shown(sections, places):
             results.append(result)
             place = places.get(result["ran_on"], "nowhere")
             passed = f"{section['id']} on-{place} {class_of(result)}"
-            rows.append(_row(result, member["shown"]) | {"model": section, "place": place, "classes": passed})
+            of_row = {"model": section, "place": place, "sizes": size_note(result), "classes": passed}
+            rows.append(_row(result, member["shown"]) | of_row)
     set_places(
         rows,
         run=range(len(results)),
