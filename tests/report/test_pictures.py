@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from colours import contrast
 
 from playground import catalog
 from playground.report import document, memories, plain_svg, rungs
@@ -62,18 +63,6 @@ def test_colours_are_readable_on_white_and_on_black():
         assert min(contrast(colour, "#ffffff"), contrast(colour, "#0d1117")) >= 3.5
     for colour in (plain_svg.DEVICE, plain_svg.SHARED, plain_svg.REGISTERS):
         assert contrast(colour, "#ffffff") >= 4.5, "white text stands on it"
-
-
-def contrast(one, other):
-    """WCAG 2's contrast ratio."""
-
-    def luminance(colour):
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_the_parts_of_a_rungs_time_are_those_of_the_profile():
