@@ -1,4 +1,5 @@
-"""What results/ says, where people read it: the tables of README.md and docs/ladder_*.md, and the plot docs/times-*.svg.
+"""What results/ says, where people read it: the tables of README.md and docs/ladder_*.md, the plot docs/times-*.svg,
+and the drawings docs/pictures/*.svg.
 
     python -m playground.report.publish            writes them
     python -m playground.report.publish --check    writes nothing; exits 1 when one of them is out of date
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import natural_order, reading_order
-from playground.report import page, times_plot
+from playground.report import memories, page, rungs, times_plot
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.figures import (
     GRAPH,
@@ -104,6 +105,11 @@ def files(root):
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
     timed = {model: [each for each in newest.of(model).values() if each["time_ms"]] for model in models} if newest else {}
     title = f"Forward pass on {machine(newest.environment)}, {_day(newest)}" if newest else NOTHING_MEASURED
+    where = f"{machine(newest.environment)}, {_day(newest)}" if newest else ""
+    for model in (each for each in models if (root / "docs" / f"ladder_{each}.md").is_file()):
+        for name, text in [*memories.images(model), ("time", rungs.image(model, timed.get(model, []), where))]:
+            if text:
+                yield Path("docs") / "pictures" / f"{model}-{name}.svg", text
     for theme, path in times_plot.FILES.items():
         yield Path(path), times_plot.image(title, {model: results for model, results in timed.items() if results}, theme)
 

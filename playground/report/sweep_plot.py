@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from playground import sweep
-from playground.report.figures import baseline_name, on_device
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, on_device
 from playground.report.sweep_table import by_variant
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -63,11 +63,15 @@ def _draw_times(panel, lines, axis):
     for variant, line in lines.items():
         panel.plot(_places(line, axis), [result["time_ms"]["median"] for result in line], marker="o", label=variant)
     longest = max(lines.values(), key=len)
-    for name, style in (("eager", ":"), ("compile", "-.")):
-        medians = [(result["baselines_ms"] or {}).get(name) for result in longest]
-        if longest and all(medians):
-            values = [each["median"] for each in medians]
-            panel.plot(_places(longest, axis), values, linestyle=style, color="gray", marker=".", label=baseline_name(name))
+    of_pytorch = [(result, baseline_medians([result])) for result in longest]
+    with_eager = [(result, medians["eager"]) for result, medians in of_pytorch if "eager" in medians]
+    fastest = [(result, fastest_baseline(medians)) for result, medians in of_pytorch if fastest_baseline(medians)]
+    names = ", ".join(dict.fromkeys(baseline_name(name) for _, name in fastest))
+    with_best = [(result, baseline_medians([result])[name]) for result, name in fastest]
+    for label, style, points in (("eager", ":", with_eager), (f"best baseline ({names})", "-.", with_best)):
+        if points:
+            places = _places([result for result, _ in points], axis)
+            panel.plot(places, [median for _, median in points], linestyle=style, color="gray", marker=".", label=label)
     with_floor = [result for result in longest if result["floor_ms"]]
     values = [result["floor_ms"] for result in with_floor]
     panel.plot(_places(with_floor, axis), values, linestyle="--", color="black", label="floor")

@@ -24,7 +24,8 @@ HEAD, BETWEEN = 26, 12  # above and below a model's rows
 
 def image(title, models, theme):
     """The text of an SVG file. `models` are {model: results that have times}; of none the image is its title alone."""
-    from playground.report.page import bars, svg  # matplotlib, which only who draws needs
+    from playground.report import bars
+    from playground.report.page import svg  # matplotlib, which only who draws needs
 
     drawn = {_heading(model, results): (_bars(results), _floor(results)) for model, results in models.items()}
     inner = sum(HEAD + bars.ROW * len(rows) + BETWEEN for rows, _ in drawn.values()) or 1
@@ -56,29 +57,26 @@ def _floor(results):
 
 def _bars(results):
     """One for eager, one for the fastest baseline, one a variant."""
-    from playground.report.page import bars
+    from playground.report import bars
 
     medians = baseline_medians(results)
     shown = dict.fromkeys(["eager", fastest_baseline(medians)])
-    rows = [bars.Bar(one_line(baseline_name(name)), bars.BASELINE, _only(medians[name])) for name in shown if name in medians]
+    rows = [bars.Bar(one_line(baseline_name(name)), bars.BASELINE, medians[name]) for name in shown if name in medians]
     for result in results:
         best, ratio = headline(result)
         over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}" if ratio else ""
         share = share_of_floor(result)
         of_floor = f", {with_unit(100 * share, '%')} of the floor" if share else ""
-        rows.append(bars.Bar(result["variant"], bars.VARIANT, _only(result["time_ms"]["median"]), after=over + of_floor))
+        rows.append(bars.Bar(result["variant"], bars.VARIANT, result["time_ms"]["median"], after=over + of_floor))
     return rows
-
-
-def _only(median):
-    return {"median": median, "p20": median, "p80": median}
 
 
 def _draw(axes, models, bottom):
     """The ticks, then model below model. `models` are {heading: (bars, floor in ms or None)}."""
-    from playground.report.page import bars, svg
+    from playground.report import bars
+    from playground.report.page import svg
 
-    times = [bar.spread["median"] for rows, _ in models.values() for bar in rows]
+    times = [bar.median for rows, _ in models.values() for bar in rows]
     scale = bars.Scale(min(times + [floor for _, floor in models.values() if floor]) / 1.6, max(times), LEFT, BARS_END)
     for tick in scale.ticks(BARS_END + 40):
         axes.plot([scale(tick)] * 2, [0, bottom], color=svg.FAINT, linewidth=0.7, zorder=0)

@@ -1,43 +1,7 @@
-"""Which bars and points the results of one model, or of one place, give."""
+"""Which points of the roofline the results of one place give."""
 
-from playground.report.figures import FORWARD, GRAPH, baseline_medians, baseline_name, one_line, ordered_baselines, timed_modes
-from playground.report.page import bars, roofline
-
-
-def bar_charts(results, name):
-    """[(title, <svg>)]: one chart for forward and for each training mode, of results that share model, place and size."""
-    charts = []
-    titles = dict.fromkeys(title for result in results for title in timed_modes(result) if GRAPH not in title)
-    for number, title in enumerate(titles):
-        timings = [(result, timed_modes(result).get(title)) for result in results]
-        floor = next((each["floor_ms"] for _, each in timings if each and each.get("floor_ms")), None)
-        drawn = bars.chart(_bars(timings, title), floor, f"{name}-{number}", f"Times, {title}")
-        if drawn:
-            charts.append((title, drawn))
-    return charts
-
-
-def _bars(timings, title):
-    medians = baseline_medians([each for _, each in timings if each])
-    rows = [
-        bars.Bar(one_line(baseline_name(name)), bars.BASELINE, _point(medians[name])) for name in ordered_baselines(medians)
-    ]
-    for result, each in timings:
-        spread = (each or {}).get("time_ms")
-        if spread or title == FORWARD:
-            rows.append(bars.Bar(one_line(result["variant"]), bars.VARIANT, spread, _why_not(result)))
-        graphed = ((each or {}).get("graphed") or {}).get("time_ms")
-        if graphed:
-            rows.append(bars.Bar("in a CUDA graph", bars.GRAPHED, graphed))
-    return rows
-
-
-def _point(median):
-    return {"median": median, "p20": median, "p80": median}
-
-
-def _why_not(result):
-    return "not timed" if result["verdict"] == "pass" else f"{result['verdict']}, not timed"
+from playground.report.figures import baseline_medians, baseline_name, one_line, ordered_baselines
+from playground.report.page import roofline
 
 
 def roofline_charts(results, ceilings, place):
@@ -64,11 +28,13 @@ def _points(results):
             continue
         fastest = min(medians, key=medians.get, default=None)
         if "eager" in medians and "as_written" in work:
-            label = "eager, by what its operators do"
-            points.append(roofline.Point(model, label, roofline.AS_WRITTEN, work["as_written"], medians["eager"]))
+            label = "operators"
+            points.append(roofline.Point(model, label, roofline.AS_WRITTEN, work["as_written"], medians["eager"], True))
         for name in ordered_baselines(medians):
             label = one_line(baseline_name(name))
-            points.append(roofline.Point(model, label, roofline.BASELINE, work["least"], medians[name], name == fastest))
+            points.append(
+                roofline.Point(model, label, roofline.BASELINE, work["least"], medians[name], name in ("eager", fastest))
+            )
         for result in of_model:
             median = result["time_ms"]["median"]
             points.append(roofline.Point(model, one_line(result["variant"]), roofline.VARIANT, work["least"], median, True))

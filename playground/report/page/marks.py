@@ -25,6 +25,8 @@ def of(word):
 
 
 def _within(check):
+    if check.get("complaint"):
+        return Mark(BAD, "wrong")
     if check.get("allowed") is None:
         return Mark(UNKNOWN, "not compared")
     return Mark(GOOD, "within") if is_within(check) else Mark(BAD, "beyond")

@@ -14,6 +14,9 @@ from playground.report.page import svg
 
 VARIANT, BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
 LABEL = 11  # units between the baselines of two labels, at least
+ROW, LETTER, LONGEST_NAME = 12, 5.6, 30  # of the models' names: units from one to the next, of a letter; letters
+WIDEST_LABEL = {True: 60, False: 110}  # of short names, of whole ones
+COLUMN = {"color": svg.BASELINE, "linewidth": 0.8, "linestyle": (0, (2, 2)), "zorder": 2}
 RATES = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"))
 BANDWIDTHS = ((1e12, "TB/s"), (1e9, "GB/s"))
 MARKS = {
@@ -25,7 +28,7 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Point:
-    """`work` is {"bytes", "flops"} of one step, which takes `milliseconds`. Names stand in the plot where `labelled`."""
+    """`work` is {"bytes", "flops"} of one step, which takes `milliseconds`. Only what is `labelled` is drawn, with its name."""
 
     model: str
     name: str
@@ -89,7 +92,7 @@ def chart(points, ceilings, size, name, title):
         _draw_axes(axes, unit, unit_name)
         place = _Placer(axes, size, box)
         _draw_roofs(axes, roofs, place)
-        _draw_columns(axes, points, roofs)
+        _draw_columns(axes, points, roofs, place)
         _draw_points(axes, points, place)
         return svg.element(figure, name, title, _in_words(points, roofs, unit, unit_name))
 
@@ -127,12 +130,20 @@ class _Placer:
     def __init__(self, axes, size, box):
         self.short = size.short_names
         (self._x0, x1), (self._y0, y1) = axes.get_xlim(), axes.get_ylim()
+        self.width = box[2] * size.width
         self._a_decade_x = box[2] * size.width / math.log10(x1 / self._x0)
         self._a_decade_y = box[3] * size.height / math.log10(y1 / self._y0)
         self.slope = math.degrees(math.atan2(self._a_decade_y, self._a_decade_x))
 
+    def x(self, intensity):
+        return self._a_decade_x * math.log10(intensity / self._x0)
+
     def units(self, rate):
         return self._a_decade_y * math.log10(rate / self._y0)
+
+    def above(self, rate, units):
+        """The rate that lies so many units above another."""
+        return rate * 10 ** (units / self._a_decade_y)
 
     def name(self, name):
         """Where there is little room, 'v3' of a variant's name and 'compile' of torch.compile's."""
@@ -160,39 +171,74 @@ def _draw_roofs(axes, roofs, place):
         axes.annotate(text, (high, rate), (-2, 5), **above)
 
 
-def _draw_columns(axes, points, roofs):
-    """Each model's least work as a line up to the roof, with its name at the foot."""
+def _draw_columns(axes, points, roofs, place):
+    """Each model's least work as a line up to the roof, with its name at the foot.
+
+    Each name has a row of its own and stands left of its line. Lines further right reach further down, so that none crosses a
+    name. Where there is no room at the left, it is the same the other way round.
+    """
     bottom = axes.get_ylim()[0]
-    columns = {point.model: point.intensity for point in points if point.kind != AS_WRITTEN}
-    for model, intensity in columns.items():
+    columns = sorted(
+        {point.model: point.intensity for point in points if point.kind != AS_WRITTEN}.items(), key=lambda each: each[1]
+    )
+    is_left = place.x(columns[0][1]) > LETTER * min(len(columns[0][0]), LONGEST_NAME)
+    for row, (model, intensity) in enumerate(reversed(columns) if is_left else columns):
         top = min(roofs.highest, intensity * roofs.bandwidth)
-        axes.plot([intensity] * 2, [bottom, top], color=svg.BASELINE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=2)
-        foot = {"textcoords": "offset points", "rotation": 90, "va": "bottom", "ha": "right", "fontsize": 10, "color": svg.SOFT}
-        axes.annotate(model if len(model) <= 30 else model[:29] + "…", (intensity, bottom), (-4, 5), **foot)
+        axes.plot([intensity] * 2, [place.above(bottom, 4 + ROW * row), top], **COLUMN)
+        room = LONGEST_NAME if is_left else min(LONGEST_NAME, int((place.width - place.x(intensity) - 4) / LETTER))
+        name = model if len(model) <= room else model[: room - 1] + "…"
+        foot = {"textcoords": "offset points", "ha": "right" if is_left else "left", "fontsize": 10, "color": svg.SOFT}
+        axes.annotate(name, (intensity, bottom), (-4 if is_left else 4, 5 + ROW * row), **foot)
 
 
 def _draw_points(axes, points, place):
-    eager = {point.model: point for point in points if point.kind == BASELINE and point.name == "eager"}
-    labels = {}  # heights that are taken, of each model's column
-    for point in sorted(points, key=lambda each: (each.kind != VARIANT, -each.rate)):
+    """Variants, eager and the fastest baseline, and what eager does as it is written; the others are in the table.
+
+    Where a model has several sizes, each of PyTorch's names stands once.
+    """
+    drawn = sorted((point for point in points if point.labelled), key=lambda each: (each.kind != VARIANT, -each.rate))
+    eager = {point.model: point for point in drawn if point.kind == BASELINE and point.name == "eager"}
+    for point in drawn:
         axes.plot([point.intensity], [point.rate], linestyle="none", **MARKS[point.kind])
         if point.kind == AS_WRITTEN and point.model in eager:
             other = eager[point.model]
             ends = [point.intensity, other.intensity], [point.rate, other.rate]
             axes.plot(*ends, color=svg.SOFT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)  # behind the names
-        if point.labelled:
-            _draw_label(axes, point, place, labels.setdefault(point.model, []))
+    is_right, taken, named = _sides(points, place), {}, set()
+    for point in drawn:
+        name = point.model, point.kind, point.name
+        if point.kind == VARIANT or name not in named:
+            named.add(name)
+            _draw_label(axes, point, place, taken.setdefault(point.model, []), is_right)
 
 
-def _draw_label(axes, point, place, taken):
-    """Right of the point, moved up or down as far as other labels of the column make it."""
+def _sides(points, place):
+    """{model: whether its labels stand right of its column}: not where the next column is too near."""
+    columns = {point.model: place.x(point.intensity) for point in points if point.kind != AS_WRITTEN}
+    return {
+        model: not any(0 < other - x < WIDEST_LABEL[place.short] for other in columns.values()) for model, x in columns.items()
+    }
+
+
+def _draw_label(axes, point, place, taken, is_right):
+    """Beside the point, moved up or down as far as `taken` heights of its column make it; above it where it is in no column."""
+    if point.kind == AS_WRITTEN:
+        above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 10.5, "color": svg.SOFT}
+        axes.annotate("" if place.short else point.name, (point.intensity, point.rate), **above)
+        return
     at = place.units(point.rate)
     steps = sorted((step * LABEL / 4 for step in range(-400, 401)), key=abs)
     free = next((at + step for step in steps if all(abs(at + step - other) >= LABEL for other in taken)), at)
     taken.append(free)
     strong = {"weight": "bold", "color": svg.INK} if point.kind == VARIANT else {"color": svg.SOFT}
-    offset = {"xytext": (7, free - at - 3.5), "textcoords": "offset points", "fontsize": 10.5, "zorder": 7}
-    axes.annotate(place.name(point.name), (point.intensity, point.rate), **offset, **strong)
+    offset = {
+        "xytext": (7 if is_right[point.model] else -7, free - at - 3.5),
+        "textcoords": "offset points",
+        "fontsize": 10.5,
+        "zorder": 7,
+    }
+    side = "left" if is_right[point.model] else "right"
+    axes.annotate(place.name(point.name), (point.intensity, point.rate), ha=side, **offset, **strong)
 
 
 def _in_words(points, roofs, unit, unit_name):

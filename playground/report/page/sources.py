@@ -16,6 +16,7 @@ from playground.report.page.text import visible
 
 LONGEST_LINE = 1000  # characters; more is left out, with a remark
 MOST_LINES = 10_000
+AROUND = 12  # lines before and after a finding, where a file is not shown whole
 IS_CPP = re.compile(r"^\s*#\s*(include|define|pragma)\b|__global__|\bTORCH_LIBRARY|;\s*$", re.MULTILINE)
 IS_CUDA = re.compile(r"__global__|__device__|cuda_runtime|<<<")
 LITERAL = re.compile(r"([rRbBuU]*)(\"\"\"|'''|\"|')")
@@ -49,10 +50,10 @@ class Embedded:
     is_cuda: bool
 
 
-def highlighted(text, findings=()):
+def highlighted(text, findings=(), around=None):
     """The lines of the file as <span> elements for a <pre>, those of embedded texts in <code> elements.
 
-    `findings` are (line, text, id); they are put below their lines.
+    `findings` are (line, text, id); they are put below their lines. With `around`, only so many lines before and after each.
     """
     lines, cut = _shortened(text)
     text = "\n".join(lines)
@@ -69,21 +70,38 @@ def highlighted(text, findings=()):
     below = {}
     for line, finding, identity in findings:
         below.setdefault(line, []).append((finding, identity))
-    html = []
-    for number, row in enumerate(rows, 1):
-        if number in inside and number - 1 not in inside:
+    shown = range(1, len(rows) + 1)
+    if around is not None:
+        shown = [number for number in shown if any(abs(number - line) <= around for line in below)]
+    html, last, is_code = [], 0, False
+    for number in shown:
+        if is_code and (number not in inside or number > last + 1):
+            html.append(Markup("</code>"))
+            is_code = False
+        if number > last + 1:
+            html.append(_left_out(last + 1, number - 1))
+        if number in inside and not is_code:
             html.append(Markup("<code>"))
-        here = below.get(number, ())
+            is_code = True
+        here, last = below.get(number, ()), number
         opening = Markup('<span class="hit">') if here else Markup("<span>")
-        html.append(opening + Markup("").join(row) + Markup("\n</span>"))
+        html.append(opening + Markup("").join(rows[number - 1]) + Markup("\n</span>"))
         for finding, identity in here:
             note = Markup('<b class="finding" id="{}" role="note"><span class="sign">▲ line {}</span> {}</b>')
             html.append(note.format(identity, number, visible(finding)))
-        if number in inside and number + 1 not in inside:
-            html.append(Markup("</code>"))
+    if is_code:
+        html.append(Markup("</code>"))
+    if last < len(rows):
+        html.append(_left_out(last + 1, len(rows)))
     if cut:
         html.append(Markup('<b class="cut">{}</b>').format(cut))
     return Markup("").join(html)
+
+
+def _left_out(first, last):
+    """What stands instead of these lines; the style sheet's count goes on behind them."""
+    remark = '<b class="cut" style="counter-increment:line {}">lines {} to {} are not shown</b>'
+    return Markup(remark).format(last - first + 1, first, last)
 
 
 def embedded_texts(text):

@@ -23,10 +23,11 @@ PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 NOT_ASKED = "this run did not ask nvcc"
 
 
-def shown(identity, result, path, stale, first=None):
+def shown(identity, result, path, stale, first=None, with_source=True):
     """The values of variant.html for a result whose file is at `path`, which may be None; `stale`: document.is_stale.
 
-    `first` is the id of the place where the same file was shown already: at another size, for example.
+    `first` is the id of the place where the same file was shown already: at another size, for example. Without `with_source`
+    only the lines around findings are shown.
     """
     text = _read(path)
     found = findings.at_lines(result, path) if path else []
@@ -56,10 +57,18 @@ def shown(identity, result, path, stale, first=None):
         "probes": _with_marks(checks.explained_probes(result["check"])),
         "behaviour": _with_marks(checks.explained_behaviour(result["check"])),
         "kernels": list(checks.explained_kernels(result["check"])),
-        "source": sources.highlighted(text, lines) if text is not None and (lines or not first) else None,
+        "source": _source(text, lines, with_source) if text is not None and (lines or not first) else None,
+        "is_open": result["verdict"] in ("fail", "error") or bool(lines),
         "source_name": _shown_path(path) if path else "",
         "stale": stale,
     }
+
+
+def _source(text, lines, with_source):
+    """None where nothing of it is shown."""
+    if with_source:
+        return sources.highlighted(text, lines)
+    return sources.highlighted(text, lines, sources.AROUND) if lines else None
 
 
 def _with_marks(rows):
@@ -90,7 +99,7 @@ def _gradients(check):
     gradients = check.get("gradients") or {}
     if gradients_unsupported(gradients) is not None:
         return []
-    return [(name, marks.errors(each)) for name, each in gradients.items()]
+    return [(name, marks.errors(each), each.get("complaint") or "") for name, each in gradients.items()]
 
 
 def _ptxas(result):

@@ -1,6 +1,5 @@
 """What the page's template shows of a run: its words and rows, section by section."""
 
-from playground.report import checks
 from playground.report.document import date_of, is_stale
 from playground.report.figures import (
     NOTHING,
@@ -9,16 +8,12 @@ from playground.report.figures import (
     baseline_name,
     by_device,
     geometric_means,
-    gradient_verdict,
     gradients_unsupported,
-    headline,
-    labelled,
     machine,
     mutants,
     on_device,
     one_line,
     ordered_baselines,
-    outcome_verdict,
     peak_memory,
     share_of_floor,
     significant,
@@ -27,10 +22,12 @@ from playground.report.figures import (
     timed_modes,
     with_unit,
 )
-from playground.report.page import charts, explanation, marks, suite, variant
+from playground.report.page import charts, explanation, ladder, marks, suite, variant, verdicts
 from playground.report.page.marks import BAD, GOOD, UNKNOWN, Mark
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
+NOWHERE = "nowhere"
+MOST_SOURCE = 200_000  # characters; of longer sources in all, only the lines around findings are on the page
 
 
 def page(document, known):
@@ -41,8 +38,9 @@ def page(document, known):
     for device, of_device in by_device(results).items():
         for result in of_device:
             models.setdefault((result["model"], device), []).append(id(result))
+    with_source = _length({files[1] for _, files in pairs if files[1]}) <= MOST_SOURCE
     sections = [
-        _model(f"model-{number}", on_device(name, device), [pair for pair in pairs if id(pair[0]) in own])
+        _model(f"model-{number}", on_device(name, device), [pair for pair in pairs if id(pair[0]) in own], with_source)
         for number, ((name, device), own) in enumerate(models.items(), 1)
     ]
     return {
@@ -61,8 +59,18 @@ def page(document, known):
         "timed": any(result["time_ms"] for result in results),
         "rooflines": [] if document.get("suite") else list(_rooflines(results)),
         "models": sections,
-        "suite": suite.shown(document, sections),
+        "ladders": [] if document.get("suite") else list(_ladders(sections)),
+        "table": suite.shown(document, sections) or verdicts.shown(sections, PLACES),
+        "is_suite": bool(document.get("suite")),
     }
+
+
+def _ladders(sections):
+    """Each model's ladder for the first screen: those on GPUs first."""
+    groups = [(section, group) for section in sections for group in section["groups"]]
+    for section, group in sorted(groups, key=lambda pair: [*PLACES.values(), NOWHERE].index(pair[1]["place"])):
+        for picture in ladder.pictures(group["members"], brief=True):
+            yield {**picture, "model": section, "place": group["place"], "inputs": group["inputs"]}
 
 
 def _files(result, known):
@@ -71,6 +79,11 @@ def _files(result, known):
     named = [each for each in known if (each.names or (each.model.stem, each.variant.stem)) == names]
     same = [each for each in named if not is_stale(result, each.variant, each.model)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
+
+
+def _length(paths):
+    """Bytes of all these files; none of one that cannot be read."""
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _environment(environment, prefix=""):
@@ -111,13 +124,13 @@ def _point_row(point):
     return point.model, point.name, *map(significant, (*work, point.intensity, point.milliseconds, point.rate / 1e9))
 
 
-def _model(identity, name, pairs):
+def _model(identity, name, pairs, with_source):
     """The section of a model: a group for each place and size, then the variants."""
     model_file = next((files[0] for _, files in pairs if files[0]), None)
     variants, first = [], {}
     for number, (result, (model_path, path)) in enumerate(pairs, 1):
         stale = path is not None and is_stale(result, path, model_path)
-        variants.append(variant.shown(f"{identity}-{number}", result, path, stale, first.get(path)))
+        variants.append(variant.shown(f"{identity}-{number}", result, path, stale, first.get(path), with_source))
         if path:
             first.setdefault(path, variants[-1]["id"])
     groups = {}
@@ -127,25 +140,25 @@ def _model(identity, name, pairs):
         "id": identity,
         "name": name,
         "about": explanation.about(model_file) if model_file else "",
-        "groups": [_group(f"{identity}-group-{n}", *key, each) for n, (key, each) in enumerate(groups.items(), 1)],
+        "groups": [_group(*key, each) for key, each in groups.items()],
         "variants": variants,
         "members": [{"result": result, "shown": shown} for (result, _), shown in zip(pairs, variants, strict=True)],
     }
 
 
-def _group(identity, place, sizes, members):
+def _group(place, sizes, members):
     results = [result for result, _ in members]
     inputs = next((result["shape"]["inputs"] for result in results if (result.get("shape") or {}).get("inputs")), [])
     floor = next((result for result in results if result["floor_ms"]), None)
     return {
-        "place": PLACES.get(place, "nowhere"),
+        "place": PLACES.get(place, NOWHERE),
         "inputs": " and ".join(" × ".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs),
         "sizes": sizes,
         "floor": floor and f"{with_unit(floor['floor_ms'], ' ms')}, bound by {floor['floor_bound']}",
-        "verdicts": [_verdict_row(result, shown) for result, shown in members],
-        "charts": charts.bar_charts(results, identity),
+        "ladders": ladder.pictures(members),
         "speed": _speed(members),
         "accuracy": [_accuracy_row(result, shown) for result, shown in members if _was_compared(result)],
+        "members": members,
         "missing": sorted(
             {
                 f"{baseline_name(name)} was not measured: {why}"
@@ -154,56 +167,6 @@ def _group(identity, place, sizes, members):
             }
         ),
     }
-
-
-def _verdict_row(result, shown):
-    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
-    time = with_unit((result["time_ms"] or {}).get("median"), " ms")
-    from_cache = result["build_seconds"] is not None and not result["built"]
-    return {
-        "variant": shown,
-        "verdict": marks.of(result["verdict"]),
-        "checks": [_entries(check, "probes"), _gradients(check), _entries(check, "behaviour"), _work(check), _mutants(check)],
-        "build": with_unit(result["build_seconds"], " s"),
-        "cached": from_cache,
-        "time": time,
-        "speedup": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
-        "over": baseline_name(best) if ratio else "",
-        "share": with_unit(share and 100 * share, "%"),
-        "outcome": marks.of(outcome_verdict(result)),
-    }
-
-
-def _entries(check, key):
-    """How many probes, or checks of the behaviour, came out right."""
-    found = checks.sorted_out(check.get(key) or {})
-    if found["wrong"]:
-        return Mark(BAD, f"wrong: {', '.join(found['wrong'])}")
-    if found["noted"]:
-        return Mark(UNKNOWN, f"{len(found['right'])} right, noted: {', '.join(found['noted'])}")
-    return Mark(GOOD, f"{len(found['right'])} right") if found["right"] else Mark(UNKNOWN, "not run")
-
-
-def _gradients(check):
-    word = gradient_verdict(check)
-    if word == NOTHING:
-        return Mark(UNKNOWN, "not checked")
-    return Mark(marks.of(word).state, {"ok": f"{len(check['gradients'])} right", "fail": "wrong", "none": "forward only"}[word])
-
-
-def _work(check):
-    work = check.get("work")
-    if not work:
-        return Mark(UNKNOWN, "not looked at")
-    if work.get("note"):
-        return Mark(UNKNOWN, work["note"])
-    share = work.get("own_share")
-    return Mark(GOOD, "called" if share is None else with_unit(100 * share, "%"))
-
-
-def _mutants(check):
-    told = check.get("mutants_rejected")
-    return Mark(UNKNOWN, "not counted") if not told else Mark(UNKNOWN if check.get("mutants_survived") else GOOD, told)
 
 
 def _speed(members):

@@ -8,6 +8,7 @@ import sys
 
 import hostile
 import pytest
+from colours import contrast
 from reading import Page
 
 from playground import catalog
@@ -70,18 +71,17 @@ def test_a_real_run(h200_page):
     made = Page(h200_page)
     well_formed(made)
     results = documents.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]
-    assert len(h200_page.encode()) < 200_000 * len(results)
+    assert len(h200_page.encode()) < 800_000 and len(made.tags) < 20_000
     for result in results:
         assert result["model"] in made.text and result["variant"] in made.text
     for words in (
         "Why it is faster",
         "Registers, spills, shared memory",
         "Counted by the emulator",
-        "__global__",
         "ms, bound by",
     ):
         assert words in made.text
-    assert sum(tag == "svg" for tag, _ in made.tags) >= 3 + 2  # bars of three models, and the roofline in two widths
+    assert sum(tag == "svg" for tag, _ in made.tags) == 2 * 2  # the rooflines of GPU and CPU, each in two widths
 
 
 def test_a_suite_of_strangers_pairs(make_passed, make_environment):
@@ -89,7 +89,7 @@ def test_a_suite_of_strangers_pairs(make_passed, make_environment):
     document["suite"] = suite.summarise(document, ["level1/3_<b>"])
     source = page.render(document, [])
     well_formed(Page(source))
-    assert source.count('<tr role="row" style="--by-run:') == len(document["results"])
+    assert source.count('style="--by-run:') == len(document["results"])
     assert "<script" not in source
 
 
@@ -107,12 +107,54 @@ def test_what_was_raised_is_not_counted_as_right(make_passed, make_environment):
     assert "1 right, noted: torch.compile" in text and "2 right" not in text
 
 
-def test_every_variants_source_is_there_letter_by_letter(h200_page):
-    shown = [part.split("</pre>")[0] for part in h200_page.split('<pre class="code" tabindex="0">')[1:]]
-    texts = {Page(f"<pre>{part}</pre>").text for part in shown}
-    recorded = documents.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]
-    paths = {catalog.KERNELS / result["model"] / f"{result['variant']}.py" for result in recorded}
-    assert texts == {path.read_text() for path in paths if path.is_file()}
+def sources_on(source):
+    shown = [part.split("</pre>")[0] for part in source.split('<pre class="code" tabindex="0">')[1:]]
+    return {Page(f"<pre>{part}</pre>").text for part in shown}
+
+
+def test_the_sources_of_a_few_variants_are_there_letter_by_letter(known):
+    recorded = documents.read(catalog.ROOT / "results" / "cpu-amd-epyc.json")
+    paths = [catalog.KERNELS / result["model"] / f"{result['variant']}.py" for result in recorded["results"]]
+    assert sources_on(page.render(recorded, known)) == {path.read_text() for path in paths}
+
+
+def test_of_many_sources_only_the_lines_around_findings_are_there(h200, h200_page, known, monkeypatch):
+    assert sources_on(h200_page) == set() and "left out so that the page stays small" in h200_page
+    monkeypatch.setattr("playground.report.page.view.MOST_SOURCE", 0)
+    document = copy.deepcopy(h200)
+    document["results"] = [result for result in document["results"] if result["variant"] == "v1_fused_tail"]
+    for result in document["results"]:
+        reason = f"{result['variant']}.py:100: it is wrong here"
+        result.update(verdict="fail", reason=reason, findings=[reason], time_ms=None, speedup=None, outcome=None, training=None)
+    source = page.render(document, known)
+    well_formed(Page(source))
+    assert len(sources_on(source)) == len(document["results"])
+    for text in sources_on(source):
+        assert re.search(r"lines 1 to 87 are not shown.*it is wrong here.*lines 113 to \d+ are not shown", text, re.DOTALL)
+
+
+def test_a_failure_says_its_reason_in_verdicts_and_starts_open(make_passed, make_environment):
+    right, wrong = make_passed("m", "v1_x"), make_passed("m", "v2_y") | {"verdict": "fail", "reason": "off by <everything>"}
+    wrong["check"]["gradients"]["conv.bias"] |= {"complaint": "the gradient of conv.bias is off by 1 (RMS)"}
+    source = page.render({"schema": 1, "environment": make_environment(), "results": [right, wrong]}, [])
+    row = re.search(r'<tr role="row" class="[^"]*is-fail".*?</tr>', source, re.DOTALL)[0]
+    assert '<p class="why">off by &lt;everything&gt;</p>' in row and "wrong: conv.bias" in row
+    boxes = re.findall(r'<details class="variant"( open)?>.*?<div class="body" id="([^"]+)">', source, re.DOTALL)
+    assert [bool(is_open) for is_open, _ in boxes] == [False, True]
+    assert f'<a href="#{boxes[1][1]}">' in row, "the link leads into the box: a browser opens it"
+    details = source.split(f'id="{boxes[1][1]}"')[1]
+    assert "✗</span> wrong</span></td><td>the gradient of conv.bias is off by 1 (RMS)</td>" in details
+
+
+def test_rows_know_their_places_and_filters(h200_page, h200):
+    rows = re.findall(r'<tr role="row" class="(model-\d) on-(GPU|CPU) is-pass" style="([^"]*)">', h200_page)
+    assert len(rows) == len(h200["results"])
+    places = [dict(each.split(":") for each in style.strip(";").split(";")) for *_, style in rows]
+    by_time = sorted(range(len(rows)), key=lambda row: int(places[row]["--by-time"]))
+    times = [result["time_ms"]["median"] for result in h200["results"]]
+    shown = re.findall(r'data-label="time" class="number strong">([\d.]+) ms', h200_page)
+    assert [float(shown[row]) for row in by_time] == sorted(map(float, shown)) and len(times) == len(shown)
+    assert ".sortable:has(#only-on-GPU:checked) tbody tr:not(.on-GPU) { display: none; }" in h200_page
 
 
 def test_a_stale_result_is_labelled(tmp_path, make_passed, make_environment):
@@ -175,15 +217,3 @@ def test_colours_keep_their_contrast(theme):
     for name, ratio in least.items():
         for background in ("paper", "card", "sunk"):
             assert contrast(colours[name], colours[background]) >= ratio, f"{name} on {background}"
-
-
-def contrast(one, other):
-    """WCAG 2's contrast ratio."""
-
-    def luminance(colour):
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)

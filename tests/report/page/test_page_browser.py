@@ -8,6 +8,7 @@ import hostile
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
 
 from playground import catalog
 from playground.report import page
@@ -83,6 +84,42 @@ def test_a_docstring_is_folded_and_not_cut_off(browser, pages):
     blocks = "[...document.querySelectorAll('pre.docstring')]"
     assert browser.execute_script(f"return {blocks}.length") > 10
     assert browser.execute_script(f"return {blocks}.filter(each => each.scrollWidth > each.clientWidth).length") == 0
+
+
+def test_a_link_in_verdicts_opens_its_box_below_the_navigation(browser, pages):
+    open_page(browser, pages / "h200.html", 1100, "light")
+    place = """
+        const link = document.querySelectorAll('.verdicts tbody th a')[12];
+        const box = document.getElementById(link.getAttribute('href').slice(1)).parentElement;
+        return [box.open, box.getBoundingClientRect().top, document.querySelector('nav').getBoundingClientRect().bottom,
+                innerHeight]"""
+    assert not browser.execute_script(place)[0]
+    browser.execute_script("document.querySelectorAll('.verdicts tbody th a')[12].click()")
+    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(place)[0])
+    _, top, navigation, height = browser.execute_script(place)
+    assert navigation <= top < height / 2, "the navigation stays at the top, and the box lies below it"
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_verdicts_are_sorted_and_filtered(browser, pages, width):
+    open_page(browser, pages / "h200.html", width, "light")
+    rows = """
+        return [...document.querySelectorAll('.verdicts tbody tr')].filter(row => row.offsetParent)
+            .sort((one, other) => one.getBoundingClientRect().top - other.getBoundingClientRect().top)
+            .map(row => parseFloat(row.querySelector('[data-label=time]').textContent))"""
+    times = browser.execute_script(rows)
+    assert len(times) == 18 and times != sorted(times)
+    browser.execute_script("document.getElementById('by-time').click(); document.getElementById('only-on-GPU').click()")
+    times = browser.execute_script(rows)
+    assert len(times) == 15 and times == sorted(times)
+
+
+def test_the_first_screen_shows_each_ladder(browser, pages):
+    open_page(browser, pages / "h200.html", 1280, "light")
+    ends = browser.execute_script("""
+        return [...document.querySelectorAll('#ladders table')].map(each => each.getBoundingClientRect().bottom)""")
+    assert len(ends) == 6 and max(ends) < 900
+    assert browser.execute_script("return document.documentElement.scrollHeight") < 10_000
 
 
 @pytest.mark.parametrize("name", ["h200", "long"])

@@ -1,6 +1,5 @@
 """Highlighted sources, findings at their lines, plots, counters."""
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from reading import Page
 
 from playground import catalog
 from playground.emulator import counting
-from playground.report.page import bars, charts, counts, findings, roofline, sources, variant
+from playground.report.page import charts, counts, findings, ladder, marks, roofline, sources, variant
 
 FILE = '''"""A docstring; with a semicolon;
 """
@@ -88,15 +87,32 @@ def test_a_syntax_error_and_a_traceback_are_marked():
     assert findings.at_lines({"reason": None, "findings": []}, Path("v.py")) == []
 
 
-def test_bars_are_as_long_as_the_logarithm_of_their_times():
-    spread = {"median": 10.0, "p20": 9.0, "p80": 11.0}
-    scale = bars.Scale(0.1, 100.0, 50, 350)
-    assert [scale(ms) for ms in (0.01, 0.1, 1.0, 100.0)] == pytest.approx([50, 50, 150, 350])
-    assert scale.ticks(350) == pytest.approx([0.1, 1, 10, 100])
-    drawn = bars.chart([bars.Bar("<x> $y$", bars.VARIANT, spread), bars.Bar("bad", bars.VARIANT, None, "fail")], 1.0, "n", "T")
-    texts = [node.text for node in ElementTree.fromstring(drawn).iter() if node.tag.endswith("text")]
-    assert {"<x> $y$", "10.0 ms", "bad", "fail", "floor 1.00 ms"} <= set(texts)
-    assert bars.chart([bars.Bar("bad", bars.VARIANT, None, "fail")], 1.0, "n", "T") == ""
+def member(result):
+    return result, {"id": result["variant"], "verdict": marks.of(result["verdict"])}
+
+
+def test_bars_are_as_long_as_their_speed(make_passed):
+    """The floor of make_passed is 0.138 ms."""
+    results = [make_passed("m", name, median) for name, median in (("v1_x", 1.38), ("v2_y", 0.69), ("v3_z", 0.276))]
+    results.append(make_passed("m", "v4_bad") | {"verdict": "fail", "time_ms": None, "baselines_ms": None})
+    (picture,) = ladder.pictures([member(result) for result in results], brief=True)
+    rows = {row["name"]: row for row in picture["rows"]}
+    assert list(rows) == ["PyTorch eager", "PyTorch compile", "v1_x", "v2_y", "v3_z", "v4_bad"]
+    lengths = {name: row["length"] and float(row["length"]) for name, row in rows.items()}
+    floor = results[0]["floor_ms"]
+    expected = [100 * floor / median for median in (1.38, 0.69, 0.276)]
+    assert [lengths[name] for name in ("v1_x", "v2_y", "v3_z")] == pytest.approx(expected, abs=0.01)
+    assert picture["floor_at"] == "100.00" and rows["v4_bad"]["why"].text == "fail" and lengths["v4_bad"] is None
+    assert ladder.pictures([member(results[-1])], brief=True) == []
+
+
+def test_what_is_faster_than_the_floor_says_why_beside_its_bar(make_passed):
+    result = make_passed("m", "v1_x")
+    result["time_ms"] = dict.fromkeys(("median", "p20", "p80"), result["floor_ms"] / 2)
+    (picture,) = ladder.pictures([member(result)], brief=True)
+    assert picture["rows"][-1]["length"] == "100.00" and picture["floor_at"] == "50.00"
+    assert picture["rows"][-1]["remark"].startswith("faster than the floor, which counts more arithmetic")
+    assert all(not row["remark"] for row in picture["rows"][:-1])
 
 
 def test_a_point_at_the_roof_lies_on_it():
@@ -122,13 +138,13 @@ def test_every_variant_has_its_place_whether_or_not_it_recorded_the_work(make_pa
     assert [point.name for point in points if point.kind == roofline.VARIANT] == ["v2_y"], "work at another size is another"
 
 
-def test_charts_of_a_run(make_passed):
+def test_a_picture_for_each_mode(make_passed):
     results = [make_passed("m", "v1_x", 7.0), make_passed("m", "v2_y", 0.1)]
     results[1]["training"]["weights"]["graphed"] = {"time_ms": {"median": 0.5, "p20": 0.4, "p80": 0.6}}
-    made = dict(charts.bar_charts(results, "n"))
+    made = {each["title"]: each["rows"] for each in ladder.pictures([member(result) for result in results])}
     assert list(made) == ["forward", "training, weights", "training, weights and input"]
-    assert "v2_y 0.100 ms" in made["forward"] and "torch.compile" in made["forward"]
-    assert "in a CUDA graph 0.500 ms" in made["training, weights"]
+    assert made["forward"][-1]["time"] == "0.100 ms"
+    assert [row["time"] for row in made["training, weights"] if row["name"] == "... in a CUDA graph"] == ["0.500 ms"]
 
 
 def test_counters_are_those_recorded():

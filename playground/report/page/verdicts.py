@@ -1,0 +1,144 @@
+"""The table of verdicts, whose rows can be sorted and filtered without a script.
+
+Every row knows its place in each order as a number, `--by-<key>`, and has a class for each filter it passes. The style sheet
+takes the order, and hides the rows, whose radio buttons are on.
+"""
+
+from dataclasses import dataclass
+
+from playground.report import checks, document
+from playground.report.figures import (
+    NOTHING,
+    baseline_name,
+    gradient_verdict,
+    headline,
+    is_within,
+    labelled,
+    meets,
+    outcome_verdict,
+    share_of_floor,
+    size_note,
+    with_unit,
+)
+from playground.report.page import marks
+from playground.report.page.marks import BAD, GOOD, UNKNOWN, Mark
+
+ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "speedup": "speed-up", "share": "of the floor"}
+VERDICT_ORDER = {word: place for place, word in enumerate(document.VERDICTS)}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """`options` are {class of the rows: label}."""
+
+    legend: str
+    options: dict
+
+
+def shown(sections, places):
+    """{"rows", "orders", "filters"}. `sections` are those of the page's models; `places` name where a result ran."""
+    rows, results = [], []
+    for section in sections:
+        for member in section["members"]:
+            result = member["result"]
+            results.append(result)
+            place = places.get(result["ran_on"], "nowhere")
+            passed = f"{section['id']} on-{place} {class_of(result)}"
+            of_row = {"model": section, "place": place, "sizes": size_note(result), "classes": passed}
+            rows.append(_row(result, member["shown"]) | of_row)
+    set_places(
+        rows,
+        run=range(len(results)),
+        verdict=severity(results),
+        time=[(result["time_ms"] or {}).get("median") for result in results],
+        speedup=[(headline(result)[1] or {}).get("ratio") for result in results],
+        share=[share_of_floor(result) for result in results],
+    )
+    filters = [
+        Filter("Model", {section["id"]: section["name"] for section in sections}),
+        Filter("On", {f"on-{row['place']}": row["place"] for row in rows}),
+        verdict_filter(results),
+    ]
+    return {"rows": rows, "orders": ORDERS, "filters": [each for each in filters if len(each.options) > 1]}
+
+
+def severity(results):
+    return [VERDICT_ORDER.get(result["verdict"], len(VERDICT_ORDER)) for result in results]
+
+
+def verdict_filter(results):
+    return Filter("Verdict", {class_of(result): result["verdict"] for result in results})
+
+
+def class_of(result):
+    """By which `verdict_filter` finds a row."""
+    return f"is-{result['verdict'].replace(' ', '-') if result['verdict'] in VERDICT_ORDER else 'other'}"
+
+
+def set_places(rows, **keys):
+    """Give each row its "places": {order: number}. Speed-ups and shares begin with the greatest; what has none comes last."""
+    for row in rows:
+        row["places"] = {}
+    for order, values in keys.items():
+        values = [value if value is None or order in ("run", "verdict", "time") else -value for value in values]
+        ranked = sorted(range(len(rows)), key=lambda index, of=values: (of[index] is None, of[index] or 0, index))
+        for place, index in enumerate(ranked):
+            rows[index]["places"][order] = place
+
+
+def _row(result, variant):
+    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
+    return {
+        "variant": variant,
+        "verdict": marks.of(result["verdict"]),
+        "reason": "" if meets(result) else variant["reason"],
+        "checks": [
+            ("outputs", _entries(check, "probes")),
+            ("gradients", _gradients(check)),
+            ("behaviour", _entries(check, "behaviour")),
+            ("own kernels", _work(check)),
+            ("mutants rejected", _mutants(check)),
+        ],
+        "build": with_unit(result["build_seconds"], " s"),
+        "cached": result["build_seconds"] is not None and not result["built"],
+        "time": with_unit((result["time_ms"] or {}).get("median"), " ms"),
+        "speedup": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
+        "over": baseline_name(best) if ratio else "",
+        "share": with_unit(share and 100 * share, "%"),
+        "outcome": marks.of(outcome_verdict(result)),
+    }
+
+
+def _entries(check, key):
+    """How many probes, or checks of the behaviour, came out right."""
+    found = checks.sorted_out(check.get(key) or {})
+    if found["wrong"]:
+        return Mark(BAD, f"wrong: {', '.join(found['wrong'])}")
+    if found["noted"]:
+        return Mark(UNKNOWN, f"{len(found['right'])} right, noted: {', '.join(found['noted'])}")
+    return Mark(GOOD, f"{len(found['right'])} right") if found["right"] else Mark(UNKNOWN, "not run")
+
+
+def _gradients(check):
+    word = gradient_verdict(check)
+    if word == NOTHING:
+        return Mark(UNKNOWN, "not checked")
+    if word == "none":
+        return Mark(UNKNOWN, "forward only")
+    wrong = [name for name, found in check["gradients"].items() if not is_within(found)]
+    return Mark(BAD, f"wrong: {', '.join(wrong)}") if wrong else Mark(GOOD, f"{len(check['gradients'])} right")
+
+
+def _work(check):
+    work = check.get("work")
+    if not work:
+        return Mark(UNKNOWN, "not looked at")
+    if work.get("note"):
+        return Mark(UNKNOWN, work["note"])
+    share = work.get("own_share")
+    return Mark(GOOD, "called" if share is None else with_unit(100 * share, "%"))
+
+
+def _mutants(check):
+    told = check.get("mutants_rejected")
+    return Mark(UNKNOWN, "not counted") if not told else Mark(UNKNOWN if check.get("mutants_survived") else GOOD, told)

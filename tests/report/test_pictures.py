@@ -1,0 +1,90 @@
+"""The drawings of the ladders: what they say is what kernels and results say, and they can be read on white and on black."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from colours import contrast
+
+from playground import catalog
+from playground.report import document, memories, plain_svg, rungs
+
+PICTURES = sorted((catalog.ROOT / "docs" / "pictures").glob("*.svg"))
+KIB = {"KB": 1024, "KiB": 1024}
+
+
+@pytest.mark.parametrize(("model", "variant"), memories.PICTURES)
+def test_shared_memory_is_what_the_kernels_docstring_says(model, variant):
+    """To the precision of its table of launches: whole KB, or halves."""
+    picture = memories.PICTURES[model, variant]
+    docstring = (catalog.KERNELS / model / f"{variant}.py").read_text().split('"""')[1]
+    row = next(line for line in docstring.splitlines() if line.split()[:1] == [picture.kernel])
+    in_column = "shared, K" in docstring  # the unit stands in the table's head
+    said = re.search(r"\s{2}384\s+(\d+)|\s{2}512\s+(\d+)", row) if in_column else re.search(r"([\d.]+) (?:KB|KiB)\b", row)
+    said = next(group for group in said.groups() if group)
+    assert abs(picture.shared_bytes / 1024 - float(said)) <= 0.6, f"{picture.shared_bytes:,} bytes, and {said} KB"
+
+
+@pytest.mark.parametrize(("model", "variant"), memories.PICTURES)
+def test_arrows_lead_from_box_to_box_and_no_two_boxes_share_a_place(model, variant):
+    picture = memories.PICTURES[model, variant]
+    assert {name for arrow in picture.arrows for name in arrow[:2]} <= set(picture.boxes)
+    places = [(box.memory, box.slot) for box in picture.boxes.values()]
+    assert len(places) == len(set(places))
+    reached = {to for _, to, _ in picture.arrows}
+    assert "out" in reached and "x" not in reached
+
+
+def test_every_ladder_shows_its_pictures():
+    shown = {
+        path.parent / target
+        for path in (catalog.ROOT / "docs").glob("ladder_*.md")
+        for target in re.findall(r"!\[[^\]]+\]\((pictures/[^)]+)\)", path.read_text())
+    }
+    assert shown == set(PICTURES) and len(shown) == len(memories.PICTURES) + len(catalog.models())
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_text_stays_inside_and_has_contrast(path):
+    root = ElementTree.fromstring(path.read_text())
+    width, height = float(root.get("width")), float(root.get("height"))
+    names = [node.tag.split("}")[1] for node in root]
+    assert names[:2] == ["title", "desc"] and all(node.text for node in root[:2])
+    for node in root.iter("{http://www.w3.org/2000/svg}text"):
+        share = {"start": 0, "middle": 0.5, "end": 1}[node.get("text-anchor")]
+        length = 6.3 * len(node.text)  # units of a letter, on average
+        left = float(node.get("x")) - share * length
+        assert left >= -2 and left + length <= width + 2 and float(node.get("y")) <= height, node.text
+        assert node.get("fill") in ("#ffffff", plain_svg.LINE, plain_svg.FLOOR)
+
+
+def test_colours_are_readable_on_white_and_on_black():
+    for colour in (plain_svg.LINE, plain_svg.FLOOR):
+        assert min(contrast(colour, "#ffffff"), contrast(colour, "#0d1117")) >= 3.5
+    for colour in (plain_svg.DEVICE, plain_svg.SHARED, plain_svg.REGISTERS):
+        assert contrast(colour, "#ffffff") >= 4.5, "white text stands on it"
+
+
+def test_the_parts_of_a_rungs_time_are_those_of_the_profile():
+    kernels = [
+        {"name": "void at::native::elementwise_kernel<128, 2>(int)", "calls": 2, "microseconds": 300.0},
+        {"name": "void own<false, 2>(Shape)", "calls": 1, "microseconds": 400.0},
+        {"name": "own(float)", "calls": 1, "microseconds": 100.0},
+    ]
+    result = {"check": {"work": {"kernels": kernels}}, "time_ms": {"median": 1.0}}
+    assert rungs.parts(result) == [
+        ("PyTorch: elementwise", 0.3, False),
+        ("own", 0.5, True),
+        (rungs.OUTSIDE, pytest.approx(0.2), False),
+    ]
+    result["time_ms"]["median"] = 0.7  # the profiled pass took longer
+    assert [share for _, share, _ in rungs.parts(result)] == [0.375, 0.625]
+    assert rungs.parts({"check": {"work": None}, "time_ms": {"median": 1.0}}) == []
+
+
+def test_every_recorded_kernel_that_is_not_the_variants_own_has_a_name():
+    recorded = document.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]
+    for result in recorded:
+        text = (catalog.KERNELS / result["model"] / f"{result['variant']}.py").read_text()
+        for name, _, is_own in rungs.parts(result):
+            assert not is_own or re.search(rf"\b{name}\(", text), f"{result['variant']}: {name}"
