@@ -305,6 +305,11 @@ machine/load.py: a process's own load is others'
     machine/test_load.py
 -- (self._own_seconds() - own)
 
+machine/load.py: a worker counts as itself and as its driver's child
+    machine/test_load.py
+-list(dict.fromkeys(found))
++found
+
 nvidia/sanitizer.py: a blind tool is trusted
     nvidia/test_sanitizer.py
 -    if not controls:
