@@ -1,9 +1,11 @@
-"""How text and tables are laid out for people, on a terminal or in a pipe.
+"""How text and tables are laid out, for people on a terminal and for programs in a pipe.
 
-Nothing is ever cut off: what does not fit is folded, and columns that do not fit side by side stand below one another. All
-drawing is ASCII, styles vanish where there is no terminal, and no line ends with blanks.
+Nothing is ever cut off. On a terminal what does not fit is folded, and columns that do not fit side by side stand below one
+another; elsewhere a line is as long as what it says. All drawing is ASCII, styles vanish where there is no terminal, and no
+line ends with blanks.
 """
 
+import os
 import re
 import sys
 
@@ -17,6 +19,7 @@ from rich.text import Text
 from playground.report.figures import one_line
 
 MIN_WIDTH = 60
+UNFOLDED = 1 << 16  # columns: no line reaches that
 GAP = 2  # between columns
 INDENT = 2
 MIN_NAME_WIDTH = 16
@@ -50,13 +53,22 @@ class _WithoutTrailingBlanks:
 
 
 def make_console(file=None):
-    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide."""
+    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide.
+
+    Where there is neither, nothing is folded. NO_COLOR means no style at all: neither bold nor dim.
+    """
     file = file or sys.stdout
     if hasattr(file, "reconfigure"):
         file.reconfigure(errors="backslashreplace")  # a name that the encoding lacks must not end the run
-    console = Console(file=_WithoutTrailingBlanks(file))
-    console.width = max(MIN_WIDTH, console.width)
+    console = Console(file=_WithoutTrailingBlanks(file), **unstyled())
+    unfolded = not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit()
+    console.width = UNFOLDED if unfolded else max(MIN_WIDTH, console.width)
     return console
+
+
+def unstyled():
+    """The arguments of a rich Console that keep it from any style where NO_COLOR is set."""
+    return {"color_system": None} if os.environ.get("NO_COLOR") else {}
 
 
 def print_folded(console, text, indent=0, style="", hanging=0):

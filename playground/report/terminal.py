@@ -74,6 +74,7 @@ TIMES_PLANS = (
     (("",), ("median\nms", "p20-p80\nms"), ("speed-up", "interval"), ("peak\nMiB",)),
 )
 SHOWN_LINES = 20  # of what a variant printed
+SHOWN_DETAILS = 8  # lines, without --verbose
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
@@ -147,12 +148,15 @@ def _model_table(console, model, results):
 class Details(_View):
     """compare.py's view: everything known about each variant, as soon as it is. With `checks` also what every check found.
 
+    With `verbose` also all of a compiler's output or a traceback.
+
     `update` and `end` are called as Summary's are.
     """
 
-    def __init__(self, console, expected=None, checks=False):
+    def __init__(self, console, expected=None, checks=False, verbose=False):
         super().__init__(console)
         self._checks = checks
+        self._verbose = verbose
         self._model = None
 
     def update(self, document):
@@ -170,7 +174,7 @@ class Details(_View):
             print_folded(self._console, model, style="bold")
             self._model = model
         self._console.print()
-        _print_details(self._console, result)
+        _print_details(self._console, result, self._verbose)
         if self._checks:
             _print_checks(self._console, result["check"])
 
@@ -275,7 +279,7 @@ def _tally(results):
     return ", ".join(f"{count} {TALLY[word]}" for word, count in counts.items() if count) or "No variants."
 
 
-def _print_details(console, result):
+def _print_details(console, result, verbose):
     name = Text(one_line(result["variant"]), style="bold").append(" ")
     print_folded(console, name.append_text(verdict(result["verdict"])))
     facts = Table.grid(padding=(0, GAP, 0, 0))
@@ -284,8 +288,12 @@ def _print_details(console, result):
     for what, text in _facts(result):
         facts.add_row(what, Text(one_line(text)))
     print_indented(console, facts)
-    for line in (result.get("details") or "").splitlines():
+    lines = (result.get("details") or "").splitlines()
+    shown = lines if verbose or len(lines) <= SHOWN_DETAILS + 1 else lines[:SHOWN_DETAILS]
+    for line in shown:
         print_folded(console, Text(printable(line)), indent=2 * INDENT)
+    if len(shown) < len(lines):
+        print_folded(console, f"({len(lines) - len(shown)} more lines: --verbose)", indent=2 * INDENT, style="dim")
     if not result.get("details"):  # else they end with it
         for line in _printed_lines(result):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
