@@ -319,7 +319,9 @@ def _prepared(given, make_tasks, options):
     requirements.prepare_environment()
     _require_device(given.device)
     axes = sweep.parse(given.sweep)
-    compared = _comparing_with(_earlier(given.against), given.against)
+    compared = _comparing_with(_earlier("--against", given.against), given.against)
+    if torchrun.is_first(rank):
+        _earlier("--resume", given.resume)
     if given.plot:
         _require_plot(given, axes)
     if given.html and (missing := page.missing()):
@@ -348,12 +350,12 @@ def _write_files(outputs, tasks, report, axes):
         html.write(lambda path: document.write_whole(path, page.render(report, known)))
 
 
-def _earlier(file):
-    """The document to compare with; None where none is named."""
+def _earlier(option, file):
+    """The document in the file that an option names; None where none is named."""
     try:
         return document.read(file) if file else None
     except document.DocumentError as complaint:
-        raise Impossible(f"--against {complaint}") from None
+        raise Impossible(f"{option} {complaint}") from None
 
 
 def _comparing_with(earlier, file):

@@ -1,6 +1,7 @@
 """What the two commands accept."""
 
 import argparse
+import difflib
 from pathlib import Path
 
 from playground import catalog
@@ -11,8 +12,19 @@ EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the c
     it. Results go to stdout, progress to stderr."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """What is wrong is the first line, and the only one: the usage of so many options would push it off the screen."""
+
+    def error(self, message):
+        _, found, names = message.partition("unrecognized arguments: ")
+        if found:
+            near = difflib.get_close_matches(names.split()[0], self._option_string_actions, n=1)
+            message += f" (did you mean {near[0]}?)" if near else ""
+        self.exit(2, f"{self.prog}: error: {message}; --help lists the options\n")
+
+
 def run_all_parser():
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="run_all.py",
         usage="run_all.py [options]",
         description="Judge and time every variant of every model.",
@@ -24,7 +36,7 @@ def run_all_parser():
 
 
 def compare_parser():
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="compare.py",
         usage="""compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
        compare.py --suite PROBLEMS --solutions RUN [--eval-results FILE] [options]

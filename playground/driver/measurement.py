@@ -102,8 +102,8 @@ class _Record:
         try:
             earlier = document.read(file)
         except document.DocumentError as complaint:
-            raise CannotMeasure(f"--resume: {complaint}") from None
-        self._require_same(earlier["environment"])
+            raise CannotMeasure(f"--resume {complaint}") from None
+        self._require_same(file, earlier["environment"])
         standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
         rows = earlier["results"]
         if rows and not {_named(row) for row in rows} & {(task.model.name, task.variant.name) for task in self._tasks}:
@@ -116,11 +116,12 @@ class _Record:
         told = f"--resume {file}: {len(self._rows)} of {len(self._tasks)} results taken over"
         print(f"{told}; {changed} others there are of other files or settings" if changed else told, file=sys.stderr)
 
-    def _require_same(self, environment):
+    def _require_same(self, file, environment):
         now = self._describe() | self.environment
         for key in ("options", "gpu", "cpu", "torch", "driver"):
             if environment.get(key) != now.get(key):
-                raise CannotMeasure(f"--resume: that run had {key} {environment.get(key)!r}, this one has {now.get(key)!r}")
+                had, has = environment.get(key), now.get(key)
+                raise CannotMeasure(f"--resume {file}: that run had {key} {had!r}, this one has {has!r}")
 
     def left(self):
         """The tasks that are to run and of which there is no result yet."""

@@ -91,7 +91,7 @@ def missing_folder(folders) -> Missing | None:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            return Missing(f"no {purpose} can be kept in {folder}: {error.strerror}", remedy)
+            return Missing(f"{folder}, where {purpose} go, cannot be written ({error.strerror})", remedy)
     return None
 
 
