@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from playground.report import terminal
+from playground.report import layout, terminal
 from playground.report.document import write
 
 VIEWS = {
@@ -261,7 +261,7 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
         env=environment,
         check=True,
     )
-    assert int(done.stderr) == {"160": 160, "20": 60}.get(columns, 80)
+    assert int(done.stderr) == {"160": 160, "20": 60}.get(columns, layout.UNFOLDED)
     assert b"\x1b" not in done.stdout
     assert not re.search(rb"[ \t]$", done.stdout, re.MULTILINE), "a line ends with blanks"
     reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"
