@@ -103,18 +103,19 @@ class _Record:
             earlier = document.read(file)
         except document.DocumentError as complaint:
             raise CannotMeasure(f"--resume {complaint}") from None
-        self._require_same(file, earlier["environment"])
-        standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
         rows = earlier["results"]
         if rows and not {_named(row) for row in rows} & {(task.model.name, task.variant.name) for task in self._tasks}:
             of = ", ".join(dict.fromkeys("/".join(_named(row)) for row in rows[:3])) + (", ..." if len(rows) > 3 else "")
             raise CannotMeasure(f"--resume {file}: has results of {of}, and none of what is to be run here")
+        self._require_same(file, earlier["environment"])
+        standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
         for row in rows:
             if row["verdict"] in FINAL and _identity_of_row(row) in standards:
                 self._rows[_identity_of_row(row)] = row | {"standard": standards[_identity_of_row(row)]}
         changed = sum(row["verdict"] in FINAL and _identity_of_row(row) not in standards for row in rows)
         told = f"--resume {file}: {len(self._rows)} of {len(self._tasks)} results taken over"
-        print(f"{told}; {changed} others there are of other files or settings" if changed else told, file=sys.stderr)
+        more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
+        print(told + more, file=sys.stderr)
 
     def _require_same(self, file, environment):
         now = self._describe() | self.environment

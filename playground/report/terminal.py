@@ -289,6 +289,7 @@ def _print_details(console, result, verbose):
         facts.add_row(what, Text(one_line(text)))
     print_indented(console, facts)
     lines = (result.get("details") or "").splitlines()
+    lines = lines[1:] if lines and one_line(lines[0]) == one_line(result["reason"] or "") else lines
     shown = lines if verbose or len(lines) <= SHOWN_DETAILS + 1 else lines[:SHOWN_DETAILS]
     for line in shown:
         print_folded(console, Text(printable(line)), indent=2 * INDENT)

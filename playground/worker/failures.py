@@ -17,7 +17,6 @@ COMPILER_ERROR = re.compile(
 
 OURS = f"{Path(__file__).parents[1]}{os.sep}"  # the folder of the playground
 OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-OWN_WORDS = ("CatalogError", "WrongInterface")  # exceptions of ours that say all there is about the user's file
 FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
 CRASH = "Fatal Python error: "
 
@@ -27,11 +26,8 @@ def describe(exception):
 
     It is without the playground's own frames where one of the user's is in it.
     """
-    name = type(exception).__name__
-    if name == "EmulatorError":  # of a text, in whose lines it says all there is
+    if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
         return _reason(exception), str(exception)
-    if name in OWN_WORDS:
-        return _reason(exception), ""
     if "Error building extension" in str(exception):
         return _reason(exception), _source_line(exception) + str(exception)
     if isinstance(exception, SyntaxError) and exception.filename:
@@ -40,6 +36,8 @@ def describe(exception):
     told = traceback.TracebackException.from_exception(exception)
     frames = [frame for frame in told.stack if is_of_user(frame.filename)]
     if not frames:
+        if told.stack and told.stack[-1].filename.startswith(OURS) and (told.stack[-1].line or "").startswith("raise "):
+            return _reason(exception), ""  # the playground says what it expected of the file
         return _reason(exception), "".join(told.format())
     _strip(told)
     place = f"{frames[-1].filename}:{frames[-1].lineno}: in {frames[-1].name}\n"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -107,6 +108,16 @@ def test_a_wrong_command_line(arguments, message):
     assert (status, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_a_shell_completes_names_without_waiting_for_pytorch(tmp_path):
+    pytest.importorskip("argcomplete")
+    line = "compare.py --model alexnet_conv1 --variant v1"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told"), "PYTHONPROFILEIMPORTTIME": "1"}
+    _, _, err = run("compare.py", **asked)
+    assert (tmp_path / "told").read_text().split() == ["v1_direct"]
+    assert "argcomplete" in err and not re.search(r"\| +torch$", err, re.MULTILINE)
 
 
 def test_variants_may_be_named_one_by_one(tiny_problem, right):

@@ -203,6 +203,36 @@ def test_details_keep_the_lines_of_a_compiler(gpu_document):
     assert "\n    kernel.cu(12): error\n          wodth [31m\n          ^[red]\n" in draw("details", gpu_document)
 
 
+def test_long_details_are_for_those_who_ask(gpu_document):
+    gpu_document["results"][3].update(reason="does not compile", details="does not compile\n" + "noise\n" * 100)
+    short = draw("details", gpu_document)
+    assert short.count("noise") == terminal.SHOWN_DETAILS and "(92 more lines: --verbose)" in short
+    assert short.count("does not compile") == 1, "what the reason says is not said again"
+    file = io.StringIO()
+    terminal.Details(Console(file=file, width=80), verbose=True).end(gpu_document)
+    assert file.getvalue().count("noise") == 100 and "--verbose" not in file.getvalue()
+
+
+@pytest.mark.parametrize("variable", [{}, {"NO_COLOR": "1"}])
+def test_no_color_means_no_style(gpu_document, monkeypatch, variable):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (variable | {"TERM": "xterm-256color"}).items():
+        monkeypatch.setenv(name, value)
+    file = io.StringIO()
+    file.isatty = lambda: True
+    terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+    assert ("\x1b[" in file.getvalue()) == (not variable)
+
+
+def test_where_there_is_no_terminal_a_fact_is_a_line(gpu_document, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    gpu_document["results"][2]["reason"] = reason = "/a/b.py:67: error: " + "many words " * 50 + "and the end"
+    file = io.StringIO()
+    terminal.Details(layout.make_console(file)).end(gpu_document)
+    assert any(line.endswith(reason) for line in file.getvalue().splitlines())
+
+
 def test_what_a_variant_printed_stands_behind_its_name(gpu_document):
     name = gpu_document["results"][1]["variant"]
     gpu_document["results"][1]["printed"] = "n = 3\x1b[31m\n" * 5 + "end\n"
