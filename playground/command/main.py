@@ -276,8 +276,14 @@ def _claim(outputs, given, stack):
 def _show_end(given, shown, report):
     shown.end(report)
     if given.json == STDOUT:
-        sys.stdout.write(document.as_text(report))
-        sys.stdout.flush()
+        Output("--json", STDOUT).write(functools.partial(_write_document, report))
+
+
+def _write_document(report, path):
+    if path != STDOUT:
+        return document.write(report, path)
+    sys.stdout.write(document.as_text(report))
+    return sys.stdout.flush()
 
 
 class _Latest:

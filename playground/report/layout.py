@@ -40,13 +40,32 @@ STYLES |= {
 
 
 class _WithoutTrailingBlanks:
-    """A text file that drops the blanks before each end of line. rich pads lines, and whole lines is what it writes."""
+    """A text file that drops the blanks before each end of line. rich pads lines, and whole lines is what it writes.
+
+    Where nothing can be written any more, because a disk is full or nobody reads a pipe, the run goes on: it may write files.
+    """
 
     def __init__(self, file):
         self._file = file
 
     def write(self, text):
-        return self._file.write(re.sub(r" +(?=\n)", "", text))
+        try:
+            return self._file.write(re.sub(r" +(?=\n)", "", text))
+        except OSError as complaint:
+            return self._give_up(complaint)
+
+    def flush(self):
+        try:
+            self._file.flush()
+        except OSError as complaint:
+            self._give_up(complaint)
+
+    def _give_up(self, complaint):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._file.fileno())  # what is in the buffer goes there, too
+        os.close(nowhere)
+        if not isinstance(complaint, BrokenPipeError):
+            print(f"the output cannot be written: {complaint.strerror}", file=sys.stderr)
 
     def __getattr__(self, name):
         return getattr(self._file, name)
