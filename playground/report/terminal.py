@@ -26,6 +26,7 @@ from playground.report.figures import (
     peak_memory,
     precisions,
     printable,
+    raised_at,
     scientific,
     share_of_floor,
     significant,
@@ -239,7 +240,9 @@ def _ratio(ratio, label=None):
 
 def _print_remarks(console, results):
     """Below a model's table: why a variant is no pass, sizes where they differ between variants, baselines that are missing."""
-    whys = ((result["variant"], (result["verdict"], why)) for result in results for why in why_not_pass(result))
+    whys = (
+        (result["variant"], (result["verdict"], why + raised_at(result))) for result in results for why in why_not_pass(result)
+    )
     for (word, reason), variants in _grouped(whys).items():
         if word != "pass":
             line = Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}")

@@ -213,6 +213,14 @@ def test_long_details_are_for_those_who_ask(gpu_document):
     assert file.getvalue().count("noise") == 100 and "--verbose" not in file.getvalue()
 
 
+def test_an_exception_is_told_with_its_line(gpu_document):
+    gpu_document["results"][3].update(
+        verdict="error", reason="ValueError: no", details="/a b/v.py:12: in forward\nTraceback ...\n"
+    )
+    assert "error: ValueError: no (/a b/v.py:12)" in draw("summary", gpu_document, 160)
+    assert "    /a b/v.py:12: in forward\n" in draw("details", gpu_document, 160)
+
+
 @pytest.mark.parametrize("variable", [{}, {"NO_COLOR": "1"}])
 def test_no_color_means_no_style(gpu_document, monkeypatch, variable):
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
