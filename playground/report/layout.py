@@ -5,6 +5,7 @@ another; elsewhere a line is as long as what it says. All drawing is ASCII, styl
 line ends with blanks.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -65,7 +66,8 @@ class _WithoutTrailingBlanks:
         os.dup2(nowhere, self._file.fileno())  # what is in the buffer goes there, too
         os.close(nowhere)
         if not isinstance(complaint, BrokenPipeError):
-            print(f"the output cannot be written: {complaint.strerror}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # nor can that be written, where a terminal is gone
+                print(f"the output cannot be written: {complaint.strerror}", file=sys.stderr)
 
     def __getattr__(self, name):
         return getattr(self._file, name)

@@ -256,6 +256,22 @@ def test_an_interrupted_summary_has_a_table_of_what_is_finished(monkeypatch, cap
 
 
 @pytest.mark.full
+def test_a_disk_that_is_full_at_the_end(tiny_problem, write_forward, small_disk):
+    fill = f"""
+with open({str(small_disk / "filler")!r}, "ab", buffering=0) as file:
+    try:
+        while True: file.write(bytes(4096))
+    except OSError: pass
+return torch.sigmoid(self.linear(x))"""
+    fills, file = write_forward("fills", fill).path, small_disk / "out.json"
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", str(fills), "--json", str(file))
+    assert status == 2 and "fills fail" in out, err
+    told = re.search(rf"--json {file}: No space left on device; what was to be written is in (\S+)", err)
+    assert [result["verdict"] for result in document.read(told[1])["results"]] == ["fail"]
+    Path(told[1]).unlink()
+
+
+@pytest.mark.full
 def test_two_runs_with_one_file(tiny_problem, wrong, write_forward, tmp_path):
     hangs, file = write_forward("hangs", "while True: pass").path, tmp_path / "out.json"
     command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--json", str(file), "--variant"]

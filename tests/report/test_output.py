@@ -11,18 +11,6 @@ from playground.report.document import write_whole
 from playground.report.output import CannotWrite, Output
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a file system of its own that holds 256 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def fill(folder):
     with (folder / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -219,6 +220,20 @@ def test_an_exception_is_told_with_its_line(gpu_document):
     )
     assert "error: ValueError: no (/a b/v.py:12)" in draw("summary", gpu_document, 160)
     assert "    /a b/v.py:12: in forward\n" in draw("details", gpu_document, 160)
+
+
+def test_a_full_disk_behind_the_output_ends_nothing(gpu_document, capsys):
+    with Path("/dev/full").open("w") as file:
+        terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+    assert capsys.readouterr().err == "the output cannot be written: No space left on device\n"
+
+
+def test_a_pipe_that_nobody_reads_ends_nothing(gpu_document, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("variable", [{}, {"NO_COLOR": "1"}])
