@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from playground.emulator.sourcemap import line_map, lines_of_file
+from playground.sweep import COMPILED
 
 # "main.cpp:8:1: error: ..." of GCC and clang, "cuda.cu(8): error: ..." of nvcc
 COMPILER_ERROR = re.compile(
@@ -18,6 +19,7 @@ COMPILER_ERROR = re.compile(
 OURS = f"{Path(__file__).parents[1]}{os.sep}"  # the folder of the playground
 OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
+CALLS_OF_COMPILED = (f"{OURS}judge{os.sep}work.py", f"{OURS}emulator{os.sep}outputs.py")
 CRASH = "Fatal Python error: "
 
 
@@ -50,8 +52,15 @@ def is_of_user(file):
 
 
 def _strip(told):
-    """Take the playground's frames out of a TracebackException, and out of those that led to it."""
-    told.stack = traceback.StackSummary.from_list(frame for frame in told.stack if not frame.filename.startswith(OURS))
+    """Take the playground's frames out of a TracebackException, and out of those that led to it.
+
+    The last may be one that calls what the variant has built: it is named after that.
+    """
+    last = told.stack[-1:]
+    kept = [frame for frame in told.stack if not frame.filename.startswith(OURS)]
+    if last and last[0].filename in CALLS_OF_COMPILED:
+        kept.append(traceback.FrameSummary(COMPILED, 0, "a call from Python", lookup_line=False, line="what it has built"))
+    told.stack = traceback.StackSummary.from_list(kept)
     for earlier in (told.__cause__, told.__context__):
         if earlier:
             _strip(earlier)
