@@ -37,8 +37,9 @@ class Output:
                 raise CannotWrite(f"{self.option} {self.path}: cannot be written: no permission")
             return
         try:
-            self._try_out(self.path.resolve())
-            self._lock = _locked(self.path.resolve().with_name(f".{self.path.name}.lock"))
+            path = self.path.resolve()
+            self._try_out(path)
+            self._lock = _locked(path.with_name(f".{path.name}.lock"))
         except BlockingIOError as held:
             raise CannotWrite(f"{self.option} {self.path}: {held.strerror}; name another file") from None
         except (OSError, RuntimeError) as complaint:  # RuntimeError: links in a circle
