@@ -3,10 +3,11 @@
 import dataclasses
 
 from playground import catalog
-from playground.driver.runner import Task, blank_result
+from playground.driver.runner import Task, blank_result, named_failure
 from playground.driver.verdict import DROP_IN, FORWARD, give
 from playground.judge.work import names_cuda
 from playground.machine import requirements
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
 
@@ -52,6 +53,29 @@ def _of_pair(pair, device, standard):
     return Task(
         model, placed(variant, place), place, settings, standard=standard, pair=facts, settled=None if place else elsewhere
     )
+
+
+def require_originals(tasks, options):
+    """Call the originals of files from elsewhere, or at other settings than the project's own, before anything is built.
+
+    Raises CatalogError, which names the file, for one that does not run.
+    """
+    groups = {task.group: task for task in tasks if _is_untried(task)}
+    if not groups:
+        return
+    with WorkerProcess(UNTIMED) as worker:
+        for task in groups.values():
+            original = {"problem": str(task.model.path), "settings": task.settings, "place": task.place}
+            try:
+                worker.ask("referee.try_out", options.time_limit, **original, precision=options.precision)
+            except WorkerFailure as failure:
+                changed = ", ".join(f"{name}={value}" for name, value in task.settings.items())
+                where = f" (with {changed})" if changed else ""
+                raise catalog.CatalogError(f"{named_failure(task.model, failure)}{where}") from None
+
+
+def _is_untried(task):
+    return not task.settled and not (task.model.catalogued_as and task.settings == task.model.settings(task.place))
 
 
 def settled(task):
