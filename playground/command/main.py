@@ -12,14 +12,16 @@ from playground.command.options import HALF, beside, compare_parser, run_all_par
 from playground.driver import plan, ranks, torchrun
 from playground.driver.measurement import CannotMeasure, measure
 from playground.driver.runner import Options
+from playground.driver.watch import Watch
 from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.nvidia.profiler import ProfilerError
-from playground.report import against, document, page, suite_table, sweep_plot, sweep_table, terminal
+from playground.report import against, document, page, suite_table, sweep_plot, sweep_table, terminal, watch_screen
 from playground.report import suite as suite_report
 from playground.report.figures import meets
 from playground.report.layout import make_console
+from playground.report.progress import Progress
 from playground.report.sweep_plot import CannotPlot
 
 PASSED, FAILED, IMPOSSIBLE, INTERRUPTED = 0, 1, 2, 130
@@ -35,6 +37,10 @@ TAKES = {
 
 # What does not go with --suite, which has problems and solutions of its own.
 NOT_WITH_SUITE = {"--model", "--variant", "--set", "--sweep", "--plot", "--debug", "--new", "--diff", "--explain", "--profile"}
+NOT_WITH_SUITE |= {"--watch"}
+
+# What does not go with --watch, which has no end at which files could be written.
+NOT_WITH_WATCH = {"--json", "--html", "--resume", "--sweep", "--against", "--plot", "--debug", "--sanitize"}
 
 
 class Impossible(Exception):
@@ -88,6 +94,10 @@ def compare(arguments=None):
             _require_sanitizer(planned, given.device)
         return planned
 
+    if given.watch:
+        if wrong := [option for option in beside(parser, given, set()) if option in NOT_WITH_WATCH]:
+            parser.error(f"--watch shows each judgement on the screen and keeps none: leave out {', '.join(wrong)}")
+        return _watch(given, tasks, _options(given))
     return _run(given, tasks, _options(given), functools.partial(terminal.Details, checks=given.explain is not None))
 
 
@@ -103,6 +113,7 @@ def _options(given):
         max_autotune=given.max_autotune,
         ptxas=given.html is not None,
         accept=given.accept,
+        check_only=given.check_only,
     )
 
 
@@ -172,6 +183,24 @@ def _run_extra(extra):
     return PASSED
 
 
+def _watch(given, make_tasks, options):
+    """Judge again and again. Returns the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    if torchrun.current_rank():
+        print("--watch runs in one process: start it without torchrun", file=sys.stderr)
+        return IMPOSSIBLE
+    try:
+        _prepared(given, make_tasks)
+        with Progress() as progress:
+            Watch(lambda: _chosen(given, make_tasks), options, progress, watch_screen.Screen(make_console())).run()
+    except (catalog.CatalogError, Impossible) as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
 def _points(given, model, settings):
     """The settings at which a model is measured: those given, at every point of the sweep. Raises CatalogError."""
     axes = sweep.parse(given.sweep)
@@ -232,12 +261,12 @@ def _prepared(given, make_tasks):
     requirements.prepare_environment()
     _require_device(given.device)
     axes = sweep.parse(given.sweep)
-    compared = _comparing_with(_earlier(given.against), given.against)
+    compared = _comparing_with(_earlier("--against", given.against), given.against)
     if given.plot:
         _require_plot(given, axes)
     if given.html:
         _require_page(given.html)
-    tasks = make_tasks()
+    tasks = _chosen(given, make_tasks)
     if not tasks:
         raise Impossible(f"none of these variants runs on --device {given.device}")
     if given.debug:
@@ -245,6 +274,16 @@ def _prepared(given, make_tasks):
     if rank is None or rank.local_rank == 0:
         _clear_locks()
     return tasks, axes, compared
+
+
+def _chosen(given, make_tasks):
+    """The tasks, or those of them that failed in an earlier run."""
+    tasks = make_tasks()
+    if not given.failed or not tasks:
+        return tasks
+    if failed := plan.failed(tasks, _earlier("--failed", given.failed)["results"]):
+        return failed
+    raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
 
 
 def _write_files(given, tasks, report, axes):
@@ -258,12 +297,12 @@ def _write_files(given, tasks, report, axes):
         document.write_whole(given.html, page.render(report, known))
 
 
-def _earlier(file):
-    """The document to compare with; None where none is named."""
+def _earlier(option, file):
+    """The document that an option names; None where none is named."""
     try:
         return document.read(file) if file else None
     except document.DocumentError as complaint:
-        raise Impossible(f"--against {complaint}") from None
+        raise Impossible(f"{option} {complaint}") from None
 
 
 def _comparing_with(earlier, file):
