@@ -107,6 +107,7 @@ class Watch:
             if before and all(before[name] == task.hashes[name] for name in ("source_sha256", "model_sha256")):
                 continue
             result = self._judge(dataclasses.replace(task, first=failing_probe(before)) if before else task)
+            self._progress.done(*task.names(), "stopped" if over.is_set() else result["verdict"])
             if over.is_set():
                 break
             found.append(Again(result, before, time.monotonic() - began))
@@ -121,7 +122,6 @@ class Watch:
                 self._runner.build(task, result)
             if result["verdict"] is None:
                 bench.check_and_time(task, result, build=not self._options.times(task))
-        self._progress.done(*task.names(), result["verdict"])
         return result
 
     def _bench_of(self, task):

@@ -34,7 +34,7 @@ class Screen:
         title = Text.assemble((f"{now['model']}/{now['variant']}", "bold"), "  ")
         if before and before["verdict"] != now["verdict"]:
             title.append_text(verdict(before["verdict"])).append(" -> ")
-        title.append_text(verdict(now["verdict"])).append(f"  {with_unit(again.seconds, ' s')} after the save", style="dim")
+        title.append_text(verdict(now["verdict"])).append(f"  in {with_unit(again.seconds, ' s')}", style="dim")
         print_folded(self._console, title)
         for reason in why_not_pass(now)[:1]:
             self._line("reason", reason)
