@@ -83,6 +83,7 @@ REMEDIES = {
     "no-graph": "do nothing on the host that depends on the inputs",
 }
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
+DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 FIRST = "wrong-gradient"  # of the tags of caveats
 # Tags that are said of a line of the file, with what stands in that line.
 LINES = {
@@ -201,6 +202,8 @@ class _Case:
 
     def hear(self):
         """All checks that were not made yet; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
+        if "random state" in self._truth.habits:
+            self._complain("random", DRAWS, None)
         if self._is_by_seed:
             self._complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
         for probe in (*FORWARD_PROBES, OF_SEEDS) if self._is_by_seed else FORWARD_PROBES:
