@@ -9,10 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from playground import catalog
 from playground.catalog import ROOT
+from playground.driver import plan
+from playground.driver.runner import Task
 
 LIMIT = 120  # seconds for one judgement on a machine that does much else
 END = "Ctrl-C ends"  # the last line of each screen
@@ -141,3 +145,28 @@ def test_a_watch_keeps_no_files(tiny_problem):
     command = [sys.executable, "compare.py", "--model", tiny_problem, "--watch", "--json", "results.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 2 and "leave out --json" in done.stderr
+
+
+def test_failed_goes_by_name_and_by_the_standard_asked_for():
+    """Whatever the place; of a sweep only the points that failed. What the check begins with is a probe."""
+
+    def row(variant, verdict, standard="drop-in", size=1, probes=()):
+        check = {"probes": {name: {"complaint": complaint} for name, complaint in probes}}
+        shape = {"settings": {"size": size}}
+        return {
+            "model": "m",
+            "variant": variant,
+            "verdict": verdict,
+            "standard": standard,
+            "shape": shape,
+            "check": check,
+        }
+
+    def task(variant, **point):
+        return Task(catalog.Model("m", Path("m.py")), catalog.Variant(variant, Path("v.py"), "cpu"), "cpu", point=point)
+
+    rows = [row("a", "pass"), row("b", "forward only"), row("c", "forward only", "forward"), row("d", "skipped")]
+    rows += [row("e", "pass", size=1), row("e", "fail", size=2, probes=[("own", None), ("nan", "wrong")])]
+    tasks = [task(name) for name in "abcd"] + [task("e", size=size) for size in (1, 2, 3)]
+    chosen = plan.failed(tasks, rows)
+    assert [(each.variant.name, each.point, each.first) for each in chosen] == [("b", {}, None), ("e", {"size": 2}, "nan")]
