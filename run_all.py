@@ -1,11 +1,9 @@
+# PYTHON_ARGCOMPLETE_OK
 """Judge and time every variant of every model: python run_all.py [--device ...] [--models a,b] [--json FILE] [--quick]."""
 
 import sys
 
-from playground import packages
+from playground.command.entry import enter
 
 if __name__ == "__main__":
-    packages.require()
-    from playground.command.main import run_all
-
-    sys.exit(run_all())
+    sys.exit(enter("run_all"))

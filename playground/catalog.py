@@ -191,8 +191,9 @@ def _existing_file(name_or_path, kind, known):
     path = Path(name_or_path)
     if path.suffix == ".py" and path.is_file():
         return path.resolve()
-    near = difflib.get_close_matches(str(name_or_path), known, n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
+    short = {name.rpartition("/")[2]: name for name in known}  # of MODEL/VARIANT
+    near = difflib.get_close_matches(str(name_or_path), [*known, *short], n=1)
+    guess = f" (did you mean {short.get(near[0], near[0])}?)" if near else ""
     names = ", ".join(known) or "none"
     raise CatalogError(f"no {kind} is called {str(name_or_path)!r}{guess}, and there is no such .py file; known: {names}")
 

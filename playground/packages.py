@@ -1,13 +1,21 @@
-"""Says which Python packages are missing, before anything imports them. Imports nothing but the standard library."""
+"""Says whether this Python will do and which packages it lacks, before anything imports them.
+
+Imports nothing but the standard library, and is written so that a Python that is too old can read it, too.
+"""
 
 import sys
 from importlib.util import find_spec
 
+OLDEST = (3, 11)
 NEEDED = ("torch", "numpy", "rich", "pygments", "psutil")
 
 
 def missing():
-    """One line that says which packages this Python lacks and how to get them; None where it has all."""
+    """One line that says which packages this Python lacks, or that it is too old, and what to do; None where it will do."""
+    if sys.version_info < OLDEST:
+        found, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, OLDEST))
+        how = "make a virtual environment with a newer one, such as `python3.12 -m venv .venv`"
+        return f"{sys.executable} is Python {found}, and this needs {needed} or newer: {how}"
     absent = [name for name in NEEDED if find_spec(name) is None]
     if not absent:
         return None
@@ -16,7 +24,7 @@ def missing():
 
 
 def require():
-    """End the program with status 2, as for everything that this machine cannot do, where a package is missing."""
+    """End the program with status 2, as for everything that this machine cannot do, where something is missing."""
     line = missing()
     if line:
         print(line, file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -105,3 +106,15 @@ def write_forward(write_variant):
         return write_variant(name, TINY_SOLUTION.format(forward=body.strip().replace("\n", "\n        ")))
 
     return write
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of its own that holds 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

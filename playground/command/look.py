@@ -1,6 +1,9 @@
-"""What compare.py does besides judging and timing: explain a variant, compare two files, profile, and begin a new variant."""
+"""What the commands do besides judging and timing: list what there is, explain, compare two files, profile, begin a variant."""
 
 import sys
+
+from rich.table import Table
+from rich.text import Text
 
 from playground import catalog
 from playground.command import new_variant
@@ -9,8 +12,20 @@ from playground.nvidia import emulated, profiler
 from playground.nvidia.profiler import ProfilerError
 from playground.report import difference, explanation, profile
 from playground.report.figures import machine
-from playground.report.layout import make_console, print_folded
+from playground.report.layout import make_console, print_folded, print_indented
 from playground.report.progress import Progress
+
+
+def list_all(names=None):
+    """Print every model, or those of the names, and their variants, with a line of description each. Raises CatalogError."""
+    console = make_console()
+    models = catalog.models() if names is None else [catalog.find_model(name) for name in names]
+    for model in models:
+        print_folded(console, Text(model.name, style="bold").append(f": {explanation.title(model.path)}", style="not bold"))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for variant in catalog.variants(model):
+            table.add_row(variant.name, Text(explanation.title(variant.path)))
+        print_indented(console, table)
 
 
 def explain(name, model_name=None):

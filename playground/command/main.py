@@ -1,19 +1,19 @@
 """The two commands, from arguments to exit status: 0 all that ran passed, 1 something failed, 2 it could not be run."""
 
 import collections
+import contextlib
 import functools
-import os
-import signal
 import sys
+from pathlib import Path
 
 from playground import catalog, suite, sweep
-from playground.command import look
+from playground.command import look, signals
 from playground.command.options import HALF, beside, compare_parser, run_all_parser
 from playground.driver import plan, ranks, torchrun
 from playground.driver.measurement import CannotMeasure, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
-from playground.emulator import step
+from playground.emulator import step, toolchain
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.nvidia.profiler import ProfilerError
@@ -21,13 +21,16 @@ from playground.report import against, document, page, suite_table, sweep_plot, 
 from playground.report import suite as suite_report
 from playground.report.figures import meets
 from playground.report.layout import make_console
+from playground.report.output import CannotWrite, Output
 from playground.report.progress import Progress
 from playground.report.sweep_plot import CannotPlot
 
-PASSED, FAILED, IMPOSSIBLE, INTERRUPTED = 0, 1, 2, 130
+PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
+STDOUT = Path("-")
 
 # What each of those that judge and time nothing takes besides itself.
 TAKES = {
+    "--list": {"--list", "--model"},
     "--new": {"--new"},
     "--diff": {"--diff", "--model"},
     "--explain VARIANT": {"--explain", "--model"},
@@ -36,8 +39,20 @@ TAKES = {
 
 
 # What does not go with --suite, which has problems and solutions of its own.
-NOT_WITH_SUITE = {"--model", "--variant", "--set", "--sweep", "--plot", "--debug", "--new", "--diff", "--explain", "--profile"}
-NOT_WITH_SUITE |= {"--watch"}
+NOT_WITH_SUITE = {
+    "--model",
+    "--variant",
+    "--set",
+    "--sweep",
+    "--plot",
+    "--debug",
+    "--list",
+    "--new",
+    "--diff",
+    "--explain",
+    "--profile",
+    "--watch",
+}
 
 # What does not go with --watch, which has no end at which files could be written.
 NOT_WITH_WATCH = {"--json", "--html", "--resume", "--sweep", "--against", "--plot", "--debug", "--sanitize"}
@@ -47,19 +62,11 @@ class Impossible(Exception):
     """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
 
 
-def program(arguments=None):
-    """`kernel-playground run` and `kernel-playground compare`, where pip has installed them. Returns the exit status."""
-    commands = {"run": run_all, "compare": compare}
-    name, *rest = (sys.argv[1:] if arguments is None else arguments) or [None]
-    if name not in commands:
-        print("kernel-playground takes `run` (run_all.py) or `compare` (compare.py), then their options", file=sys.stderr)
-        return IMPOSSIBLE
-    return commands[name](rest)
-
-
 def run_all(arguments=None):
     """Everything, one table. Returns the exit status."""
     given = run_all_parser().parse_args(arguments)
+    if given.list:
+        return _run_extra(lambda: look.list_all(given.models.split(",") if given.models else None))
 
     def tasks():
         names = given.models.split(",") if given.models else [model.name for model in catalog.models()]
@@ -98,7 +105,12 @@ def compare(arguments=None):
         if wrong := [option for option in beside(parser, given, set()) if option in NOT_WITH_WATCH]:
             parser.error(f"--watch shows each judgement on the screen and keeps none: leave out {', '.join(wrong)}")
         return _watch(given, tasks, _options(given))
-    return _run(given, tasks, _options(given), functools.partial(terminal.Details, checks=given.explain is not None))
+    return _run(
+        given,
+        tasks,
+        _options(given),
+        functools.partial(terminal.Details, checks=given.explain is not None, verbose=given.verbose),
+    )
 
 
 def _options(given):
@@ -142,10 +154,18 @@ def _compare_suite(parser, given):
 
 def _extra(parser, given):
     """What to do instead of judging and timing, as a function without arguments; None where that is what is asked for."""
-    asked = {"--new": given.new, "--diff": given.diff, "--explain VARIANT": given.explain, "--profile": given.profile}
+    asked = {
+        "--list": given.list,
+        "--new": given.new,
+        "--diff": given.diff,
+        "--explain VARIANT": given.explain,
+        "--profile": given.profile,
+    }
     what = next((option for option, value in asked.items() if value), None)
     if what and (without := beside(parser, given, TAKES[what])):
         parser.error(f"{what} judges and times nothing: leave out {', '.join(without)}")
+    if given.list:
+        return lambda: look.list_all([given.model] if given.model else None)
     if given.new:
         return lambda: look.create(*given.new)
     if given.diff:
@@ -169,6 +189,7 @@ def _profile(given):
 
 
 def _run_extra(extra):
+    signals.heed()
     try:
         extra()
     except catalog.CatalogError as complaint:
@@ -177,28 +198,28 @@ def _run_extra(extra):
     except ProfilerError as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE if complaint.is_machine else FAILED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except signals.Interrupted as interrupt:
+        _say("interrupted")
+        return interrupt.status
     return PASSED
 
 
 def _watch(given, make_tasks, options):
     """Judge again and again. Returns the exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    signals.heed()
     if torchrun.current_rank():
         print("--watch runs in one process: start it without torchrun", file=sys.stderr)
         return IMPOSSIBLE
     try:
-        _prepared(given, make_tasks)
+        _prepared(given, make_tasks, options)
         with Progress() as progress:
             Watch(lambda: _chosen(given, make_tasks), options, progress, watch_screen.Screen(make_console())).run()
     except (catalog.CatalogError, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except signals.Interrupted as interrupt:
+        _say("interrupted")
+        return interrupt.status
 
 
 def _points(given, model, settings):
@@ -211,13 +232,13 @@ def _points(given, model, settings):
 
 def _run(given, make_tasks, options, view, add=lambda report: report):
     """`view(console, expected)` prints results as they come: see terminal.Summary. `add` completes the finished document."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    signals.heed()
+    outputs = {}
     try:
-        tasks, axes, compared = _prepared(given, make_tasks)
-        shown = _Sweep(axes) if axes else view(make_console(), collections.Counter(task.model.name for task in tasks))
-        finish = lambda report: compared(add(report))  # noqa: E731
-        report = measure(tasks, options, given.json, given.resume, finish, lambda done: _passed(done, axes), shown.update)
-    except (catalog.CatalogError, CannotMeasure, CannotPlot, Impossible) as complaint:
+        with contextlib.ExitStack() as claimed:
+            _claim(outputs, given, claimed)
+            return _measured(given, make_tasks, options, view, add, outputs)
+    except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
     except ranks.RunLost as complaint:
@@ -225,32 +246,104 @@ def _run(given, make_tasks, options, view, add=lambda report: report):
         return FAILED
     except ranks.RunFailed:
         return FAILED
-    except KeyboardInterrupt:
-        kept = given.json and given.json.is_file()
-        print(f"interrupted; --resume {given.json} goes on" if kept else "interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except signals.Interrupted as interrupt:
+        kept = outputs.get("--json")
+        _say(f"interrupted; --resume {kept.path} goes on" if kept and kept.path.is_file() else "interrupted")
+        return interrupt.status
+
+
+def _measured(given, make_tasks, options, view, add, outputs):
+    """Measure, show, and write the `outputs`. Returns the exit status."""
+    tasks, axes, compared = _prepared(given, make_tasks, options)
+    console = make_console(sys.stderr if given.json == STDOUT else None)
+    expected = collections.Counter(task.model.name for task in tasks)
+    shown = _Latest(_Sweep(axes, console) if axes else view(console, expected))
+
+    def finish(report):
+        return compared(add(report))
+
+    try:
+        report = measure(
+            tasks, options, outputs.get("--json"), given.resume, finish, lambda done: _passed(done, axes), shown.update
+        )
+    except signals.Interrupted:
+        if shown.report:
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                _show_end(given, shown, finish(shown.report))
+        raise
     if report is None:  # rank 0 has it
         return PASSED
-    shown.end(report)
-    _write_files(given, tasks, report, axes)
+    _show_end(given, shown, report)
+    _write_files(outputs, tasks, report, axes)
+    if any(output.is_elsewhere for output in outputs.values()):
+        return IMPOSSIBLE
     return PASSED if _passed(report, axes) else FAILED
+
+
+def _say(line):
+    """To stderr, if anybody listens."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr)
+
+
+def _claim(outputs, given, stack):
+    """Put {option: Output} of the files to write into `outputs`; until the stack is left no other run has them.
+
+    Raises CannotWrite.
+    """
+    if not torchrun.is_first(torchrun.current_rank()):
+        return
+    named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
+    named["--eval-results"] = getattr(given, "eval_results", None)
+    for option, path in named.items():
+        if path and (option, path) != ("--json", STDOUT):
+            outputs[option] = Output(option, path)
+            stack.callback(outputs[option].release)
+            outputs[option].claim()
+
+
+def _show_end(given, shown, report):
+    shown.end(report)
+    if given.json == STDOUT:
+        Output("--json", STDOUT).write(functools.partial(_write_document, report))
+
+
+def _write_document(report, path):
+    if path != STDOUT:
+        return document.write(report, path)
+    sys.stdout.write(document.as_text(report))
+    return sys.stdout.flush()
+
+
+class _Latest:
+    """A view, and the document that it was shown last: what there is when the run is interrupted."""
+
+    def __init__(self, view):
+        self._view = view
+        self.report = None
+        self.end = view.end
+
+    def update(self, report):
+        self.report = report
+        return self._view.update(report)
 
 
 class _Sweep:
     """Shows a sweep, which has no tables before its end."""
 
-    def __init__(self, axes):
+    def __init__(self, axes, console):
         self._axes = axes
+        self._console = console
 
     def update(self, document):
         pass
 
     def end(self, document):
-        sweep_table.show(document, self._axes, make_console())
-        against.show(document, make_console())
+        sweep_table.show(document, self._axes, self._console)
+        against.show(document, self._console)
 
 
-def _prepared(given, make_tasks):
+def _prepared(given, make_tasks, options):
     """(tasks, axes of the sweep, what adds how a document compares with an earlier one).
 
     What would be in vain is not begun: raises Impossible, CatalogError and CannotPlot.
@@ -262,17 +355,22 @@ def _prepared(given, make_tasks):
     _require_device(given.device)
     axes = sweep.parse(given.sweep)
     compared = _comparing_with(_earlier("--against", given.against), given.against)
+    if torchrun.is_first(rank):
+        _earlier("--resume", given.resume)
     if given.plot:
         _require_plot(given, axes)
-    if given.html:
-        _require_page(given.html)
+    if given.html and (missing := page.missing()):
+        raise Impossible(missing)
     tasks = _chosen(given, make_tasks)
     if not tasks:
         raise Impossible(f"none of these variants runs on --device {given.device}")
     if given.debug:
         _tell_how_to_step(tasks, given.device)
     if rank is None or rank.local_rank == 0:
+        _require_folders(tasks)
         _clear_locks()
+    if torchrun.is_first(rank) and not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
+        plan.require_originals(tasks, options)
     return tasks, axes, compared
 
 
@@ -286,19 +384,19 @@ def _chosen(given, make_tasks):
     raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
 
 
-def _write_files(given, tasks, report, axes):
+def _write_files(outputs, tasks, report, axes):
     """What was asked for besides."""
-    if given.plot:
-        sweep_plot.write(report, axes, given.plot)
-    if getattr(given, "eval_results", None):
-        suite_report.write_eval_results(report, given.eval_results)
-    if given.html:
+    if plot := outputs.get("--plot"):
+        plot.write(lambda path: sweep_plot.write(report, axes, path))
+    if results := outputs.get("--eval-results"):
+        results.write(lambda path: suite_report.write_eval_results(report, path))
+    if html := outputs.get("--html"):
         known = [page.Files(task.model.path, task.variant.path, (task.model.name, task.variant.name)) for task in tasks]
-        document.write_whole(given.html, page.render(report, known))
+        html.write(lambda path: document.write_whole(path, page.render(report, known)))
 
 
 def _earlier(option, file):
-    """The document that an option names; None where none is named."""
+    """The document in the file that an option names; None where none is named."""
     try:
         return document.read(file) if file else None
     except document.DocumentError as complaint:
@@ -324,13 +422,6 @@ def _require_plot(given, axes):
     if not axes:
         raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
     sweep_plot.require(given.plot)
-    _require_writable("--plot", given.plot)
-
-
-def _require_page(file):
-    if missing := page.missing():
-        raise Impossible(missing)
-    _require_writable("--html", file)
 
 
 def _require_eval_results(file, pairs):
@@ -344,14 +435,6 @@ def _require_eval_results(file, pairs):
     if len(pairs.levels) > 1 and "{level}" not in file.name:
         levels = ", ".join(map(str, pairs.levels))
         raise Impossible(f"--eval-results: a file holds one level, and these are levels {levels}: name it eval_{{level}}.json")
-    _require_writable("--eval-results", file)
-
-
-def _require_writable(option, file):
-    """Before anything is measured."""
-    folder = file.absolute().parent
-    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
-        raise Impossible(f"{option} {file}: cannot be written; name a file in a folder that exists and may be written to")
 
 
 def _become_one_of_many(rank):
@@ -386,8 +469,19 @@ def _tell_how_to_step(tasks, device):
         print(step.recipe(task.model, task.variant, task.settings) + "\n", file=sys.stderr)
 
 
+def _require_folders(tasks):
+    """Those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
+    places = {task.place for task in tasks if not task.settled}
+    folders = [("the emulator's builds", "PLAYGROUND_EMULATOR_CACHE", toolchain.cache_folder)] if "emulator" in places else []
+    if places - {"emulator"}:
+        folders.append(("PyTorch's builds", "TORCH_EXTENSIONS_DIR", build_locks.extensions_root))
+    if missing := requirements.missing_folder(folders):
+        raise Impossible(str(missing))
+
+
 def _clear_locks():
-    """A build that was killed leaves a lock on which the next one would wait for ever."""
+    """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
+    toolchain.sweep()
     locks = build_locks.clear_stale_locks()
     for path in locks.cleared:
         print(f"removed a stale build lock whose builder is dead: {path}", file=sys.stderr)

@@ -1,9 +1,10 @@
 """What the two commands accept."""
 
 import argparse
+import difflib
 from pathlib import Path
 
-from playground.driver.plan import LEAST_ACCURACY
+from playground import catalog
 
 DEVICES = ("auto", "cuda", "cpu", "emulator")
 HALF = ("fp16", "bf16")
@@ -11,20 +12,31 @@ EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the c
     it. Results go to stdout, progress to stderr."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """What is wrong is the first line, and the only one: the usage of so many options would push it off the screen."""
+
+    def error(self, message):
+        _, found, names = message.partition("unrecognized arguments: ")
+        if found:
+            near = difflib.get_close_matches(names.split()[0], self._option_string_actions, n=1)
+            message += f" (did you mean {near[0]}?)" if near else ""
+        self.exit(2, f"{self.prog}: error: {message}; --help lists the options\n")
+
+
 def run_all_parser():
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="run_all.py",
         usage="run_all.py [options]",
         description="Judge and time every variant of every model.",
         epilog=EXIT_STATUS,
     )
-    parser.add_argument("--models", metavar="A,B", help="only these models, by name or path")
+    parser.add_argument("--models", metavar="A,B", help="only these models, by name or path").completer = _models
     _add_common(parser)
     return parser
 
 
 def compare_parser():
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="compare.py",
         usage="""compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
        compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --watch [options]
@@ -36,17 +48,20 @@ def compare_parser():
         description="Judge and time the variants of one model, in depth; or look at one, or begin a new one.",
         epilog=EXIT_STATUS,
     )
-    parser.add_argument("--model", metavar="NAME_OR_PATH", help="a model's name, or a file in KernelBench's format")
-    parser.add_argument(
+    model = parser.add_argument("--model", metavar="NAME_OR_PATH", help="a model's name, or a file in KernelBench's format")
+    model.completer = _models
+    variant = parser.add_argument(
         "--variant",
         nargs="+",
         action="extend",
         metavar="NAME_OR_PATH",
         help="only these variants, by name or path; default all",
     )
+    variant.completer = _variants
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="change a constant of the model"
     )
+    parser.add_argument("--verbose", action="store_true", help="show all that a compiler or a traceback says")
     parser.add_argument(
         "--sanitize", action="store_true", help="run the CUDA kernels under NVIDIA's compute-sanitizer, on a GPU"
     )
@@ -59,8 +74,26 @@ def compare_parser():
     return parser
 
 
+def _models(prefix, **_):
+    """What argcomplete offers: names, or files where a path was begun."""
+    return [model.name for model in catalog.models()] if "/" not in prefix else _files(prefix)
+
+
+def _variants(prefix, parsed_args, **_):
+    if "/" in prefix:
+        return _files(prefix)
+    return [each.name for model in catalog.models() if model.name == parsed_args.model for each in catalog.variants(model)]
+
+
+def _files(prefix):
+    folder = prefix[: prefix.rindex("/") + 1]
+    return [f"{folder}{path.name}{'/' if path.is_dir() else ''}" for path in Path(folder).glob("*")]
+
+
 def _accuracy(text):
     """0.001 of 'accuracy=1e-3'."""
+    from playground.driver.plan import LEAST_ACCURACY  # it imports PyTorch, for which a shell's completion does not wait
+
     name, _, limit = text.partition("=")
     try:
         if name == "accuracy" and 0 < float(limit) <= LEAST_ACCURACY:
@@ -132,6 +165,7 @@ def _add_extras(parser):
 
 
 def _add_common(parser):
+    parser.add_argument("--list", action="store_true", help="print the models and variants, a line each, and run nothing")
     parser.add_argument("--training", "--grad", action="store_true", help="time training steps as well")
     parser.add_argument("--quick", action="store_true", help="shorter timings, without torch.compile")
     parser.add_argument("--check-only", action="store_true", help="judge, and time nothing")
@@ -142,7 +176,9 @@ def _add_common(parser):
         help="only what did not meet its standard in an earlier run's JSON; the input on which it failed comes first",
     )
     parser.add_argument("--device", choices=DEVICES, default="auto", help="where to run; auto: the GPU where there is one")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there, each as soon as it is known")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write the results there, each as soon as it is known; -: to standard output"
+    )
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, explanations and sources there")
     parser.add_argument(
         "--resume", metavar="FILE", type=Path, help="take over what the JSON of an interrupted run has, and do the rest"

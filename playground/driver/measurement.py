@@ -1,13 +1,10 @@
 """From tasks to a document: in this process or together with others, from scratch or from where an earlier run ended."""
 
-import contextlib
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from playground import catalog
 from playground.driver import plan, ranks, torchrun
@@ -23,15 +20,15 @@ WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of 
 
 
 class CannotMeasure(Exception):
-    """An earlier run that cannot be continued, or a place where nothing can be written; the text says why."""
+    """An earlier run that cannot be continued; the text says why."""
 
 
 def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, passes=lambda finished: True, show=None):
     """The document of a run, or None on a rank that leaves showing it to rank 0.
 
-    Every result is written to `file` as soon as it is there; of a run of thousands, where writing takes time, by and by, but
-    always before the run ends, interrupted or not. Results that the document in the file `resume` has of these tasks
-    are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
+    Every result is written to `file`, an Output, as soon as it is there; of a run of thousands, where writing takes time, by
+    and by, but always before the run ends, interrupted or not. Results that the document in the file `resume` has of these
+    tasks are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
     document is what is written last, and returned. `show` is called with the document so far whenever there is a new result,
     and gives what can be drawn of what is not complete. `passes` says of a finished document whether the run passed, which
     the ranks on other hosts are told. Raises CannotMeasure, ranks.RunLost and, on such a rank, ranks.RunFailed.
@@ -39,7 +36,7 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
     began = time.monotonic()
     record = _Record(tasks, options, file, show or (lambda document: None))
     rank = torchrun.current_rank()
-    collects = rank is None or rank.rank == 0
+    collects = torchrun.is_first(rank)
     if resume and collects:  # the file may be on one host, and grows while others start
         record.take_over(resume)
     try:
@@ -90,7 +87,7 @@ class _Record:
     def __init__(self, tasks, options, file, show):
         self._tasks = tasks
         self._show = show
-        self._file = file and Path(file)
+        self._file = file
         self._described = None
         self._identities = [_identity_of_task(task) for task in tasks]
         self._rows = {}
@@ -99,34 +96,33 @@ class _Record:
         counted = {name: chosen[name] for name in WHAT_COUNTS}
         later = {name: chosen[name] for name in ("accept", "precision", "check_only") if chosen[name]}
         self.environment = {"options": counted | later}
-        if file:
-            self._require_writable()
-
-    def _require_writable(self):
-        """Before anything is measured that would be lost."""
-        file = self._file.absolute()
-        with _explained(f"--json {self._file}"):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_dir() or not os.access(file.parent if not file.exists() else file, os.W_OK):
-            raise CannotMeasure(f"--json {self._file}: {'is a folder' if file.is_dir() else 'no permission to write there'}")
 
     def take_over(self, file):
-        """Keep the rows of the document in `file` that are results of these tasks."""
+        """Keep the rows of the document in `file` that are results of these tasks, and say on stderr how many."""
         try:
             earlier = document.read(file)
         except document.DocumentError as complaint:
-            raise CannotMeasure(f"--resume: {complaint}") from None
-        self._require_same(earlier["environment"])
+            raise CannotMeasure(f"--resume {complaint}") from None
+        rows = earlier["results"]
+        if rows and not {_named(row) for row in rows} & {(task.model.name, task.variant.name) for task in self._tasks}:
+            of = ", ".join(dict.fromkeys("/".join(_named(row)) for row in rows[:3])) + (", ..." if len(rows) > 3 else "")
+            raise CannotMeasure(f"--resume {file}: has results of {of}, and none of what is to be run here")
+        self._require_same(file, earlier["environment"])
         standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
-        for row in earlier["results"]:
+        for row in rows:
             if row["verdict"] in FINAL and _identity_of_row(row) in standards:
                 self._rows[_identity_of_row(row)] = row | {"standard": standards[_identity_of_row(row)]}
+        changed = sum(row["verdict"] in FINAL and _identity_of_row(row) not in standards for row in rows)
+        told = f"--resume {file}: {len(self._rows)} of {len(self._tasks)} results taken over"
+        more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
+        print(told + more, file=sys.stderr)
 
-    def _require_same(self, environment):
+    def _require_same(self, file, environment):
         now = self._describe() | self.environment
         for key in ("options", "gpu", "cpu", "torch", "driver"):
             if environment.get(key) != now.get(key):
-                raise CannotMeasure(f"--resume: that run had {key} {environment.get(key)!r}, this one has {now.get(key)!r}")
+                had, has = environment.get(key), now.get(key)
+                raise CannotMeasure(f"--resume {file}: that run had {key} {had!r}, this one has {has!r}")
 
     def left(self):
         """The tasks that are to run and of which there is no result yet."""
@@ -145,7 +141,7 @@ class _Record:
         new = {_identity_of_row(row): row for row in results}
         if not new.keys() <= self._rows.keys():
             self._rows |= new
-            self._deferred = bool(self._file) and (not self._file.exists() or self._file.is_file())  # a pipe gets all at once
+            self._deferred = bool(self._file) and not self._file.is_special  # a pipe gets all at once
             pause = WRITING_PAUSE * self._writing_took if self._writing_took > SHORT_WRITING else 0.0
             if time.monotonic() - self._written >= pause:
                 self.write_deferred()
@@ -167,8 +163,7 @@ class _Record:
 
     def _write(self, content):
         if self._file:
-            with _explained(f"--json {self._file}"):
-                document.write(content, self._file)
+            self._file.write(lambda path: document.write(content, path))
 
     def document(self):
         rows = [self._rows[key] for key in self._identities if key in self._rows]
@@ -185,17 +180,13 @@ class _Record:
         return self._described
 
 
-@contextlib.contextmanager
-def _explained(what):
-    try:
-        yield
-    except OSError as complaint:
-        raise CannotMeasure(f"{what}: {complaint.strerror}") from complaint
-
-
 def _identity_of_task(task):
     files = task.hashes["model_sha256"], task.hashes["source_sha256"]
     return (task.model.name, task.variant.name, task.place, _plain(task.settings), *files)
+
+
+def _named(row):
+    return row["model"], row["variant"]
 
 
 def _identity_of_row(row):

@@ -3,11 +3,12 @@
 import dataclasses
 
 from playground import catalog
-from playground.driver.runner import Task, blank_result
+from playground.driver.runner import Task, blank_result, named_failure
 from playground.driver.verdict import DROP_IN, FORWARD, give
 from playground.judge.work import names_cuda
 from playground.machine import requirements
 from playground.report.figures import meets
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
 
@@ -74,6 +75,29 @@ def failing_probe(row):
     """The first probe on which a variant was wrong; None where it was not that which it failed on."""
     probes = (row["check"] or {}).get("probes", {})
     return next((name for name, probe in probes.items() if probe["complaint"]), None)
+
+
+def require_originals(tasks, options):
+    """Call the originals of files from elsewhere, or at other settings than the project's own, before anything is built.
+
+    Raises CatalogError, which names the file, for one that does not run.
+    """
+    groups = {task.group: task for task in tasks if _is_untried(task)}
+    if not groups:
+        return
+    with WorkerProcess(UNTIMED) as worker:
+        for task in groups.values():
+            original = {"problem": str(task.model.path), "settings": task.settings, "place": task.place}
+            try:
+                worker.ask("referee.try_out", options.time_limit, **original, precision=options.precision)
+            except WorkerFailure as failure:
+                changed = ", ".join(f"{name}={value}" for name, value in task.settings.items())
+                where = f" (with {changed})" if changed else ""
+                raise catalog.CatalogError(f"{named_failure(task.model, failure)}{where}") from None
+
+
+def _is_untried(task):
+    return not task.settled and not (task.model.catalogued_as and task.settings == task.model.settings(task.place))
 
 
 def settled(task):

@@ -160,6 +160,8 @@ class Runner:
 
         def finish(task, result):
             with finishing:
+                if self._is_over:  # interrupted: that its worker was ended is no result
+                    return
                 finished.add(id(result))
                 self._progress.done(*task.names(), result["verdict"])
                 result["phases"] = self._progress.phases(*task.names())
@@ -185,6 +187,9 @@ class Runner:
                     if at_once > 1:
                         self._prepare_ahead(preparing, models.values())
                     self._judge_all(building, judging, models.values(), finish, beside_others=at_once > 1)
+                except BaseException:
+                    self._progress.hush()
+                    raise
                 finally:
                     self._is_over = True
                     for shared in self._shared.values():
@@ -398,7 +403,8 @@ class Bench:
     def check_and_time(self, task, result, build=False):
         """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
         if self._unusable:
-            return give(result, "error", f"the original does not run: {self._unusable}", self._unusable.details)
+            why = named_failure(task.model, self._unusable)
+            return give(result, "error", f"the original does not run: {why}", self._unusable.details)
         try:
             if not build:
                 self._describe(task, result)
@@ -476,6 +482,13 @@ class Bench:
 
     def close(self):
         self._open.close()
+
+
+def named_failure(model, failure):
+    """Why an original does not run, behind the name of its file and the line, where that is known."""
+    line = re.match(rf"{re.escape(str(model.path))}:(\d+): ", failure.details)
+    reason = re.sub(r"^(\w+) in line \d+: ", r"\1: ", str(failure)) if line else str(failure)
+    return f"{model.path}:{line[1]}: {reason}" if line else f"{model.path}: {reason}"
 
 
 class _SharedBench:

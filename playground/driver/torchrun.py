@@ -56,6 +56,11 @@ def current_rank():
     )
 
 
+def is_first(rank):
+    """Whether a Rank, or the only process there is (None), is the one that collects the results and writes files."""
+    return rank is None or rank.rank == 0
+
+
 def leave_group():
     """Hide from what this process starts that torchrun is behind it: what is judged is to see an ordinary process.
 

@@ -396,7 +396,7 @@ class _Case:
         if answer["unsupported"]:
             if self._check["gradients"] is None:
                 self._check["gradients"] = {"unsupported": answer["unsupported"]}
-            else:
+            elif self._check["gradients"].get("unsupported") != answer["unsupported"]:
                 self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
             return
         if answer["failed"]:

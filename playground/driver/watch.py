@@ -66,23 +66,24 @@ class Watch:
 
     def _round(self, tasks, files):
         """Judge what is not as it was; a save meanwhile ends it without a result."""
-        began, ours, over = time.monotonic(), object(), threading.Event()
+        began, over = time.monotonic(), threading.Event()
         context = contextvars.copy_context()
-        context.run(owner.set, ours)
+        context.run(owner.set, over)  # of the round's own workers; the truth's and the baselines' is the runner
         judging = self._thread.submit(context.run, self._judge_all, tasks, began, over)
         try:
             while not wait([judging], timeout=POLL).done and not (saved := _saved(files)):
                 pass
         except BaseException:
             over.set()
-            self._stop(judging, ours, self._runner)
+            self._stop(judging, over, self._runner)
             raise
         if not judging.done():
             over.set()
             of_problem = saved & {task.model.path for task in tasks}
-            self._stop(judging, ours, *[self._runner] if of_problem else [])
+            self._stop(judging, over, *[self._runner] if of_problem else [])
             if of_problem:
                 self._forget()
+                self._runner = _Ahead(self._options, self._progress)
             build_locks.clear_stale_locks()
             return
         if again := judging.result():

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +30,8 @@ ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
 RUNTIME = ROOT / "runtime"
 LIBRARIES = "libraries"  # the folder of the cache for what is linked
+MAKING = "making-"  # begins the name of a folder in which something is made
+JUST_MADE = 5.0  # seconds: younger ones may not be held yet
 DIGITS = 32  # of the digest that begins a cached file's name
 
 
@@ -108,12 +111,36 @@ def kept(kind, suffix, key, make):
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(path), tempfile.TemporaryDirectory(dir=folder, prefix="making-") as temporary:
+    with _one_at_a_time(path), tempfile.TemporaryDirectory(dir=folder, prefix=MAKING) as temporary, _held(temporary):
         if not path.exists():
             made = Path(temporary) / path.name
             make(made)
             made.replace(path)
     return path
+
+
+def sweep():
+    """Remove the folders in which a process was making something when it was killed."""
+    for folder in [path for kind in entries(cache_folder()) for path in entries(kind) if path.name.startswith(MAKING)]:
+        with contextlib.suppress(OSError):
+            if fcntl and time.time() - folder.stat().st_mtime > JUST_MADE:
+                with _held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held(folder, how=None):
+    """Hold a lock on a folder, which ends with this process. Raises BlockingIOError where `how` says not to wait for it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if how is not None:
+            fcntl.flock(descriptor, how)
+        elif fcntl:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def entries(folder):

@@ -124,7 +124,7 @@ class Text:
 
     def __init__(self, path):
         text = Path(path).read_text(encoding="utf-8", errors="replace")
-        tree = ast.parse(text)
+        tree = ast.parse(text, filename=str(path))
         bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         strings = [
             n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in bare

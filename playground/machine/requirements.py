@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+LEAST_ROOM = 1 << 20  # bytes: less than any build takes
 INSTALL_PREFIX = Path("/usr/local")  # where NVIDIA's installers put cuda and cuda-<version>
 
 
@@ -65,6 +67,32 @@ def prepare_environment() -> None:
         _put_ninja_on_path()
     if torch.version.cuda:
         set_cuda_home(torch.version.cuda)
+
+
+def missing_folder(folders) -> Missing | None:
+    """The first folder in which nothing can be kept, of (what for, the variable that names another, a function that gives it).
+
+    The folder of temporary files is looked at besides.
+    """
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        return Missing(f"no room for temporary files ({error.strerror})", "make some, or set TMPDIR to a folder that has it")
+    for purpose, variable, folder_of in folders:
+        remedy = f"set {variable} to a folder that can be written"
+        try:
+            folder = folder_of()
+        except RuntimeError as error:  # there is no home
+            return Missing(f"no folder for {purpose} ({error})", remedy)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(LEAST_ROOM))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            return Missing(f"{folder}, where {purpose} go, cannot be written ({error.strerror})", remedy)
+    return None
 
 
 def missing_compiler() -> Missing | None:

@@ -58,9 +58,14 @@ class DocumentError(ValueError):
 
 def write(document, path):
     """Write `document` to `path`, whole or not at all. NaN and infinities become null; a broken contract raises."""
+    write_whole(path, as_text(document))
+
+
+def as_text(document):
+    """The JSON of `document`, as `write` writes it."""
     document = _finite(document)
     validate(document)
-    write_whole(path, json.dumps(_in_order(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return json.dumps(_in_order(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read(path):

@@ -26,6 +26,14 @@ def docstring(path):
     return text
 
 
+def title(path):
+    """The first line of a docstring, without the name that stands before it; "" for a file without one."""
+    try:
+        return re.sub(r"^\w+(, v\d+|, cpu| on the CPU): ", "", printable(docstring(path).splitlines()[0]))
+    except CatalogError:
+        return ""
+
+
 def sections(text):
     """(title, [(heading, text)]) of a docstring whose headings stand at the left edge, each with an indented text below.
 

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -73,6 +74,12 @@ def why_not_pass(result):
     if result["verdict"] == "forward only":
         return [_caveat(caveat) for caveat in result["caveats"] if caveat["costs"]]
     return [] if result["verdict"] == "pass" else [result["reason"]]
+
+
+def raised_at(result):
+    """' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known."""
+    found = re.match(r"(\S.*:\d+): in ", result.get("details") or "")
+    return f" ({one_line(found[1])})" if found else ""
 
 
 def standards(result):

@@ -1,9 +1,12 @@
-"""How text and tables are laid out for people, on a terminal or in a pipe.
+"""How text and tables are laid out, for people on a terminal and for programs in a pipe.
 
-Nothing is ever cut off: what does not fit is folded, and columns that do not fit side by side stand below one another. All
-drawing is ASCII, styles vanish where there is no terminal, and no line ends with blanks.
+Nothing is ever cut off. On a terminal what does not fit is folded, and columns that do not fit side by side stand below one
+another; elsewhere a line is as long as what it says. All drawing is ASCII, styles vanish where there is no terminal, and no
+line ends with blanks.
 """
 
+import contextlib
+import os
 import re
 import sys
 
@@ -17,6 +20,7 @@ from rich.text import Text
 from playground.report.figures import one_line
 
 MIN_WIDTH = 60
+UNFOLDED = 1 << 16  # columns: no line reaches that
 GAP = 2  # between columns
 INDENT = 2
 MIN_NAME_WIDTH = 16
@@ -37,26 +41,55 @@ STYLES |= {
 
 
 class _WithoutTrailingBlanks:
-    """A text file that drops the blanks before each end of line. rich pads lines, and whole lines is what it writes."""
+    """A text file that drops the blanks before each end of line. rich pads lines, and whole lines is what it writes.
+
+    Where nothing can be written any more, because a disk is full or nobody reads a pipe, the run goes on: it may write files.
+    """
 
     def __init__(self, file):
         self._file = file
 
     def write(self, text):
-        return self._file.write(re.sub(r" +(?=\n)", "", text))
+        try:
+            return self._file.write(re.sub(r" +(?=\n)", "", text))
+        except OSError as complaint:
+            return self._give_up(complaint)
+
+    def flush(self):
+        try:
+            self._file.flush()
+        except OSError as complaint:
+            self._give_up(complaint)
+
+    def _give_up(self, complaint):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._file.fileno())  # what is in the buffer goes there, too
+        os.close(nowhere)
+        if not isinstance(complaint, BrokenPipeError):
+            with contextlib.suppress(OSError):  # nor can that be written, where a terminal is gone
+                print(f"the output cannot be written: {complaint.strerror}", file=sys.stderr)
 
     def __getattr__(self, name):
         return getattr(self._file, name)
 
 
 def make_console(file=None):
-    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide."""
+    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide.
+
+    Where there is neither, nothing is folded. NO_COLOR means no style at all: neither bold nor dim.
+    """
     file = file or sys.stdout
     if hasattr(file, "reconfigure"):
         file.reconfigure(errors="backslashreplace")  # a name that the encoding lacks must not end the run
-    console = Console(file=_WithoutTrailingBlanks(file))
-    console.width = max(MIN_WIDTH, console.width)
+    console = Console(file=_WithoutTrailingBlanks(file), **unstyled())
+    unfolded = not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit()
+    console.width = UNFOLDED if unfolded else max(MIN_WIDTH, console.width)
     return console
+
+
+def unstyled():
+    """The arguments of a rich Console that keep it from any style where NO_COLOR is set."""
+    return {"color_system": None} if os.environ.get("NO_COLOR") else {}
 
 
 def print_folded(console, text, indent=0, style="", hanging=0):

@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from playground.report.figures import one_line, with_unit
-from playground.report.layout import STYLES
+from playground.report.layout import STYLES, unstyled
 
 
 class Progress:
@@ -26,7 +26,7 @@ class Progress:
 
     def __init__(self, console=None, prefix=""):
         """`prefix` stands before each line: several processes share the terminal, and nothing is live then."""
-        self._console = console or _Console(stderr=True)
+        self._console = console or _Console(stderr=True, **unstyled())
         self._live = self._console.file.isatty() and self._console.is_interactive and not prefix
         self._prefix = prefix
         # Standard output is not redirected: rich would send what is printed there to this console.
@@ -42,6 +42,7 @@ class Progress:
             redirect_stdout=False,
         )
         self._running = {}
+        self._is_hushed = False
         self._lock = threading.Lock()
         self._expected = self._counted = 0
         self._total = None  # the live line that counts
@@ -62,6 +63,10 @@ class Progress:
         self._expected, self._counted = variants, 0
         if self._live:
             self._total = self._display.add_task(self._count(), total=None)
+
+    def hush(self):
+        """The run was interrupted: how the rest of it ends is not told."""
+        self._is_hushed = True
 
     def draw(self, above):
         """Draw a renderable (None: nothing) over the live lines; where nothing is live, nothing is drawn."""
@@ -139,6 +144,8 @@ class Progress:
         self._line(line)
 
     def _line(self, text):
+        if self._is_hushed:
+            return
         line = Text(self._prefix, style="dim").append_text(text) if self._prefix else text
         self._console.print(line, soft_wrap=not self._live, highlight=False)
 

@@ -26,6 +26,7 @@ from playground.report.figures import (
     peak_memory,
     precisions,
     printable,
+    raised_at,
     scientific,
     share_of_floor,
     significant,
@@ -74,6 +75,7 @@ TIMES_PLANS = (
     (("",), ("median\nms", "p20-p80\nms"), ("speed-up", "interval"), ("peak\nMiB",)),
 )
 SHOWN_LINES = 20  # of what a variant printed
+SHOWN_DETAILS = 8  # lines, without --verbose
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
@@ -147,12 +149,15 @@ def _model_table(console, model, results):
 class Details(_View):
     """compare.py's view: everything known about each variant, as soon as it is. With `checks` also what every check found.
 
+    With `verbose` also all of a compiler's output or a traceback.
+
     `update` and `end` are called as Summary's are.
     """
 
-    def __init__(self, console, expected=None, checks=False):
+    def __init__(self, console, expected=None, checks=False, verbose=False):
         super().__init__(console)
         self._checks = checks
+        self._verbose = verbose
         self._model = None
 
     def update(self, document):
@@ -170,7 +175,7 @@ class Details(_View):
             print_folded(self._console, model, style="bold")
             self._model = model
         self._console.print()
-        _print_details(self._console, result)
+        _print_details(self._console, result, self._verbose)
         if self._checks:
             _print_checks(self._console, result["check"])
 
@@ -235,7 +240,9 @@ def _ratio(ratio, label=None):
 
 def _print_remarks(console, results):
     """Below a model's table: why a variant is no pass, sizes where they differ between variants, baselines that are missing."""
-    whys = ((result["variant"], (result["verdict"], why)) for result in results for why in why_not_pass(result))
+    whys = (
+        (result["variant"], (result["verdict"], why + raised_at(result))) for result in results for why in why_not_pass(result)
+    )
     for (word, reason), variants in _grouped(whys).items():
         if word != "pass":
             line = Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}")
@@ -275,7 +282,7 @@ def _tally(results):
     return ", ".join(f"{count} {TALLY[word]}" for word, count in counts.items() if count) or "No variants."
 
 
-def _print_details(console, result):
+def _print_details(console, result, verbose):
     name = Text(one_line(result["variant"]), style="bold").append(" ")
     print_folded(console, name.append_text(verdict(result["verdict"])))
     facts = Table.grid(padding=(0, GAP, 0, 0))
@@ -284,8 +291,13 @@ def _print_details(console, result):
     for what, text in _facts(result):
         facts.add_row(what, Text(one_line(text)))
     print_indented(console, facts)
-    for line in (result.get("details") or "").splitlines():
+    lines = (result.get("details") or "").splitlines()
+    lines = lines[1:] if lines and one_line(lines[0]) == one_line(result["reason"] or "") else lines
+    shown = lines if verbose or len(lines) <= SHOWN_DETAILS + 1 else lines[:SHOWN_DETAILS]
+    for line in shown:
         print_folded(console, Text(printable(line)), indent=2 * INDENT)
+    if len(shown) < len(lines):
+        print_folded(console, f"({len(lines) - len(shown)} more lines: --verbose)", indent=2 * INDENT, style="dim")
     if not result.get("details"):  # else they end with it
         for line in _printed_lines(result):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)

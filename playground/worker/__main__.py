@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ def flush():
 
 def main(request_fd, reply_fd, parent):
     end_with(parent)
+    faulthandler.enable(all_threads=False)  # to stderr, where the driver finds the line in which the file crashed
     channel = Channel(request_fd, reply_fd)
     from playground.worker import requests
 

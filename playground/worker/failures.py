@@ -1,6 +1,8 @@
-"""What went wrong, in one line."""
+"""What went wrong, in one line, and where in the user's file."""
 
+import os
 import re
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -8,15 +10,66 @@ from playground.emulator.sourcemap import line_map, lines_of_file
 
 # "main.cpp:8:1: error: ..." of GCC and clang, "cuda.cu(8): error: ..." of nvcc
 COMPILER_ERROR = re.compile(
-    r"(?P<file>[^\s:(]+\.(?:cpp|cu|cuh|h|cc))[:(](?P<line>\d+)(?:[:,]\d+)?\)?\s*:\s*(?:fatal )?error\b[^:]*:\s*(?P<text>.*)"
+    r"(?P<file>[^\s:(]+\.(?:cpp|cu|cuh|h|cc))[:(](?P<line>\d+)(?:[:,](?P<column>\d+))?\)?\s*:\s*(?:fatal )?error\b[^:]*:"
+    r"\s*(?P<text>.*)"
 )
 
 
+OURS = f"{Path(__file__).parents[1]}{os.sep}"  # the folder of the playground
+OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
+CRASH = "Fatal Python error: "
+
+
 def describe(exception):
-    """(reason, details): one line for the table, and the traceback for whoever wants it."""
+    """(reason, details): one line for the table, and what whoever wants more needs: `FILE:LINE: ...`, then the traceback.
+
+    It is without the playground's own frames where one of the user's is in it.
+    """
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
         return _reason(exception), str(exception)
-    return _reason(exception), "".join(traceback.format_exception(exception))
+    if "Error building extension" in str(exception):
+        return _reason(exception), _source_line(exception) + str(exception)
+    if isinstance(exception, SyntaxError) and exception.filename:
+        told = "".join(traceback.format_exception_only(exception))
+        return _reason(exception), f"{exception.filename}:{exception.lineno}: {exception.msg}\n{told}"
+    told = traceback.TracebackException.from_exception(exception)
+    frames = [frame for frame in told.stack if is_of_user(frame.filename)]
+    if not frames:
+        if told.stack and told.stack[-1].filename.startswith(OURS) and (told.stack[-1].line or "").startswith("raise "):
+            return _reason(exception), ""  # the playground says what it expected of the file
+        return _reason(exception), "".join(told.format())
+    _strip(told)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}: in {frames[-1].name}\n"
+    return _reason(exception), place + "".join(told.format())
+
+
+def is_of_user(file):
+    """Whether a file is neither the playground's nor Python's nor a package's."""
+    return not file.startswith(("<", OURS, *OTHERS))
+
+
+def _strip(told):
+    """Take the playground's frames out of a TracebackException, and out of those that led to it."""
+    told.stack = traceback.StackSummary.from_list(frame for frame in told.stack if not frame.filename.startswith(OURS))
+    for earlier in (told.__cause__, told.__context__):
+        if earlier:
+            _strip(earlier)
+
+
+def crash_place(output):
+    """'forward, FILE:LINE', the user's innermost function when faulthandler wrote its report into `output`; None without."""
+    _, _, report = output.rpartition(CRASH)
+    frames = [match for match in FRAME.finditer(report) if is_of_user(match["file"])]
+    return f"{frames[0]['function']}, {frames[0]['file']}:{frames[0]['line']}" if frames else None
+
+
+def without_our_frames(output):
+    """What a process printed, its faulthandler's report without the playground's frames and the list of modules."""
+    before, found, report = output.rpartition(CRASH)
+    lines = [line for line in report.splitlines(keepends=True) if not line.startswith("Extension modules: ")]
+    theirs = [line for line in lines if not (match := FRAME.match(line)) or is_of_user(match["file"])]
+    return before + found + "".join(theirs) if found else output
 
 
 def _reason(exception):
@@ -32,7 +85,8 @@ def _reason(exception):
     ):
         return f"out of memory: {_first_line(exception)}"
     if "Error building extension" in str(exception):
-        return f"does not compile: {_compiler_error(exception)}"
+        full = "No space left on device" in str(exception)
+        return f"{'cannot be built, no space left on device' if full else 'does not compile'}: {_compiler_error(exception)}"
     if name in ("CatalogError", "Finding", "EmulatorError"):
         return _first_line(exception)
     return f"{name}: {_first_line(exception)}"
@@ -46,19 +100,43 @@ def _first_line(exception):
 def _compiler_error(exception):
     """The compiler's first error, with the line of the Python file that holds the text; all else in the output is noise."""
     text = str(exception)
-    for line in text.splitlines():
-        if match := COMPILER_ERROR.match(line.strip()):
-            return f"{_place(match['file'], int(match['line']), exception)}: error: {match['text']}"[:400]
+    if match := _first_error(text):
+        file, line = _place(match, exception)
+        return f"{file}:{line}: error: {match['text']}"[:400]
     errors = [line.strip() for line in text.splitlines() if re.search(r"\berror\b\s*[:#]|: error|undefined", line)]
     return errors[0][:300] if errors else text.splitlines()[0][:300]
 
 
-def _place(file, line, exception):
-    """FILE:LINE of the Python file that called load_inline, or of the compiled text where it does not hold the line."""
-    frames = [frame.filename for frame in traceback.extract_tb(exception.__traceback__)]
-    callers = [name for name in frames if "/torch/" not in name and not name.startswith(str(Path(__file__).parents[1]))]
+def _first_error(text):
+    return next(filter(None, (COMPILER_ERROR.match(line.strip()) for line in text.splitlines())), None)
+
+
+def _source_line(exception):
+    """The line that the first error is in, with a caret where the compiler tells the column."""
+    match = _first_error(str(exception))
+    if not match:
+        return ""
+    file, line = _place(match, exception)
+    lines = lines_of_file(file)
+    if not 1 <= line <= len(lines):
+        return ""
+    shown, column = f"{line:5} | {lines[line - 1]}\n", int(match["column"] or 0)
+    is_same = column and _line_of(match["file"], int(match["line"])) == lines[line - 1]
+    blanks = "".join("\t" if c == "\t" else " " for c in lines[line - 1][: column - 1])
+    return shown + (f"      | {blanks}^\n" if is_same else "")
+
+
+def _line_of(file, line):
+    lines = lines_of_file(file)
+    return lines[line - 1] if 1 <= line <= len(lines) else None
+
+
+def _place(match, exception):
+    """(file, line) of the Python file that called load_inline, or of the compiled text where it does not hold the line."""
+    file, line = match["file"], int(match["line"])
+    callers = [frame.filename for frame in traceback.extract_tb(exception.__traceback__) if is_of_user(frame.filename)]
     try:
         found = line_map(Path(file).read_text(errors="replace"), lines_of_file(callers[-1]))[line - 1]
     except (OSError, IndexError):  # gone, or of nobody
         found = None
-    return f"{callers[-1]}:{found}" if found else f"{file}:{line}"
+    return (callers[-1], found) if found else (file, line)

@@ -10,11 +10,13 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 
 import psutil
 
 from playground.catalog import ROOT
 from playground.worker.channel import Channel, ChannelClosed
+from playground.worker.failures import crash_place, without_our_frames
 from playground.worker.replies import malformed
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
@@ -28,6 +30,7 @@ _living = set()
 _living_lock = threading.Lock()
 _alone = threading.RLock()  # held while something is timed: no worker starts then
 owner = contextvars.ContextVar("owner", default=None)  # whose the workers are that are started in this context
+_over = weakref.WeakSet()  # owners whose run has been ended
 spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
 
 
@@ -53,6 +56,8 @@ class WorkerProcess:
         self.owner = owner.get()
         self.bears_a_gpu = bears_a_gpu
         self._paused, self._paused_since = 0.0, None  # seconds; the moment
+        if self.owner in _over:
+            raise WorkerFailure("the run has been ended")
         with _alone:
             self._start(environment)
 
@@ -101,7 +106,7 @@ class WorkerProcess:
             self.kill()
             raise WorkerFailure(f"no answer within the time limit of {limit:g} s", self.output()) from None
         except (ChannelClosed, OSError):
-            raise WorkerFailure(self._cause_of_death(), self.output()) from None
+            raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
         except (ValueError, RecursionError):  # no JSON, or nested too deeply
             reply = None
         finally:
@@ -141,7 +146,8 @@ class WorkerProcess:
         if status >= 0:
             return f"ended the process (exit status {status})"
         hint = ", which is how a machine that is out of memory ends a process" if -status == signal.SIGKILL else ""
-        return f"crashed ({_name_of_signal(-status)}{hint})"
+        place = crash_place(self.output())
+        return f"crashed ({_name_of_signal(-status)}{f' in {place}' if place else ''}{hint})"
 
     def output(self):
         """The end of what the process and its children printed, to both of their outputs."""
@@ -267,7 +273,12 @@ def standstill(but, on_gpu=False):
 
 
 def kill_all(of=None):
-    """End every worker, or those of an `owner`, from any thread; requests under way then fail."""
+    """End every worker, or those of an `owner`, from any thread; requests under way then fail.
+
+    An owner has no new ones from then on: its threads come to their ends.
+    """
+    if of is not None:
+        _over.add(of)
     with _living_lock:
         workers = [worker for worker in _living if of is None or worker.owner is of]
     for worker in workers:

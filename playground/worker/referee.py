@@ -54,6 +54,15 @@ class Referee:
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs]
         return {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
 
+    def try_out(self, problem, settings, place, precision=None):
+        """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
+        device = torch.device(tensors.PLACES[place])
+        module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
+        model = tensors.make_model(module, module.Model, 0, device)
+        with torch.no_grad():
+            tensors.flatten(model(*tensors.to(tensors.make_inputs(module, 0), device)))
+        return {}
+
     def habits(self):
         """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}."""
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)

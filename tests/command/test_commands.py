@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -15,7 +17,7 @@ import torch
 from torch.utils import cpp_extension
 
 from playground.catalog import ROOT
-from playground.command import main
+from playground.command import main, signals
 from playground.report import document
 
 FREEZES = """
@@ -72,8 +74,8 @@ def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong, tmp_p
     assert "of its spread" in page and "under the ceilings measured in this run" in " ".join(page.split()) and "<svg" in page
 
 
-def test_where_a_page_cannot_be_written_nothing_is_run(tiny_problem, tmp_path):
-    status, out, err = run("compare.py", "--model", str(tiny_problem), "--html", str(tmp_path / "nowhere" / "page.html"))
+def test_where_a_page_cannot_be_written_nothing_is_run(tiny_problem):
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--html", "/proc/nowhere/page.html")
     assert (status, out) == (2, "")
     assert "cannot be written" in err and "build" not in err
 
@@ -106,6 +108,16 @@ def test_a_wrong_command_line(arguments, message):
     assert (status, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_a_shell_completes_names_without_waiting_for_pytorch(tmp_path):
+    pytest.importorskip("argcomplete")
+    line = "compare.py --model alexnet_conv1 --variant v1"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told"), "PYTHONPROFILEIMPORTTIME": "1"}
+    _, _, err = run("compare.py", **asked)
+    assert (tmp_path / "told").read_text().split() == ["v1_direct"]
+    assert "argcomplete" in err and not re.search(r"\| +torch$", err, re.MULTILINE)
 
 
 def test_variants_may_be_named_one_by_one(tiny_problem, right):
@@ -175,7 +187,9 @@ def compiles(process):
         return False
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.full) for each in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_an_interrupt_leaves_no_process(tiny_problem, write_variant, tmp_path, signal_number):
     variant = write_variant("freezes", FREEZES.format(pid=os.getpid()))
     command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", str(variant.path)]
@@ -188,10 +202,87 @@ def test_an_interrupt_leaves_no_process(tiny_problem, write_variant, tmp_path, s
             time.sleep(0.2)
             family = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(signal_number)
-        driver.communicate(timeout=60)
-        assert driver.returncode == 130
+        out, err = driver.communicate(timeout=60)
+        assert driver.returncode == 128 + signal_number
+        last = err.decode().splitlines()[-1]
+        assert (out, last) == (b"", "interrupted") and b"Traceback" not in err and b"error" not in err
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not [member for member in alive if member.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_an_interrupt_while_pytorch_is_imported():
+    with subprocess.Popen([sys.executable, "compare.py"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
+        maps, deadline = Path(f"/proc/{driver.pid}/maps"), time.monotonic() + 60
+        while "libtorch" not in maps.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        driver.send_signal(signal.SIGINT)
+        assert driver.communicate(timeout=60) == (b"", b"interrupted\n")
+        assert driver.returncode == 130
+
+
+@pytest.mark.full
+def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, wrong, write_forward, tmp_path):
+    hangs, file = write_forward("hangs", "while True: pass").path, tmp_path / "out.json"
+    command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", wrong, str(hangs), "--json", str(file)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        deadline = time.monotonic() + 120
+        while not file.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        driver.send_signal(signal.SIGINT)
+        out, err = driver.communicate(timeout=60)
+    assert driver.returncode == 130 and "Traceback" not in err
+    assert err.splitlines()[-1] == f"interrupted; --resume {file} goes on"
+    assert "wrong fail" in out and "hangs" not in out
+    assert [result["variant"] for result in document.read(file)["results"]] == ["wrong"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_an_interrupted_summary_has_a_table_of_what_is_finished(monkeypatch, capsys):
+    results = [json.loads((ROOT / "results" / "nvidia-h200.json").read_text())]
+    results[0]["environment"]["complete"] = False
+    del results[0]["results"][1:]
+
+    def measure(tasks, options, file, resume, add, passes, show):
+        show(results[0])
+        raise signals.Interrupted(signal.SIGHUP)
+
+    monkeypatch.setattr(main, "measure", measure)
+    assert main.run_all(["--device", "cpu"]) == 128 + signal.SIGHUP
+    out, err = capsys.readouterr()
+    assert results[0]["results"][0]["variant"] in out and out.splitlines()[-1] == "1 passed"
+    assert err.splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.full
+def test_a_disk_that_is_full_at_the_end(tiny_problem, write_forward, small_disk):
+    fill = f"""
+with open({str(small_disk / "filler")!r}, "ab", buffering=0) as file:
+    try:
+        while True: file.write(bytes(4096))
+    except OSError: pass
+return torch.sigmoid(self.linear(x))"""
+    fills, file = write_forward("fills", fill).path, small_disk / "out.json"
+    status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", str(fills), "--json", str(file))
+    assert status == 2 and "fills fail" in out, err
+    told = re.search(rf"--json {file}: No space left on device; what was to be written is in (\S+)", err)
+    assert [result["verdict"] for result in document.read(told[1])["results"]] == ["fail"]
+    Path(told[1]).unlink()
+
+
+@pytest.mark.full
+def test_two_runs_with_one_file(tiny_problem, wrong, write_forward, tmp_path):
+    hangs, file = write_forward("hangs", "while True: pass").path, tmp_path / "out.json"
+    command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--json", str(file), "--variant"]
+    with subprocess.Popen([*command, str(hangs)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        while not (tmp_path / ".out.json.lock").exists():
+            assert first.poll() is None
+            time.sleep(0.1)
+        status, out, err = run(*command[1:], wrong)
+        first.send_signal(signal.SIGINT)
+        first.wait(60)
+    assert (status, out) == (2, "") and err == f"--json {file}: another run (pid {first.pid}) writes it; name another file\n"
 
 
 def test_workers_end_with_a_driver_that_is_killed(tiny_problem, write_forward):

@@ -29,7 +29,19 @@ def compare(capsys):
     return run
 
 
-def test_explain(compare):
+def test_list(compare, capsys):
+    status, out, err = compare("--list")
+    assert (status, err) == (0, "")
+    assert "\nalexnet_conv1: AlexNet's first convolution: 96 filters of 11x11 at stride 4.\n" in out
+    assert re.search(r"^  v1_direct +direct convolution, one thread an output element\.$", out, re.MULTILINE)
+    every = [each for model in catalog.models() for each in (model, *catalog.variants(model))]
+    assert len(out.splitlines()) == len(every), "a line each"
+    assert main.run_all(["--list", "--models", "alexnet_conv1"]) == 0
+    assert capsys.readouterr().out == out[out.index("alexnet_conv1: ") :].partition("conv_pool")[0].partition("conv3d")[0]
+
+
+def test_explain(compare, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     status, out, err = compare("--model", "alexnet_conv1", "--explain", "v1_direct")
     assert (status, err) == (0, "")
     assert out.startswith("alexnet_conv1, v1: direct convolution") and "\nMathematics\n" in out

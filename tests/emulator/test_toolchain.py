@@ -1,6 +1,8 @@
 """The cache of compiled things, PyTorch's headers and the bindings in it."""
 
+import os
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +48,26 @@ def test_what_could_not_be_made_is_tried_again(empty_cache):
     with pytest.raises(EmulatorError):
         toolchain.kept("objects", ".o", "key", fail)
     assert toolchain.kept("objects", ".o", "key", lambda path: path.write_text("whole")).read_text() == "whole"
+
+
+def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(empty_cache):
+    text = "import os; from playground.emulator import toolchain; "
+    killed = f"{text} toolchain.kept('objects', '.o', 'a', lambda path: os.kill(os.getpid(), 9))"
+    living = f"{text} toolchain.kept('objects', '.o', 'b', lambda path: (print('making', flush=True), input()))"
+    subprocess.run([sys.executable, "-c", killed], cwd=toolchain.ROOT.parents[1])
+    (left,) = empty_cache.glob("objects/making-*")
+    with subprocess.Popen(
+        [sys.executable, "-c", living], cwd=toolchain.ROOT.parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as maker:
+        maker.stdout.readline()
+        (made,) = set(empty_cache.glob("objects/making-*")) - {left}
+        toolchain.sweep()
+        assert left.exists() and made.exists(), "they are younger than a process may take from making to holding one"
+        for folder in (left, made):
+            os.utime(folder, (0, 0))
+        toolchain.sweep()
+        assert made.exists() and not left.exists()
+        maker.kill()
 
 
 def test_the_compiler_takes_the_precompiled_headers(tmp_path):

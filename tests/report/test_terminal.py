@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from playground.report import terminal
+from playground.report import layout, terminal
 from playground.report.document import write
 
 VIEWS = {
@@ -203,6 +204,58 @@ def test_details_keep_the_lines_of_a_compiler(gpu_document):
     assert "\n    kernel.cu(12): error\n          wodth [31m\n          ^[red]\n" in draw("details", gpu_document)
 
 
+def test_long_details_are_for_those_who_ask(gpu_document):
+    gpu_document["results"][3].update(reason="does not compile", details="does not compile\n" + "noise\n" * 100)
+    short = draw("details", gpu_document)
+    assert short.count("noise") == terminal.SHOWN_DETAILS and "(92 more lines: --verbose)" in short
+    assert short.count("does not compile") == 1, "what the reason says is not said again"
+    file = io.StringIO()
+    terminal.Details(Console(file=file, width=80), verbose=True).end(gpu_document)
+    assert file.getvalue().count("noise") == 100 and "--verbose" not in file.getvalue()
+
+
+def test_an_exception_is_told_with_its_line(gpu_document):
+    gpu_document["results"][3].update(
+        verdict="error", reason="ValueError: no", details="/a b/v.py:12: in forward\nTraceback ...\n"
+    )
+    assert "error: ValueError: no (/a b/v.py:12)" in draw("summary", gpu_document, 160)
+    assert "    /a b/v.py:12: in forward\n" in draw("details", gpu_document, 160)
+
+
+def test_a_full_disk_behind_the_output_ends_nothing(gpu_document, capsys):
+    with Path("/dev/full").open("w") as file:
+        terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+    assert capsys.readouterr().err == "the output cannot be written: No space left on device\n"
+
+
+def test_a_pipe_that_nobody_reads_ends_nothing(gpu_document, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("variable", [{}, {"NO_COLOR": "1"}])
+def test_no_color_means_no_style(gpu_document, monkeypatch, variable):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (variable | {"TERM": "xterm-256color"}).items():
+        monkeypatch.setenv(name, value)
+    file = io.StringIO()
+    file.isatty = lambda: True
+    terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+    assert ("\x1b[" in file.getvalue()) == (not variable)
+
+
+def test_where_there_is_no_terminal_a_fact_is_a_line(gpu_document, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    gpu_document["results"][2]["reason"] = reason = "/a/b.py:67: error: " + "many words " * 50 + "and the end"
+    file = io.StringIO()
+    terminal.Details(layout.make_console(file)).end(gpu_document)
+    assert any(line.endswith(reason) for line in file.getvalue().splitlines())
+
+
 def test_what_a_variant_printed_stands_behind_its_name(gpu_document):
     name = gpu_document["results"][1]["variant"]
     gpu_document["results"][1]["printed"] = "n = 3\x1b[31m\n" * 5 + "end\n"
@@ -261,7 +314,7 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
         env=environment,
         check=True,
     )
-    assert int(done.stderr) == {"160": 160, "20": 60}.get(columns, 80)
+    assert int(done.stderr) == {"160": 160, "20": 60}.get(columns, layout.UNFOLDED)
     assert b"\x1b" not in done.stdout
     assert not re.search(rb"[ \t]$", done.stdout, re.MULTILINE), "a line ends with blanks"
     reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"

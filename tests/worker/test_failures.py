@@ -126,6 +126,8 @@ def test_only_what_is_right_is_timed(results):
 
 def test_a_variant_that_refuses_to_train_says_so(results):
     assert results["refuses_gradients"]["check"]["gradients"] == {"unsupported": "forward only"}
+    probes = results["refuses_gradients"]["check"]["probes"].values()
+    assert not any("forward only" in (entry["note"] or "") for entry in probes), "it is said once"
     assert results["right"]["check"]["gradients"].keys() == {"linear.weight", "linear.bias", "input0"}
 
 

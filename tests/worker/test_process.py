@@ -241,13 +241,20 @@ def test_no_worker_starts_in_a_standstill_and_one_follows_the_other():
 
 
 def test_what_has_another_owner_lives_on():
-    ours = owner.set(object())
+    class Run:
+        pass
+
+    ours = owner.set(Run())
     try:
         with WorkerProcess() as mine:
-            owner.set(object())
+            ended = mine.owner
+            owner.set(Run())
             with WorkerProcess() as other:
-                kill_all(mine.owner)
+                kill_all(ended)
                 assert mine._process.poll() is not None and other._process.poll() is None
+            owner.set(ended)
+            with pytest.raises(WorkerFailure, match="the run has been ended"):
+                WorkerProcess()
     finally:
         owner.reset(ours)
 

@@ -1,0 +1,117 @@
+"""A file that an option asked for: that it can be written is seen before a run, and what fails later is written elsewhere."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
+ROOM = 64 << 10  # bytes; what a small run's document takes
+
+
+class CannotWrite(Exception):
+    """A file in whose place nothing can be written; the text says why."""
+
+
+class Output:
+    """The file of an option such as "--json". `is_elsewhere` says that `path` is no longer the one that was asked for."""
+
+    def __init__(self, option, path):
+        self.option, self.path = option, Path(path)
+        self.is_elsewhere = False
+        self._lock = None
+
+    def claim(self):
+        """See that the file can be written, and keep it from other runs until `release`. Raises CannotWrite."""
+        if str(self.path) == "-":
+            raise CannotWrite(f"{self.option} -: only --json goes to standard output; name a file")
+        if self.path.is_dir():
+            raise CannotWrite(f"{self.option} {self.path}: cannot be written: it is a folder; name a file")
+        if self.is_special:
+            if not os.access(self.path, os.W_OK):
+                raise CannotWrite(f"{self.option} {self.path}: cannot be written: no permission")
+            return
+        try:
+            self._try_out(self.path.resolve())
+            self._lock = _locked(self.path.resolve().with_name(f".{self.path.name}.lock"))
+        except BlockingIOError as held:
+            raise CannotWrite(f"{self.option} {self.path}: {held.strerror}; name another file") from None
+        except (OSError, RuntimeError) as complaint:  # RuntimeError: links in a circle
+            why = getattr(complaint, "strerror", None) or complaint
+            raise CannotWrite(f"{self.option} {self.path}: cannot be written: {why}") from None
+
+    @property
+    def is_special(self):
+        """A pipe or a device, which takes everything at once."""
+        return self.path.exists() and not self.path.is_file()
+
+    def _try_out(self, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trial = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # where document.write_whole puts the text first
+        try:
+            with trial.open("wb") as file:
+                file.write(bytes(ROOM))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with contextlib.suppress(OSError):
+                trial.unlink(missing_ok=True)
+
+    def write(self, make):
+        """`make(path)` writes the file. Where it cannot, it writes a temporary one instead, which a line on stderr names."""
+        try:
+            make(self.path)
+        except OSError as complaint:
+            failed = f"{self.option} {self.path}: {complaint.strerror or complaint}"
+            self.is_elsewhere = True
+            try:
+                number, name = tempfile.mkstemp(prefix=f"{self.path.stem}-", suffix=self.path.suffix)
+                os.close(number)
+                self.path = Path(name)
+                make(self.path)
+                _say(f"{failed}; what was to be written is in {name}")
+            except OSError as another:
+                _say(f"{failed}; {tempfile.gettempdir()}: {another.strerror or another}")
+
+    def release(self):
+        """Let other runs have the file. Safe to call twice."""
+        if self._lock:
+            lock, self._lock = self._lock, None
+            with contextlib.suppress(OSError):
+                Path(lock.name).unlink(missing_ok=True)
+            lock.close()
+
+
+def _locked(path):
+    """The open lock file, which names its holder. Raises BlockingIOError where another run holds it."""
+    while True:
+        file = path.open("a+")
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+                return file
+            file.close()  # its holder has just removed it
+        except BlockingIOError as held:
+            file.seek(0)
+            who = file.read() or "unknown"
+            file.close()
+            mine = who == str(os.getpid())
+            raise BlockingIOError(
+                held.errno, "another option names it" if mine else f"another run (pid {who}) writes it"
+            ) from None
+        except OSError:  # some network file systems have no locks
+            return file
+
+
+def _say(line):
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr)

@@ -1,0 +1,341 @@
+"""Bad input, case by case: the exit status, and the first line that the user sees."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from playground import packages
+from playground.catalog import ROOT
+from playground.command import main
+
+ALEXNET = "--model alexnet_conv1"
+TINY = "--model {problem} --variant {right} --device cpu --quick"
+
+# name -> (command line, exit status, pattern of the first line); {problem} and {right} are files, {tmp} is a folder with FILES
+COMMAND_LINES = {
+    "no model": ("compare", 2, r"compare.py: error: the following arguments are required: --model; --help lists the options"),
+    "unknown option": ("compare --varaint v1", 2, r".*unrecognized arguments: --varaint v1 \(did you mean --variant\?\)"),
+    "no such device": ("run_all --device tpu", 2, r"run_all.py: error: argument --device: invalid choice: 'tpu'"),
+    "no time": (f"compare {ALEXNET} --time-limit 0", 2, r".*--time-limit: takes a number of seconds above 0, got '0'"),
+    "time in words": (f"compare {ALEXNET} --time-limit soon", 2, r".*takes a number of seconds above 0, got 'soon'"),
+    "endless time": (f"compare {ALEXNET} --time-limit inf", 2, r".*takes a number of seconds above 0, got 'inf'"),
+    "no accuracy": (f"compare {ALEXNET} --accept 0.5", 2, r".*--accept: takes accuracy=X, an X up to 0.01, .*; got '0.5'"),
+    "too inaccurate": (f"compare {ALEXNET} --accept accuracy=1", 2, r".*an X up to 0.01, .*got 'accuracy=1'"),
+    "no precision": (f"compare {ALEXNET} --precision fp8", 2, r".*--precision: invalid choice: 'fp8'"),
+    "no standard": (f"compare {ALEXNET} --standard best", 2, r".*--standard: invalid choice: 'best'"),
+    "unknown model": ("compare --model nonsense", 2, r"no model is called 'nonsense', and there is no such \.py file; known: "),
+    "misspelt model": (
+        "compare --model alexnet_conv",
+        2,
+        r"no model is called 'alexnet_conv' \(did you mean alexnet_conv1\?\)",
+    ),
+    "one of two models": ("run_all --models alexnet_conv1,nonsense", 2, r"no model is called 'nonsense'"),
+    "no model's name": ("run_all --models ,", 2, r"no model is called ''"),
+    "a folder": ("compare --model {tmp}", 2, r"no model is called '.*', and there is no such \.py file"),
+    "no Python file": (
+        "compare --model {tmp}/list.json",
+        2,
+        r"no model is called '.*list\.json', and there is no such \.py file",
+    ),
+    "unknown variant": (f"compare {ALEXNET} --variant v9", 2, r"no variant of alexnet_conv1 is called 'v9'"),
+    "misspelt variant": (f"compare {ALEXNET} --variant v3_tild", 2, r"no variant .* 'v3_tild' \(did you mean v3_tiled\?\)"),
+    "no variant of it": (
+        "compare --model {problem}",
+        2,
+        r"tiny has no variants here; name a solution file with --variant FILE",
+    ),
+    "set without value": (f"compare {ALEXNET} --set batch_size", 2, r"--set takes NAME=VALUE, for example batch_size=4; got"),
+    "set to a word": (f"compare {ALEXNET} --set batch_size=many", 2, r"--set batch_size=many: 'many' is not a Python literal"),
+    "unknown constant": (f"compare {TINY} --set depth=3", 2, r"--set: tiny has no constant called depth; it has: batch_size"),
+    "sweep of nothing": (f"compare {ALEXNET} --sweep batch_size", 2, r"--sweep .*batch_size"),
+    "sweep of words": (f"compare {ALEXNET} --sweep batch_size=a,b", 2, r"--sweep batch_size=a,b: expected Python literals"),
+    "sweep of what is not": (f"compare {TINY} --sweep depth=3,4", 2, r"--sweep: tiny has no constant called depth"),
+    "plot of no sweep": (f"compare {TINY} --plot {{tmp}}/a.svg", 2, r"--plot draws a sweep: name what is to be swept"),
+    "plot of no format": (
+        f"compare {TINY} --sweep batch_size=3,4 --plot {{tmp}}/a.bmp",
+        2,
+        r"--plot .*a\.bmp: the name has to end with one of \.svg",
+    ),
+    "json in a folder's place": (f"compare {TINY} --json {{tmp}}", 2, r"--json .*: cannot be written: it is a folder"),
+    "json where none can be": (
+        f"compare {TINY} --json /proc/nowhere/a.json",
+        2,
+        r"--json /proc/nowhere/a\.json: cannot be writ",
+    ),
+    "json below a file": (f"compare {TINY} --json {{problem}}/a.json", 2, r"--json .*tiny\.py/a\.json: cannot be written: "),
+    "page to stdout": (f"compare {TINY} --html -", 2, r"--html -: only --json goes to standard output; name a file"),
+    "one file for two": (f"compare {TINY} --json {{tmp}}/a --html {{tmp}}/a", 2, r"--html .*/a: another option names it"),
+    "resume of nothing": (f"compare {TINY} --resume {{tmp}}/none.json", 2, r"--resume .*none\.json: No such file"),
+    "resume of no JSON": (f"compare {TINY} --resume {{problem}}", 2, r"--resume .*tiny\.py: not JSON"),
+    "against nothing": (f"compare {TINY} --against {{tmp}}/none.json", 2, r"--against .*none\.json: No such file"),
+    "against no results": (
+        f"compare {TINY} --against {{tmp}}/list.json",
+        2,
+        r"--against .*list\.json: document: expected an object",
+    ),
+    "no suite": ("compare --suite {tmp}/none.json", 2, r".*none\.json"),
+    "suite and model": (
+        "compare --suite {tmp} --model a",
+        2,
+        r".*--suite names its problems and solutions itself: leave out --mo",
+    ),
+    "solutions alone": ("compare --model a --solutions {tmp}", 2, r".*--solutions goes with --suite"),
+    "no variant's name": ("compare --new alexnet_conv1 Fast", 2, r"a variant is called v<N>_<idea> or cpu_<idea>"),
+    "a taken number": ("compare --new alexnet_conv1 v1_again", 2, r"v1 is taken by v1_direct; the next number is v6"),
+    "explain nobody": ("compare --explain v3_box", 2, r".*\(did you mean conv_pool_sigmoid_sum/v3_box_sums\?\)"),
+    "one of several": ("compare --explain v4_tensor_core", 2, r"there are several variants called 'v4_tensor_core'; name one"),
+    "explain and time": (
+        "compare --explain v3_box_sums --quick",
+        2,
+        r".*--explain VARIANT judges and times nothing: leave out --qu",
+    ),
+    "diff with nobody": ("compare --diff v3_box_sums v3_nothing", 2, r"no variant is called 'v3_nothing'"),
+    "profile on the CPU": (
+        f"compare {ALEXNET} --profile --device cpu",
+        2,
+        r".*--profile measures on a GPU, not on --device cpu",
+    ),
+    "sanitize on the CPU": (
+        f"compare {ALEXNET} --device cpu --sanitize",
+        2,
+        r"--sanitize looks at kernels on a GPU, and with --de",
+    ),
+    "debug on the CPU": (f"compare {ALEXNET} --device cpu --debug", 2, r"--debug is for what runs under the emulator"),
+    "nothing to run": (
+        f"compare {ALEXNET} --variant v1_direct --device cpu",
+        2,
+        r"none of these variants runs on --device cpu",
+    ),
+}
+
+# name -> (environment, exit status, pattern of the first line)
+MACHINES = {
+    "no home": (
+        {"HOME": "/proc/1", "XDG_CACHE_HOME": None, "TORCH_EXTENSIONS_DIR": None},
+        2,
+        r"/proc/1/\.cache/.*, where PyTorch's builds go, cannot be writ",
+    ),
+    "no place for builds": (
+        {"TORCH_EXTENSIONS_DIR": "{problem}"},
+        2,
+        r".*tiny\.py, .* \(File exists\): set TORCH_EXTENSIONS_DIR to a f",
+    ),
+    "no compiler": ({"CXX": "/nowhere/c++"}, 2, r"no C\+\+ compiler: CXX is '/nowhere/c\+\+', which does not run: export CXX="),
+}
+
+MODEL = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + x\n"
+INPUTS = "def get_inputs():\n    return [torch.rand(n)]\ndef get_init_inputs():\n    return []\nn = 4\n"
+# name -> (the problem's text, more arguments, pattern of the first line); all end with status 2 before anything is built
+PROBLEMS = {
+    "no_python": ("class Model(\n", "", r"FILE:1: SyntaxError: '\(' was never closed"),
+    "no_model": ("import torch\n" + INPUTS, "", r"FILE: .*does not define Model"),
+    "no_inputs": (MODEL, "", r"FILE: .*does not define get_inputs, get_init_inputs"),
+    "missing_import": ("import no_such_module\n", "", r"FILE:1: ModuleNotFoundError: No module named 'no_such_module'"),
+    "inputs_raise": (MODEL + INPUTS.replace("return [torch", "raise ValueError('no') #"), "", r"FILE:6: ValueError: no"),
+    "inputs_are_no_list": (
+        MODEL + INPUTS.replace("[torch.rand(n)]", "torch.rand(n)"),
+        "",
+        r"FILE: TypeError: get_inputs must ret",
+    ),
+    "forward_raises": (MODEL.replace("x + x", "x @ x.T.T.nothing") + INPUTS, "", r"FILE:4: AttributeError: "),
+    "exits": (MODEL + INPUTS + "import sys; sys.exit(3)\n", "", r"FILE:\d+: the file called sys\.exit\(3\)"),
+    "crashes": (MODEL + INPUTS + "import ctypes; ctypes.string_at(0)\n", "", r"FILE: crashed \(SIGSEGV in <module>, FILE:10\)"),
+    "hangs": (MODEL + INPUTS + "while True: pass\n", "--time-limit 8", r"FILE: no answer within the time limit of 8 s"),
+    "negative": (
+        MODEL + INPUTS,
+        "--set n=-3",
+        r"FILE:6: RuntimeError: Trying to create tensor with negative dim.* \(with n=-3\)",
+    ),
+    "half": (MODEL + INPUTS, "--set n=2.5", r"FILE:6: TypeError: rand\(\).* \(with n=2\.5\)"),
+    "huge": (MODEL + INPUTS, f"--set n={10**15}", r"FILE:?\d*: out of memory: .*\(with n=1000000000000000\)"),
+}
+
+BUILDS = """
+import torch
+from torch.utils.cpp_extension import load_inline
+
+CPP = '''
+int f(int x) {
+    return x + undeclared;
+}
+'''
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        load_inline("bad_input", CPP, functions=[], no_implicit_headers=True)
+"""
+# name -> (text, body of forward or whole file; verdict, pattern of the reason, pattern of the details' first line)
+VARIANTS = {
+    "v_syntax": ("class ModelNew(\n", "error", r"SyntaxError in line 1: ", r"FILE:1: '\(' was never closed"),
+    "v_nothing": ("import torch\n", "error", r"v_nothing\.py does not define ModelNew", None),
+    "v_imports": ("import no_such_module\n", "error", r"ModuleNotFoundError: No module named", r"FILE:1: in <module>"),
+    "v_compiles_not": (
+        BUILDS,
+        "error",
+        r"does not compile: FILE:7: error: .*undeclared",
+        r" *7 \|     return x \+ undeclared;",
+    ),
+    "v_raises": ("raise ValueError('no such luck')", "error", r"ValueError: no such luck", r"FILE:\d+: in forward"),
+    "v_exits": ("import sys; sys.exit(3)", "error", r"the file called sys\.exit\(3\)", r"FILE:\d+: in forward"),
+    "v_ends": ("import os; os._exit(0)", "error", r"ended the process \(exit status 0\)", None),
+    "v_crashes": (
+        "import ctypes; ctypes.string_at(0)",
+        "error",
+        r"crashed \(SIGSEGV in forward, FILE:\d+\)",
+        r"Fatal Python error",
+    ),
+    "v_hangs": ("while True: pass", "error", r"no answer within the time limit of 30 s", None),
+    "v_grabs": ("return torch.empty(1 << 50) + x", "error", r"out of memory: ", r"FILE:\d+: in forward"),
+    "v_returns_none": ("return None", "error", r"TypeError: forward must return a tensor", None),
+    "v_wrong_shape": (
+        "return torch.tanh(self.linear(x))[:, :1]",
+        "fail",
+        r"the output has the shape \(\d, 1\) instead of",
+        None,
+    ),
+}
+
+
+@pytest.fixture
+def filled(tiny_problem, write_forward, tmp_path):
+    """filled(text) -> the text with the names of files in it."""
+    (tmp_path / "list.json").write_text("[1]")
+    right = write_forward("right", "return torch.tanh(self.linear(x))").path
+    return lambda text: text.format(problem=tiny_problem, right=right, tmp=tmp_path)
+
+
+@pytest.fixture
+def as_before(monkeypatch, tmp_path):
+    """What a command does with signals ends with the test, and it finds no locks of others."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def start(arguments, **environment):
+    """(exit status, stdout, stderr) of a command in a process of its own; None takes a variable away."""
+    given = {key: value for key, value in {**os.environ, **environment}.items() if value is not None}
+    command = [sys.executable, "compare.py", *arguments.split()]
+    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def require(pattern, err):
+    assert "Traceback" not in err
+    first = err.splitlines()[0]
+    assert re.match(pattern, first), first
+
+
+@pytest.mark.parametrize("name", COMMAND_LINES)
+def test_a_command_line(name, filled, as_before, capsys):
+    command, status, pattern = COMMAND_LINES[name]
+    which, *arguments = filled(command).split()
+    try:
+        ended = getattr(main, which)(arguments)
+    except SystemExit as end:
+        ended = end.code
+    out, err = capsys.readouterr()
+    assert (ended, out) == (status, "")
+    require(pattern, err)
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
+@pytest.mark.parametrize("arguments", ["--device cuda", "--profile --variant v1_direct"])
+def test_a_machine_without_a_gpu(arguments, as_before, capsys):
+    assert main.compare([*ALEXNET.split(), *arguments.split()]) == 2
+    assert re.match(r"(--profile: )?(torch .* is built without CUDA|no NVIDIA driver|no GPU)", capsys.readouterr().err)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine(name, filled):
+    environment, status, pattern = MACHINES[name]
+    ended, out, err = start(filled(TINY), **{key: value and filled(value) for key, value in environment.items()})
+    assert (ended, out) == (status, "")
+    require(pattern, err)
+
+
+def test_a_place_for_the_emulators_builds(filled, monkeypatch, as_before, capsys):
+    monkeypatch.setenv("PLAYGROUND_EMULATOR_CACHE", filled("{problem}/below"))
+    assert main.compare([*ALEXNET.split(), "--variant", "v1_direct", "--device", "emulator"]) == 2
+    assert re.match(
+        r".*below, where the emulator's builds go, cannot be written \(Not a directory\): set PLAYGROUND_EMULATOR_CACHE",
+        capsys.readouterr().err,
+    )
+
+
+def old_pythons():
+    names = [f"python3.{minor}" for minor in range(6, packages.OLDEST[1])]
+    found = [shutil.which(name) for name in names] + [*map(str, Path.home().glob(".pyenv/versions/3.*/bin/python"))]
+    for python in filter(None, found):
+        done = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
+        if done.returncode == 0 and tuple(map(int, done.stdout.split())) < packages.OLDEST:
+            yield python
+
+
+def test_a_python_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    assert packages.missing().startswith(f"{sys.executable} is Python 3.10, and this needs 3.11 or newer: make a virtual")
+    monkeypatch.undo()
+    for python in old_pythons():
+        done = subprocess.run([python, "compare.py"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2 and "and this needs 3.11 or newer" in done.stderr.splitlines()[0], done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_problem(name, filled, tmp_path):
+    text, arguments, pattern = PROBLEMS[name]
+    file = tmp_path / f"{name}.py"
+    file.write_text(text)
+    command = f"{filled('--variant {right} --device cpu')} --model {file} {arguments}"
+    status, out, err = start(command, TORCH_EXTENSIONS_DIR=str(tmp_path / "builds"))
+    assert (status, out) == (2, "") and "build" not in err
+    require(pattern.replace("FILE", re.escape(str(file))), err)
+    assert len(err.splitlines()) == 1
+
+
+def test_a_problem_that_raises_is_at_fault_itself(filled, tmp_path):
+    """One of the above, in the default tier."""
+    test_a_problem("negative", filled, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def judged(tiny_problem, write_forward, write_variant):
+    """One run of all of VARIANTS: ({name: file}, {name: result}, what was printed)."""
+    files = {}
+    for name, (text, *_) in VARIANTS.items():
+        write = (
+            write_variant if "ModelNew" in text or text.startswith("import torch") or "such_module" in text else write_forward
+        )
+        files[name] = write(name, text).path
+    names = " ".join(map(str, files.values()))
+    status, out, err = start(f"--model {tiny_problem} --variant {names} --device cpu --quick --time-limit 30 --json -")
+    assert status == 1, err
+    return files, {result["variant"]: result for result in json.loads(out)["results"]}, err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant(name, judged):
+    files, results, printed = judged
+    _, verdict, reason, details = (each and each.replace("FILE", re.escape(str(files[name]))) for each in VARIANTS[name])
+    result = results[name]
+    assert result["verdict"] == verdict
+    assert re.match(reason, result["reason"]), result["reason"]
+    assert f"{name} {verdict}" in printed, "with --json - the tables go to stderr"
+    assert "playground/worker" not in result["details"], result["details"]
+    if details:
+        assert re.match(details, result["details"].splitlines()[0]), result["details"]

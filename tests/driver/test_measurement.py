@@ -1,0 +1,60 @@
+"""What a run takes over of an earlier one."""
+
+import json
+
+import pytest
+
+from playground import catalog
+from playground.driver import measurement, plan
+from playground.driver.measurement import CannotMeasure
+from playground.driver.runner import Options, blank_result
+from playground.report import document
+
+
+@pytest.fixture(scope="module")
+def described():
+    """What every run says of this machine: a process looks, which takes seconds."""
+    return measurement._Record([], Options(), None, None)._describe()
+
+
+@pytest.fixture
+def record(described):
+    """The record of a run over alexnet_conv1's native variant."""
+    model = catalog.find_model("alexnet_conv1")
+    tasks = plan.of_variants(model, [catalog.find_variant(model, "cpu_polyphase_winograd")], "cpu", [{}])
+    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None)
+    made._described = described
+    return made
+
+
+@pytest.fixture
+def earlier(record, tmp_path):
+    """earlier(**of its row) -> the file of a run of the same task."""
+
+    def write(**changed):
+        row = blank_result(record._tasks[0]) | {"verdict": "skipped", "reason": "it is only a row"} | changed
+        report = record.document() | {"results": [json.loads(json.dumps(row))]}
+        document.write(report, tmp_path / "earlier.json")
+        return tmp_path / "earlier.json"
+
+    return write
+
+
+def test_it_says_how_much_that_is(record, earlier, capsys):
+    file = earlier()
+    record.take_over(file)
+    assert record.left() == []
+    assert capsys.readouterr().err == f"--resume {file}: 1 of 1 results taken over\n"
+
+
+def test_a_changed_file_is_run_again(record, earlier, capsys):
+    file = earlier(source_sha256="0" * 64)
+    record.take_over(file)
+    assert len(record.left()) == 1
+    told = f"--resume {file}: 0 of 1 results taken over; 1 in it is of another file or at other settings\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_run_of_something_else_is_refused(record, earlier):
+    with pytest.raises(CannotMeasure, match="has results of gelu/right, and none of what is to be run here"):
+        record.take_over(earlier(model="gelu", variant="right"))
