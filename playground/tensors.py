@@ -54,6 +54,7 @@ def to(inputs, device):
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
+DRAWS = 20261124  # the seed of what a model draws in a call, for dropout
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a whole problem can be converted
 
 
@@ -67,6 +68,11 @@ def in_precision(problem, precision):
 
 def _converted(value, dtype):
     return value.to(dtype) if differentiable(value) else value
+
+
+def seed_draws():
+    """Have the next call of a model draw the random numbers that every judged and timed call draws, in whatever process."""
+    torch.manual_seed(DRAWS)
 
 
 def make_inputs(problem, seed):

@@ -12,15 +12,17 @@ from playground.command.options import HALF, beside, compare_parser, run_all_par
 from playground.driver import plan, ranks, torchrun
 from playground.driver.measurement import CannotMeasure, measure
 from playground.driver.runner import Options
+from playground.driver.watch import Watch
 from playground.emulator import step, toolchain
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.nvidia.profiler import ProfilerError
-from playground.report import against, document, page, suite_table, sweep_plot, sweep_table, terminal
+from playground.report import against, document, page, suite_table, sweep_plot, sweep_table, terminal, watch_screen
 from playground.report import suite as suite_report
 from playground.report.figures import meets
 from playground.report.layout import make_console
 from playground.report.output import CannotWrite, Output
+from playground.report.progress import Progress
 from playground.report.sweep_plot import CannotPlot
 
 PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
@@ -49,7 +51,11 @@ NOT_WITH_SUITE = {
     "--diff",
     "--explain",
     "--profile",
+    "--watch",
 }
+
+# What does not go with --watch, which has no end at which files could be written.
+NOT_WITH_WATCH = {"--json", "--html", "--resume", "--sweep", "--against", "--plot", "--debug", "--sanitize"}
 
 
 class Impossible(Exception):
@@ -95,6 +101,10 @@ def compare(arguments=None):
             _require_sanitizer(planned, given.device)
         return planned
 
+    if given.watch:
+        if wrong := [option for option in beside(parser, given, set()) if option in NOT_WITH_WATCH]:
+            parser.error(f"--watch shows each judgement on the screen and keeps none: leave out {', '.join(wrong)}")
+        return _watch(given, tasks, _options(given))
     return _run(
         given,
         tasks,
@@ -115,6 +125,7 @@ def _options(given):
         max_autotune=given.max_autotune,
         ptxas=given.html is not None,
         accept=given.accept,
+        check_only=given.check_only,
     )
 
 
@@ -191,6 +202,24 @@ def _run_extra(extra):
         _say("interrupted")
         return interrupt.status
     return PASSED
+
+
+def _watch(given, make_tasks, options):
+    """Judge again and again. Returns the exit status."""
+    signals.heed()
+    if torchrun.current_rank():
+        print("--watch runs in one process: start it without torchrun", file=sys.stderr)
+        return IMPOSSIBLE
+    try:
+        _prepared(given, make_tasks, options)
+        with Progress() as progress:
+            Watch(lambda: _chosen(given, make_tasks), options, progress, watch_screen.Screen(make_console())).run()
+    except (catalog.CatalogError, Impossible) as complaint:
+        print(complaint, file=sys.stderr)
+        return IMPOSSIBLE
+    except signals.Interrupted as interrupt:
+        _say("interrupted")
+        return interrupt.status
 
 
 def _points(given, model, settings):
@@ -332,7 +361,7 @@ def _prepared(given, make_tasks, options):
         _require_plot(given, axes)
     if given.html and (missing := page.missing()):
         raise Impossible(missing)
-    tasks = make_tasks()
+    tasks = _chosen(given, make_tasks)
     if not tasks:
         raise Impossible(f"none of these variants runs on --device {given.device}")
     if given.debug:
@@ -343,6 +372,16 @@ def _prepared(given, make_tasks, options):
     if torchrun.is_first(rank) and not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
         plan.require_originals(tasks, options)
     return tasks, axes, compared
+
+
+def _chosen(given, make_tasks):
+    """The tasks, or those of them that failed in an earlier run."""
+    tasks = make_tasks()
+    if not given.failed or not tasks:
+        return tasks
+    if failed := plan.failed(tasks, _earlier("--failed", given.failed)["results"]):
+        return failed
+    raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
 
 
 def _write_files(outputs, tasks, report, axes):

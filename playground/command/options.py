@@ -39,6 +39,7 @@ def compare_parser():
     parser = _Parser(
         prog="compare.py",
         usage="""compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
+       compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --watch [options]
        compare.py --suite PROBLEMS --solutions RUN [--eval-results FILE] [options]
        compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
        compare.py --explain VARIANT
@@ -63,6 +64,9 @@ def compare_parser():
     parser.add_argument("--verbose", action="store_true", help="show all that a compiler or a traceback says")
     parser.add_argument(
         "--sanitize", action="store_true", help="run the CUDA kernels under NVIDIA's compute-sanitizer, on a GPU"
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="judge again whenever a file is saved, and say what has changed; Ctrl-C ends it"
     )
     _add_suite(parser)
     _add_extras(parser)
@@ -164,6 +168,13 @@ def _add_common(parser):
     parser.add_argument("--list", action="store_true", help="print the models and variants, a line each, and run nothing")
     parser.add_argument("--training", "--grad", action="store_true", help="time training steps as well")
     parser.add_argument("--quick", action="store_true", help="shorter timings, without torch.compile")
+    parser.add_argument("--check-only", action="store_true", help="judge, and time nothing")
+    parser.add_argument(
+        "--failed",
+        metavar="FILE",
+        type=Path,
+        help="only what did not meet its standard in an earlier run's JSON; the input on which it failed comes first",
+    )
     parser.add_argument("--device", choices=DEVICES, default="auto", help="where to run; auto: the GPU where there is one")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write the results there, each as soon as it is known; -: to standard output"

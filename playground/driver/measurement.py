@@ -94,7 +94,7 @@ class _Record:
         self._written, self._writing_took, self._deferred = 0.0, 0.0, False
         chosen = dataclasses.asdict(options)
         counted = {name: chosen[name] for name in WHAT_COUNTS}
-        later = {name: chosen[name] for name in ("accept", "precision") if chosen[name] is not None}
+        later = {name: chosen[name] for name in ("accept", "precision", "check_only") if chosen[name]}
         self.environment = {"options": counted | later}
 
     def take_over(self, file):

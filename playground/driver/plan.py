@@ -7,6 +7,7 @@ from playground.driver.runner import Task, blank_result, named_failure
 from playground.driver.verdict import DROP_IN, FORWARD, give
 from playground.judge.work import names_cuda
 from playground.machine import requirements
+from playground.report.figures import meets
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
@@ -53,6 +54,27 @@ def _of_pair(pair, device, standard):
     return Task(
         model, placed(variant, place), place, settings, standard=standard, pair=facts, settled=None if place else elsewhere
     )
+
+
+def failed(tasks, rows):
+    """The tasks that did not meet their standard in rows of an earlier document; each begins with what it failed on."""
+    chosen = []
+    for task in tasks:
+        if row := next((row for row in rows if _is_of(task, row) and not meets(row) and row["verdict"] != "skipped"), None):
+            chosen.append(dataclasses.replace(task, first=failing_probe(row)))
+    return chosen
+
+
+def _is_of(task, row):
+    """Whether a row is of the task's variant, and, in a sweep, at its point; the place and the files may have changed."""
+    same = (row["model"], row["variant"]) == (task.model.name, task.variant.name)
+    return same and task.point.items() <= row["shape"]["settings"].items()
+
+
+def failing_probe(row):
+    """The first probe on which a variant was wrong; None where it was not that which it failed on."""
+    probes = (row["check"] or {}).get("probes", {})
+    return next((name for name, probe in probes.items() if probe["complaint"]), None)
 
 
 def require_originals(tasks, options):

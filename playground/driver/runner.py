@@ -51,7 +51,7 @@ class Task:
 
     `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
     looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
-    cannot run.
+    cannot run. `first` is the probe with which its check begins: the one on which it failed before.
     """
 
     model: catalog.Model
@@ -62,6 +62,7 @@ class Task:
     standard: str = DROP_IN
     pair: dict | None = None
     settled: tuple[str, str] | None = None
+    first: str | None = None
 
     @functools.cached_property
     def hashes(self):
@@ -87,7 +88,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Options:
-    """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request.
+    """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request. With
+    `check_only` nothing is timed.
 
     `max_autotune` adds torch.compile's max-autotune to the baselines.
 
@@ -111,6 +113,7 @@ class Options:
     accept: float | None = None
     builds: str | None = None
     precision: str | None = None
+    check_only: bool = False
 
     @property
     def seconds(self):
@@ -120,6 +123,10 @@ class Options:
     def patience(self):
         """Seconds that a run waits for a machine that is busy, all its timings together. The tests, which are busy, do not."""
         return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0))
+
+    def times(self, task):
+        """Whether the task is timed where it is right."""
+        return task.place != "emulator" and not self.check_only
 
     def sanitizes(self, task):
         """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
@@ -201,7 +208,7 @@ class Runner:
         self._shared = {}
         for task in tasks:
             if task.group not in self._shared:
-                self._shared[task.group] = _SharedBench(functools.partial(self._bench_for, task), uses[task.group])
+                self._shared[task.group] = _SharedBench(functools.partial(self.bench_for, task), uses[task.group])
         self._waiting = sum(task.place != "emulator" for task in tasks)
 
     def _begin_builds(self, building, pairs, finish):
@@ -261,7 +268,7 @@ class Runner:
         building.wait_for(result)
         if self._is_over:
             return
-        with self._shared[task.group] as shared, self._answering_for(result):
+        with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
                 shared.bench().check_and_time(task, result)
         finish(task, result)
@@ -281,7 +288,7 @@ class Runner:
             self._bench = None
 
     def _build_and_check(self, task, result, finish):
-        with self._shared[task.group] as shared, self._answering_for(result):
+        with self._shared[task.group] as shared, self.answering_for(result):
             shared.bench().check_and_time(task, result, build=True)
         finish(task, result)
 
@@ -317,14 +324,14 @@ class Runner:
 
     def check_and_time(self, task, result):
         """Judge a variant that is built, and time it if it is right. Tasks of one group in a row share a bench."""
-        with self._answering_for(result):
+        with self.answering_for(result):
             if self._bench is None or self._bench.group != task.group:
                 self._close_bench()
-                self._bench = self._bench_for(task)
+                self._bench = self.bench_for(task)
             self._bench.check_and_time(task, result)
 
     @contextlib.contextmanager
-    def _answering_for(self, result):
+    def answering_for(self, result):
         """What goes wrong here, and not in a worker, costs one result, not the run: it may have gone on for hours."""
         try:
             yield
@@ -343,7 +350,7 @@ class Runner:
                 self._spare.start()
         return worker
 
-    def _bench_for(self, task):
+    def bench_for(self, task):
         return Bench(task, self.original(task), self._options, self._progress, self)
 
     def original(self, task):
@@ -385,7 +392,7 @@ class Bench:
             progress.finished("truth", *task.names("float64"), "ready")
             warming = ThreadPoolExecutor(max_workers=1)
             self._open.callback(warming.shutdown)
-            self._warmed = _submit(warming, self._stopwatch.warm_up if task.place != "emulator" else lambda: None)
+            self._warmed = _submit(warming, self._stopwatch.warm_up if options.times(task) else lambda: None)
         except WorkerFailure as failure:
             self._unusable = failure
             progress.finished("truth", *task.names("float64"), "error")
@@ -409,7 +416,7 @@ class Bench:
                 worker = self._check(workers, task, result, build)
                 if result["verdict"] in TIMED:
                     give_doubt(result)
-                if result["verdict"] in TIMED and task.place != "emulator":
+                if result["verdict"] in TIMED and self._options.times(task):
                     self._warmed.result()
                     self._time(worker, task, result)
         except WorkerFailure as failure:
@@ -450,7 +457,13 @@ class Bench:
             self._progress.finished("build", *names, "built")
             self._describe(task, result)
             self._progress.started("check", *names)
-        worker = judge(worker, self._truth, result, self._options.time_limit, task.variant.path, renew, self._options.accept)
+
+        def tell(complaint):
+            """What the first probe, on which the variant failed before, says of it now."""
+            self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
+
+        limit, accept = self._options.time_limit, self._options.accept
+        worker = judge(worker, self._truth, result, limit, task.variant.path, renew, accept, task.first, tell)
         if task.place == "emulator":
             result["accepted_races"] = worker.ask("candidate.accepted_races", self._options.time_limit)["lines"]
         self._progress.finished("check", *names, result["verdict"])

@@ -83,6 +83,7 @@ REMEDIES = {
     "no-graph": "do nothing on the host that depends on the inputs",
 }
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
+DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 FIRST = "wrong-gradient"  # of the tags of caveats
 # Tags that are said of a line of the file, with what stands in that line.
 LINES = {
@@ -105,18 +106,22 @@ class Complaint:
     line: int | None = None
 
 
-def judge(worker, truth, result, limit, file=None, renew=None, accept=None):
+def judge(worker, truth, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None):
     """Every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
-    error, of the spread, that the caller accepts. Returns the worker that is alive in the end. Raises WorkerFailure where it
-    fails on the problem's own inputs.
+    error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
+    is wrong on it, or with None. Returns the worker that is alive in the end. Raises WorkerFailure where it fails on the
+    problem's own inputs.
     """
     result["check"] = blank_check()
     result["check"]["domain"] = truth.domain
     result["accuracy"] = None
     case = _Case(worker, truth, result, limit, file, renew, accept)
     try:
+        if first and case.can_begin_with(first):
+            case.begin_with(first)
+            tell(result["check"]["probes"][first]["complaint"])
         case.hear()
     finally:
         case.close()
@@ -184,12 +189,26 @@ class _Case:
     def close(self):
         Path(self._outputs).unlink(missing_ok=True)
 
+    def can_begin_with(self, probe):
+        """Whether it is a probe for a variant that came by its weights as this one did."""
+        return probe not in OF_PARAMETERS if self._is_by_seed else probe != OF_SEEDS
+
+    def begin_with(self, probe):
+        """One probe before all others."""
+        if probe in (*FORWARD_PROBES, OF_SEEDS):
+            self._probe(probe)
+        else:
+            self._probe_in_drop_in(probe)
+
     def hear(self):
-        """All checks; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
+        """All checks that were not made yet; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
+        if "random state" in self._truth.habits:
+            self._complain("random", DRAWS, None)
         if self._is_by_seed:
             self._complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
         for probe in (*FORWARD_PROBES, OF_SEEDS) if self._is_by_seed else FORWARD_PROBES:
-            self._probe(probe)
+            if probe not in self._check["probes"]:
+                self._probe(probe)
         if self._are_outputs_wrong:
             return
         self._probe_further()
@@ -246,7 +265,8 @@ class _Case:
                 continue
             if self._rejects_reduced and size_of(probe) == "reduced":
                 probe += AT_OWN_SIZE
-            self._probe_in_drop_in(probe)
+            if probe not in self._check["probes"]:
+                self._probe_in_drop_in(probe)
             if probe == "normal" and self._rejects_reduced:
                 self._probe_in_drop_in(probe + AT_OWN_SIZE)
 

@@ -226,6 +226,7 @@ class Trials:
         return method()
 
     def _call(self, inputs):
+        tensors.seed_draws()
         with torch.no_grad():
             outputs = tensors.flatten(self._model(*inputs))
         self._synchronize()
@@ -270,6 +271,7 @@ class Trials:
         return Trial(again, complaint=f"bits differ from run to run, and {declared}")
 
     def _inference_mode(self):
+        tensors.seed_draws()
         with torch.inference_mode():
             return Trial([output.clone() for output in tensors.flatten(self._model(*self._first))])
 
@@ -284,6 +286,7 @@ class Trials:
     def _delayed(self, stream):
         held = _without_content(self._first)
         side = stream()
+        tensors.seed_draws()
         self._synchronize()
         with torch.no_grad(), torch.cuda.stream(side):
             torch.cuda._sleep(DELAY_CYCLES)
@@ -311,6 +314,7 @@ class Trials:
             with torch.cuda.device(other):
                 torch.cuda._sleep(DELAY_CYCLES)
             _refill(held, content)
+            tensors.seed_draws()
             with torch.no_grad():
                 outputs = tensors.flatten(self._model(*held))
             torch.cuda.synchronize()
@@ -335,6 +339,7 @@ class Trials:
             with torch.cuda.graph(graph):
                 outputs = tensors.flatten(self._model(*held))
             _refill(held, self._second)
+            tensors.seed_draws()
             graph.replay()
         self._synchronize()
         return Trial([output.clone() for output in outputs], of="second")
@@ -343,6 +348,7 @@ class Trials:
         """Without a code generator: what is looked for are breaks in the graph and wrong fake kernels."""
         torch._dynamo.reset()
         compiled = torch.compile(self._model, fullgraph=True, backend="aot_eager")
+        tensors.seed_draws()
         with torch.no_grad():
             outputs = tensors.flatten(compiled(*self._first))
         self._synchronize()

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from playground import tensors
+from playground.judge.behaviour import random_state
 from playground.judge.precision import (
     FAMILIES,
+    DrawnInFloat32,
     Families,
     Nudged,
     Perturbed,
@@ -50,6 +52,7 @@ class Oracle:
         self._device = device
         self.tf32_families = tf32_families(device, emulated)
         self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
+        self._draws = False  # whether a call was seen to draw random numbers
 
     def eager(self, probe):
         """As PyTorch runs it by default. On a copy, since a call may change the model."""
@@ -141,13 +144,15 @@ class Oracle:
         model = _doubled(copy.deepcopy(self._model))
         model = mutate(model) if mutate else model
         try:
-            with mode, Promoted() if PROMOTED in self.ways else contextlib.nullcontext():
+            with mode, self._drawing(), Promoted() if PROMOTED in self.ways else contextlib.nullcontext():
                 return self._run(model, probe.inputs, probe, in_double=True)
         except (torch.OutOfMemoryError, NotSeparable):
             if self._device.type == "cpu":
                 raise
             del model
             torch.cuda.empty_cache()
+            if self._draws:  # the device's generator draws other numbers than the host's
+                raise
             on_host = Oracle(copy.deepcopy(self._model).cpu(), torch.device("cpu"))
             outcome = on_host._in_float64(probe, mode, mutate)
             self.ways |= {IN_HOST_MEMORY} | on_host.ways
@@ -155,10 +160,13 @@ class Oracle:
         except RuntimeError:
             if mutate or PROMOTED in self.ways:
                 raise
-        with mode, Promoted():
+        with mode, self._drawing(), Promoted():
             outcome = self._run(model, probe.inputs, probe, in_double=True)
         self.ways.add(PROMOTED)
         return outcome
+
+    def _drawing(self):
+        return DrawnInFloat32() if self._draws else contextlib.nullcontext()
 
     def _run(self, model, inputs, probe, in_double=False):
         """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
@@ -183,11 +191,14 @@ class Oracle:
         """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output."""
         inputs = tensors.to(inputs, self._device)
         inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
+        tensors.seed_draws()
+        seeded = random_state()
         if upstream is None:
             with torch.no_grad():
                 outputs, gradients = tensors.flatten(model(*inputs)), {}
         else:
             outputs, gradients = tensors.gradients(model, inputs, upstream, wanted_inputs)
+        self._draws |= random_state() != seeded
         gradients = {name: None if value is None else value.detach().cpu() for name, value in gradients.items()}
         return Outcome([output.detach().cpu() for output in outputs], gradients)
 

@@ -267,6 +267,41 @@ class Nudged(Perturbed):
         return 2 * torch.rand(self._TABLE, generator=generator, dtype=torch.float64) - 1
 
 
+class DrawnInFloat32(Uncompiled):
+    """While active, random numbers for float64 are those that a generator gives for float32: it would draw others."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        layer = function._schema.name.removeprefix("aten::") in _LAYERS  # which may draw, and as a rule does not
+        if torch.Tag.nondeterministic_seeded not in function.tags or layer:
+            return function(*args, **kwargs)
+        if function is aten.native_dropout.default and args[0].dtype == torch.float64:
+            value, share, trains = args
+            _, mask = function(value.float(), share, trains)
+            return (value * mask / (1 - share) if share < 1 else torch.zeros_like(value)), mask
+        if function._schema.name.endswith("_"):
+            drawn, *others = args
+            return drawn.copy_(function(_narrowed(drawn), *others, **kwargs)) if _is_wide(drawn) else function(*args, **kwargs)
+        narrow_args, narrow = torch.utils._pytree.tree_map(_narrowed, (args, kwargs))
+        drawn = function(*narrow_args, **narrow)
+        is_wide = any(map(_is_wide, torch.utils._pytree.tree_leaves((args, kwargs))))
+        return torch.utils._pytree.tree_map(_widened, drawn) if is_wide else drawn
+
+
+def _is_wide(value):
+    return value is torch.float64 or (isinstance(value, torch.Tensor) and value.dtype == torch.float64)
+
+
+def _narrowed(value):
+    if value is torch.float64:
+        return torch.float32
+    return value.float() if _is_wide(value) else value
+
+
+def _widened(value):
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+
+
 class Promoted(TorchFunctionMode):
     """While active, all is float64: what is asked for in float32 is made so, and what is float32 becomes it beside float64."""
 

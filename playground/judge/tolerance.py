@@ -18,7 +18,7 @@ of each element before it is held against what is allowed. Elements that no deci
 A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
 of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
 
-Where what is allowed is half of the spread or more, as for a model that draws random numbers, a wrong kernel would pass, so
+Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
 nothing does but what is within a twentieth of the spread: that near the truth no wrong kernel comes.
 """
 

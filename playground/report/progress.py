@@ -123,6 +123,10 @@ class Progress:
         """The stage ended; `outcome` is a verdict or another short text."""
         self._ended((stage, model, variant), outcome)
 
+    def said(self, stage, model, variant, what):
+        """What is known of a stage before its end."""
+        self._line(Text(f"{_label(stage, model, variant)}: {one_line(what)}"))
+
     def _ended(self, key, outcome):
         now = time.monotonic()
         with self._lock:

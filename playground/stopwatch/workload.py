@@ -76,10 +76,13 @@ class Workload:
         """Content that follows from the seed."""
         inputs = [self._prepared(value) for value in fresh_inputs(self._problem, seed, self._device)]
         if self._mode == "forward":
-            return Content(inputs, [])
-        if self._outputs is None:
-            self._outputs = [output.detach().to("meta") for output in tensors.flatten(self._model(*inputs))]
-        return Content(inputs, upstream_for(self._outputs, seed, self._device))
+            content = Content(inputs, [])
+        else:
+            if self._outputs is None:
+                self._outputs = [output.detach().to("meta") for output in tensors.flatten(self._model(*inputs))]
+            content = Content(inputs, upstream_for(self._outputs, seed, self._device))
+        tensors.seed_draws()
+        return content
 
     def _prepared(self, value):
         if not isinstance(value, torch.Tensor):

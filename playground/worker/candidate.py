@@ -113,6 +113,7 @@ class Candidate(Clocked):
         given = tensors.to(probe["inputs"], self.device)
         answer = {"peak_mib": None, "complaints": {}, "refused": None}
         with self._under(probe, poison):
+            tensors.seed_draws()
             conduct = behaviour.Conduct(self.model, given)
             forward = functools.partial(self._forward, given)
             try:
@@ -170,6 +171,7 @@ class Candidate(Clocked):
             answer["kernels"] = work.launched_kernels(lambda: self._forward(given))
             answer["own_share"] = work.own_share(answer["kernels"], names)
         if own.calls:
+            tensors.seed_draws()
             with contextlib.suppress(Exception), _poisoned_memory(), own.watched(spoiling=True):  # those may well raise
                 tensors.save({"outputs": self._forward(given)}, outputs)
                 answer["spoiled"] = True
@@ -220,6 +222,7 @@ class Candidate(Clocked):
         """
         self._next_schedule()
         given = tensors.load(inputs)
+        tensors.seed_draws()
         try:
             results, gradients = tensors.gradients(
                 self.model, tensors.to(given["inputs"], self.device), given["upstream"], given["wanted_inputs"]

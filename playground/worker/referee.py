@@ -66,10 +66,12 @@ class Referee:
     def habits(self):
         """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}."""
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
+        tensors.seed_draws()
         conduct = behaviour.Conduct(self.model, inputs)
         with torch.no_grad():
             outputs = tensors.flatten(self.model(*inputs))
         habits = list(conduct.complaints(outputs))
+        tensors.seed_draws()
         with torch.no_grad():
             again = tensors.flatten(self.model(*inputs))
         same = all(behaviour.same_bits(a, b) for a, b in zip(outputs, again, strict=True))

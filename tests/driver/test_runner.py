@@ -85,7 +85,7 @@ def on_gpu(tmp_path, monkeypatch):
         tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
         bench = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
         monkeypatch.setattr(Runner, "build", lambda *_: None)
-        monkeypatch.setattr(Runner, "_bench_for", lambda *_: bench)
+        monkeypatch.setattr(Runner, "bench_for", lambda *_: bench)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
         kept = []
         with Progress() as progress:

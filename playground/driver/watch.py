@@ -1,0 +1,192 @@
+"""Judges variants again whenever their files are saved.
+
+What the save left as it was is kept: the truth, the baselines, and a process in which PyTorch is imported already.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from playground.catalog import CatalogError
+from playground.driver.plan import failing_probe
+from playground.driver.runner import Runner, blank_result
+from playground.machine import build_locks
+from playground.worker import UNTIMED, WorkerProcess, kill_all, owner
+
+POLL = 0.3  # seconds between looks at the files
+KILL_AGAIN = 0.1  # seconds: what is stopped may start a process more
+
+
+@dataclass(frozen=True)
+class Again:
+    """A result, the one of the judgement before (None for the first), and the seconds from the save to it."""
+
+    result: dict
+    before: dict | None
+    seconds: float
+
+
+class Watch:
+    """Tasks that are judged as often as their files are saved.
+
+    `make_tasks()` gives the tasks as the files are now. It may raise CatalogError, whose text is then shown. `screen` is a
+    playground.report.watch_screen.Screen.
+    """
+
+    def __init__(self, make_tasks, options, progress, screen):
+        self._make_tasks = make_tasks
+        self._options = options
+        self._progress = progress
+        self._screen = screen
+        self._runner = _Ahead(options, progress)
+        self._thread = ThreadPoolExecutor(max_workers=1)  # one for all: with it ends what it has started
+        self._benches = {}  # {group: (hash of the problem's file, Bench)}
+        self._results = {}  # {(model, variant, place, settings): result}
+
+    def run(self):
+        """Until what ends it is raised in this thread: KeyboardInterrupt, as a rule. Nothing of it is left then."""
+        tasks = self._make_tasks()
+        try:
+            while True:
+                files = _look(tasks)
+                try:
+                    tasks = self._make_tasks()
+                    self._round(tasks, files)
+                except CatalogError as complaint:
+                    self._show([], files, str(complaint))
+                while not _saved(files):
+                    time.sleep(POLL)
+        finally:
+            self._forget()
+            self._thread.shutdown()
+
+    def _round(self, tasks, files):
+        """Judge what is not as it was; a save meanwhile ends it without a result."""
+        began, over = time.monotonic(), threading.Event()
+        context = contextvars.copy_context()
+        context.run(owner.set, over)  # of the round's own workers; the truth's and the baselines' is the runner
+        judging = self._thread.submit(context.run, self._judge_all, tasks, began, over)
+        try:
+            while not wait([judging], timeout=POLL).done and not (saved := _saved(files)):
+                pass
+        except BaseException:
+            over.set()
+            self._stop(judging, over, self._runner)
+            raise
+        if not judging.done():
+            over.set()
+            of_problem = saved & {task.model.path for task in tasks}
+            self._stop(judging, over, *[self._runner] if of_problem else [])
+            if of_problem:
+                self._forget()
+                self._runner = _Ahead(self._options, self._progress)
+            build_locks.clear_stale_locks()
+            return
+        if again := judging.result():
+            self._show(again, files)
+        self._runner.start_ahead(tasks)
+
+    def _show(self, again, files, complaint=None):
+        with self._progress.aside():
+            self._screen.show(again, files, complaint)
+
+    def _stop(self, future, *owners):
+        """End the owners' workers until nothing waits for one any more."""
+        while not wait([future], timeout=KILL_AGAIN).done:
+            for each in owners:
+                kill_all(each)
+
+    def _judge_all(self, tasks, began, over):
+        found = []
+        for task in tasks:
+            key = task.model.path, task.variant.path, task.place, repr(sorted(task.settings.items()))
+            before = self._results.get(key)
+            if before and all(before[name] == task.hashes[name] for name in ("source_sha256", "model_sha256")):
+                continue
+            result = self._judge(dataclasses.replace(task, first=failing_probe(before)) if before else task)
+            self._progress.done(*task.names(), "stopped" if over.is_set() else result["verdict"])
+            if over.is_set():
+                break
+            found.append(Again(result, before, time.monotonic() - began))
+            self._results[key] = result
+        return found
+
+    def _judge(self, task):
+        result = blank_result(task)
+        with self._runner.answering_for(result):
+            bench = self._bench_of(task)
+            if self._options.times(task):
+                self._runner.build(task, result)
+            if result["verdict"] is None:
+                bench.check_and_time(task, result, build=not self._options.times(task))
+        return result
+
+    def _bench_of(self, task):
+        """The bench of the task's problem as it is now. Its workers stay when those of the round are ended."""
+        problem, bench = self._benches.get(task.group, (None, None))
+        if problem != task.hashes["model_sha256"]:
+            if bench:
+                del self._benches[task.group]
+                bench.close()
+            context = contextvars.copy_context()
+            context.run(owner.set, self._runner)
+            bench = context.run(self._runner.bench_for, task)
+            self._benches[task.group] = task.hashes["model_sha256"], bench
+        return bench
+
+    def _forget(self):
+        """End all processes."""
+        self._stop(self._thread.submit(self._close), self._runner)
+
+    def _close(self):
+        for _, bench in self._benches.values():
+            bench.close()
+        self._benches = {}
+        self._runner.close()
+
+
+class _Ahead(Runner):
+    """A Runner with a worker that waits for the next save: until PyTorch is imported there, seconds pass."""
+
+    def __init__(self, options, progress):
+        super().__init__(options, progress)
+        self._ready = {}  # {environment: worker}
+
+    def start_ahead(self, tasks):
+        """A worker for each of the environments in which they run."""
+        context = contextvars.copy_context()
+        context.run(owner.set, self)
+        for emulated in {task.place == "emulator" for task in tasks} - self._ready.keys():
+            self._ready[emulated] = context.run(WorkerProcess, UNTIMED if emulated else None)
+
+    def worker_for(self, task):
+        worker = self._ready.pop(task.place == "emulator", None) or super().worker_for(task)
+        worker.owner = owner.get()
+        return worker
+
+    def close(self):
+        for worker in self._ready.values():
+            worker.close()
+        self._ready = {}
+        super().close()
+
+
+def _look(tasks):
+    """{path: what tells a save of the file, or None where it cannot be read}."""
+    return {path: _stamp(path) for task in tasks for path in (task.model.path, task.variant.path)}
+
+
+def _saved(files):
+    """The paths whose files are others than in `files`. One that is gone is being replaced."""
+    return {path for path, stamp in files.items() if (now := _stamp(path)) and now != stamp}
+
+
+def _stamp(path):
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    return None
