@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 from playground.worker.channel import Channel, ChannelClosed
 from playground.worker.failures import describe
@@ -19,6 +21,17 @@ def end_with(parent):
         sys.exit(1)
 
 
+def limit(limits):
+    """Set limits, {name in the module resource: number}, which no process that is started here can lift again."""
+    import resource
+
+    for name, number in limits.items():
+        _, hard = resource.getrlimit(getattr(resource, name))
+        number = number if hard == resource.RLIM_INFINITY else min(number, hard)
+        resource.setrlimit(getattr(resource, name), (number, number))
+    Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, this process does before all others
+
+
 def flush():
     """Hand on what the variant has printed: Python's own buffer, and the C library's, into which kernels print."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a judged file may have closed or replaced it
@@ -26,8 +39,10 @@ def flush():
     ctypes.CDLL(None).fflush(None)
 
 
-def main(request_fd, reply_fd, parent):
+def main(request_fd, reply_fd, parent, limits):
     end_with(parent)
+    if limits:
+        limit(limits)
     channel = Channel(request_fd, reply_fd)
     from playground.worker import requests
 
@@ -47,4 +62,4 @@ def main(request_fd, reply_fd, parent):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]))
