@@ -21,6 +21,7 @@ from playground.report import suite as suite_report
 from playground.report.figures import meets
 from playground.report.layout import make_console
 from playground.report.sweep_plot import CannotPlot
+from playground.worker import sandbox
 
 PASSED, FAILED, IMPOSSIBLE, INTERRUPTED = 0, 1, 2, 130
 
@@ -103,6 +104,7 @@ def _options(given):
         max_autotune=given.max_autotune,
         ptxas=given.html is not None,
         accept=given.accept,
+        sandbox=given.sandbox,
     )
 
 
@@ -242,6 +244,8 @@ def _prepared(given, make_tasks):
         raise Impossible(f"none of these variants runs on --device {given.device}")
     if given.debug:
         _tell_how_to_step(tasks, given.device)
+    if given.sandbox == "require":
+        _require_sandbox(given)
     if rank is None or rank.local_rank == 0:
         _clear_locks()
     return tasks, axes, compared
@@ -326,6 +330,15 @@ def _require_device(device):
         missing = requirements.missing_for(backend)
         if missing:
             raise Impossible(str(missing))
+
+
+def _require_sandbox(given):
+    if getattr(given, "sanitize", False):
+        raise Impossible("--sandbox require: compute-sanitizer runs files outside of the sandbox: leave out --sanitize")
+    try:
+        sandbox.version()
+    except sandbox.Missing as missing:
+        raise Impossible(f"--sandbox require: {missing}") from None
 
 
 def _require_sanitizer(tasks, device):

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from playground.driver.plan import LEAST_ACCURACY
+from playground.worker.sandbox import MODES
 
 DEVICES = ("auto", "cuda", "cpu", "emulator")
 HALF = ("fp16", "bf16")
@@ -171,6 +172,13 @@ def _add_common(parser):
         metavar="accuracy=X",
         help="time what is off by up to X of its output's spread (1e-3, for example) though the precision permits less; it is "
         "labelled, and no more than forward",
+    )
+    parser.add_argument(
+        "--sandbox",
+        choices=MODES,
+        default="auto",
+        help="auto: files given by path are built and run under bubblewrap where it is installed, without network and with two "
+        "folders to write to; require: everything is, or nothing runs; off: with this user's rights",
     )
     parser.add_argument(
         "--max-autotune",

@@ -98,7 +98,10 @@ class _Record:
         chosen = dataclasses.asdict(options)
         counted = {name: chosen[name] for name in WHAT_COUNTS}
         later = {name: chosen[name] for name in ("accept", "precision") if chosen[name] is not None}
-        self.environment = {"options": counted | later}
+        self.environment = {
+            "options": counted | later,
+            "sandbox": options.isolation([task for task in tasks if not task.settled]),
+        }
         if file:
             self._require_writable()
 

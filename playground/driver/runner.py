@@ -135,6 +135,21 @@ class Options:
                 raise
             return False
 
+    def isolation(self, tasks):
+        """'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
+        if any(map(self.isolates, tasks)):
+            return f"on ({sandbox.version()})"
+        if self.sandbox == "off":
+            return "off (--sandbox off)"
+        if all(task.variant.is_catalogued for task in tasks):
+            return "off (all files are the project's)"
+        if self.sanitize:
+            return "off (compute-sanitizer runs files outside of it)"
+        try:
+            return sandbox.version() and "off (nothing runs)"
+        except sandbox.Missing as missing:
+            return f"off ({missing})"
+
     def sanitizes(self, task):
         """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
         return self.sanitize and task.place == "cuda"

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 from playground.worker.channel import Channel, ChannelClosed
 from playground.worker.failures import describe
@@ -29,7 +28,6 @@ def limit(limits):
         _, hard = resource.getrlimit(getattr(resource, name))
         number = number if hard == resource.RLIM_INFINITY else min(number, hard)
         resource.setrlimit(getattr(resource, name), (number, number))
-    Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, this process does before all others
 
 
 def flush():

@@ -169,7 +169,7 @@ class Room:
             *("--proc", "/proc", "--dev", "/dev", *scratch, "/dev/shm", *scratch, "/tmp", "--dir", "/tmp/home"),
             *(argument for name in GPU for argument in ("--dev-bind-try", f"/dev/{name}", f"/dev/{name}")),
             *map(str, (*shown, *written)),
-            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
+            *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
         ]
 
     def environment(self, more=None):
@@ -195,6 +195,10 @@ class Room:
         """The limit that the processes below `pid` have reached, in words; None where there is none. Called again and again."""
         self._looks += 1
         family = family_of(pid, self.limits.processes)
+        if self._looks == 1:  # before a file is loaded: where memory ends, these processes end before all others
+            for each in family:
+                with contextlib.suppress(OSError):
+                    Path(f"/proc/{each}/oom_score_adj").write_text("1000")
         threads, resident = 0, 0
         for each in family:
             with contextlib.suppress(OSError, ValueError, IndexError):
