@@ -91,6 +91,8 @@ class WorkerProcess:
         self._channel = Channel(reply_read, request_write)
         with _living_lock:
             _living.add(self)
+        if self.room:
+            self.room.admit(self._process.pid)
         self._guard = threading.Thread(target=self._look_at_limits, daemon=True) if self.room else None
         if self._guard:
             self._guard.start()
@@ -98,7 +100,10 @@ class WorkerProcess:
     def _look_at_limits(self):
         """End a process in a sandbox that takes more than it may."""
         while not self._is_over.wait(LOOK_AT_LIMITS):
-            self._reached = self._reached or self.room.reached(self.pid)
+            try:
+                self._reached = self.room.reached(self.pid)
+            except OSError as error:
+                self._reached = f"nothing that cannot be looked at: {error}"
             if self._reached:
                 return self.kill()
 

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,13 @@ OF_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtim
 OF_SYS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 GPU = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps", "dri", *(f"nvidia{number}" for number in range(16)))
 
+# Control groups, which only root may make on most systems: hierarchies, with the files that hold which limit. RLIMIT_NPROC
+# does not bind root.
+GROUPS = {
+    "/sys/fs/cgroup": {"pids.max": "processes", "memory.max": "memory"},
+    "/sys/fs/cgroup/pids": {"pids.max": "processes"},
+    "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"},
+}
 MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
 RESERVE = 0.02  # of the file system that these are on: less must not be free
 # What Python, torch and compilers say when they have reached a limit -> the limit's name.
@@ -93,7 +101,7 @@ def limits(folder):
     memory, free = psutil.virtual_memory().available, shutil.disk_usage(folder).free
     return Limits(
         memory=int(0.8 * memory),
-        processes=1024 + 64 * (os.cpu_count() or 1),
+        processes=256 + 64 * (os.cpu_count() or 1),
         file=min(16 * GIB, free // 2),
         folder=min(32 * GIB, int(0.8 * free)),
         scratch=min(4 * GIB, memory // 8),
@@ -140,6 +148,7 @@ class Room:
             for prefix, folder in (("results-", exchange), ("builds-", builds))
         )
         self.limits = limits(self.exchange)
+        self._groups = list(_groups(self.exchange.name, self.limits))
         self._looks = 0
 
     def __enter__(self):
@@ -150,6 +159,13 @@ class Room:
 
     def close(self):
         """Whatever names, modes and depths a file has left there. Safe to call twice."""
+        for group in self._groups:
+            for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+                if not group.exists():
+                    break
+                time.sleep(0.05)
         for folder in (self.exchange, self.builds):
             if folder.exists():
                 with contextlib.suppress(OSError, RecursionError):
@@ -191,14 +207,25 @@ class Room:
             **(more or {}),
         }
 
+    def admit(self, pid):
+        """Put the processes below `pid` into the room's control groups, before a file is loaded into them."""
+        admitted = set()
+        while new := set(family_of(pid, self.limits.processes)) - admitted:  # until none of them has started another meanwhile
+            for each in new:
+                with contextlib.suppress(OSError):
+                    Path(f"/proc/{each}/oom_score_adj").write_text("1000")  # where memory ends, they end before all others
+                for group in self._groups:
+                    with contextlib.suppress(OSError):
+                        (group / "cgroup.procs").write_text(str(each))
+            admitted |= new
+
     def reached(self, pid):
         """The limit that the processes below `pid` have reached, in words; None where there is none. Called again and again."""
         self._looks += 1
+        for group in self._groups:
+            if "pids.max" in GROUPS[str(group.parent)] and "max 0" not in (group / "pids.events").read_text():
+                return self.limits.describe("processes")
         family = family_of(pid, self.limits.processes)
-        if self._looks == 1:  # before a file is loaded: where memory ends, these processes end before all others
-            for each in family:
-                with contextlib.suppress(OSError):
-                    Path(f"/proc/{each}/oom_score_adj").write_text("1000")
         threads, resident = 0, 0
         for each in family:
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -216,6 +243,22 @@ class Room:
             if free.f_bavail < RESERVE * free.f_blocks:
                 return f"{RESERVE:.0%} of the file system of {folder} to be left free"
         return None
+
+
+def _groups(name, limits):
+    """Control groups with these limits, where this user may make them."""
+    for parent, files in GROUPS.items():
+        group = Path(parent) / f"playground-{os.getpid()}-{name}"
+        if not (group.parent / "cgroup.procs").exists():
+            continue
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                for file, limit in files.items():
+                    (group / file).write_text(str(getattr(limits, limit)))
+                yield group
+            except OSError:  # a hierarchy without that controller
+                group.rmdir()
 
 
 def family_of(pid, most):
