@@ -32,7 +32,7 @@ OPTIONS = Options(quick=True, time_limit=60, sandbox="require")
 SECRET = "to be read by nobody"
 GIB = 1 << 30
 SMALL = sandbox.Limits(memory=2 * GIB, processes=100, file=GIB, folder=GIB // 16, scratch=GIB // 4)
-IN_A_PROCESS_OF_ITS_OWN = ("forks_without_end", "takes_all_memory", "forges_replies")  # the others are of the full tier
+OF_THE_DEFAULT_TIER = ("forks_without_end",)
 
 
 def why_missing():
@@ -171,7 +171,7 @@ def test_what_only_tries(aims, runner):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in IN_A_PROCESS_OF_ITS_OWN else pytest.param(name, marks=pytest.mark.full)
+        name if name in OF_THE_DEFAULT_TIER else pytest.param(name, marks=pytest.mark.full)
         for name in files_that_need("a process of its own")
     ],
 )
