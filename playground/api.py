@@ -29,6 +29,7 @@ from playground.report import suite
 from playground.report.figures import meets
 from playground.report.progress import Progress
 from playground.tensors import HALF
+from playground.worker.sandbox import MODES, Missing, version
 
 _ceilings = {}  # of this machine: measured once for all calls
 _once = threading.Lock()
@@ -100,12 +101,14 @@ def compare(
     precision: str = "default",
     accept: float | None = None,
     time_limit: float = 300.0,
+    sandbox: str = "auto",
 ) -> Comparison:
     """Judge a solution of a problem, both in KernelBench's format, and time it if it is right.
 
     Either is a path, the name of one of the project's models or variants, the text of a file, or a module that has a file.
     `settings` are other values for constants of the problem, such as {"batch_size": 4}. `device`, `standard`, `quick`,
-    `training`, `precision` and `time_limit` (seconds for each step) are those of compare.py; `quick` leaves out torch.compile.
+    `training`, `precision`, `time_limit` (seconds for each step) and `sandbox` are those of compare.py; `quick` leaves out
+    torch.compile.
     `accept` is the error, as a share of the output's spread and at most 0.01, with which a solution is timed all the same.
 
     What is wrong with the solution is in the Comparison. Raises CatalogError for a path or a setting that stands for nothing,
@@ -114,9 +117,12 @@ def compare(
     _require("device", device, ("auto", "cuda", "cpu", "emulator"))
     _require("standard", standard, (None, "forward", "drop-in"))
     _require("precision", precision, ("default", "strict", *HALF))
+    _require("sandbox", sandbox, MODES)
     if accept is not None and not 0 < accept <= plan.LEAST_ACCURACY:
         raise ValueError(f"accept is {accept!r}, expected a share of the output's spread up to {plan.LEAST_ACCURACY:g}")
     _prepare(device)
+    if sandbox == "require":
+        _require_sandbox()
     with tempfile.TemporaryDirectory(prefix="playground-") as folder:
         model = catalog.find_model(_file(problem, Path(folder) / "problem.py"))
         catalog.require_constants(model, "settings", settings or {})
@@ -130,6 +136,7 @@ def compare(
             strict=precision == "strict",
             precision=precision if precision in HALF else None,
             accept=accept,
+            sandbox=sandbox,
             builds=str(Path(folder) / "builds") if is_text else None,
         )
         return _told(_run(model, variant, settings or {}, device, standard, options))
@@ -190,6 +197,13 @@ def _told(result):
 def _require(name, value, choices):
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+
+
+def _require_sandbox():
+    try:
+        version()
+    except Missing as missing:
+        raise CannotCompare(f"sandbox='require': {missing}") from None
 
 
 def _prepare(device):

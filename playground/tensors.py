@@ -1,6 +1,13 @@
 """Tensors of a model: how they are made, moved, flattened, and carried from process to process."""
 
+import json
+import math
 import numbers
+import os
+import stat
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,44 +16,103 @@ PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant ru
 
 
 def save(content, path):
-    """Write a dict or list of tensors (moved to the CPU first)."""
+    """Write a dict or list of tensors (moved to the CPU first), for `load`."""
     torch.save(torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), content), path)
 
 
 def load(path):
-    """Read what `save` wrote. Tensors and plain containers only: the file may come from a process that is not trusted."""
+    """Read what `save` wrote. Not for what a process wrote that is not trusted: see load_results."""
     return torch.load(path, weights_only=True)
+
+
+# What a variant's process hands back: eight bytes that say how long the header is; the header, in JSON, with "detached" and, in
+# "tensors", [name, dtype, shape] of each, [name, None, None] where there is none; then the tensors' bytes.
+LENGTH = struct.Struct("<Q")
+LONGEST_HEADER = 1 << 20
+DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+OUTPUT, GRADIENT = "output ", "gradient "  # begin the names
 
 
 class NotTensors(Exception):
     """A file of a variant's that does not hold what was asked for."""
 
 
-def load_outputs(path):
-    """The list of dense CPU tensors that a variant's process wrote under "outputs". Raises NotTensors."""
+@dataclass(frozen=True)
+class Results:
+    """`outputs`, a list of tensors; `gradients` by name, None where there is none; whether the outputs are `detached`."""
+
+    outputs: list
+    gradients: dict = field(default_factory=dict)
+    detached: bool = False
+
+
+def save_results(results, path):
+    """Write a Results for `load_results`. Raises TypeError for tensors that are not dense."""
+    named = {f"{OUTPUT}{i}": value for i, value in enumerate(results.outputs)}
+    named |= {GRADIENT + name: value for name, value in results.gradients.items()}
+    listed, contents = [], []
+    for name, value in named.items():
+        if value is None:
+            listed.append([name, None, None])
+            continue
+        if value.layout != torch.strided:
+            raise TypeError(f"{name} is {value.layout}, expected a dense tensor: return its to_dense()")
+        listed.append([name, str(value.dtype), list(value.shape)])
+        value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        contents.append(value.reshape(-1).view(torch.uint8).numpy())
+    header = json.dumps({"detached": results.detached, "tensors": listed}).encode()
+    with Path(path).open("wb") as file:
+        file.write(LENGTH.pack(len(header)) + header)
+        for content in contents:
+            file.write(content)
+
+
+def load_results(path, most):
+    """The Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the CPU.
+
+    Its bytes are copied and never executed: no pickle is read. Raises NotTensors where it is a link, no regular file, too long,
+    or holds something else.
+    """
     try:
-        outputs = load(path)["outputs"]
-    except Exception as exception:  # the file may hold anything at all
-        raise NotTensors(f"the file of outputs cannot be read: {type(exception).__name__}") from exception
-    if not isinstance(outputs, list) or not all(map(_is_dense, outputs)):
-        raise NotTensors("the file of outputs holds something else than a list of dense tensors")
-    return outputs
+        # Neither through a link, nor waiting for the other end of a pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return _read_results(file, most)
+    except OSError as error:
+        raise NotTensors(f"the file of results cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, RecursionError, RuntimeError, struct.error) as error:
+        raise NotTensors(f"the file of results holds something else than tensors: {type(error).__name__}") from error
 
 
-def load_gradients(path):
-    """{"gradients": {name: tensor or None}, "detached"} that a variant's process wrote. Raises NotTensors."""
-    try:
-        found = load(path)
-        gradients, detached = found["gradients"], found["detached"]
-    except Exception as exception:
-        raise NotTensors(f"the file of gradients cannot be read: {type(exception).__name__}") from exception
-    if not isinstance(gradients, dict) or not all(value is None or _is_dense(value) for value in gradients.values()):
-        raise NotTensors("the file of gradients holds something else than dense tensors by name")
-    return {"gradients": gradients, "detached": bool(detached)}
+def _read_results(file, most):
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise NotTensors("the file of results is no regular file of its own")
+    if found.st_size > most:
+        raise NotTensors(f"the file of results has {found.st_size} bytes, expected at most {most}")
+    (length,) = LENGTH.unpack(file.read(LENGTH.size))
+    if length > LONGEST_HEADER:
+        raise ValueError(length)
+    header = json.loads(file.read(length))
+    outputs, gradients = [], {}
+    for name, kind, shape in header["tensors"]:
+        value = None if kind is None else _read_tensor(file, DTYPES[kind], shape, found.st_size)
+        if name == f"{OUTPUT}{len(outputs)}" and value is not None:
+            outputs.append(value)
+        elif name.startswith(GRADIENT):
+            gradients[name.removeprefix(GRADIENT)] = value
+        else:
+            raise ValueError(name)
+    return Results(outputs, gradients, header["detached"] is True)
 
 
-def _is_dense(value):
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+def _read_tensor(file, dtype, shape, most):
+    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) * dtype.itemsize > most:
+        raise ValueError(shape)
+    value = torch.empty(shape, dtype=dtype)
+    content = memoryview(value.view(-1).view(torch.uint8).numpy())
+    if file.readinto(content) != len(content):
+        raise ValueError(shape)
+    return value
 
 
 def to(inputs, device):

@@ -1,5 +1,6 @@
 """What counts as a model's inputs and outputs."""
 
+import os
 import types
 
 import numpy as np
@@ -64,3 +65,52 @@ def test_other_inputs_are_refused(value, expected):
 def test_parts_of_a_complex_tensor():
     assert tensors.as_real(torch.tensor([1 + 2j]).conj()).tolist() == [[1, -2]]
     assert tensors.as_real(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_results_come_back_as_they_were(tmp_path):
+    outputs = [torch.randn(3, 4).t(), torch.tensor(2, dtype=torch.bfloat16), torch.empty(0, 5), torch.tensor([True, False])]
+    outputs += [torch.randn(2, dtype=torch.complex64).conj(), torch.arange(3)]
+    given = tensors.Results(outputs, {"weight": torch.ones(2, dtype=torch.float64), "bias": None}, detached=True)
+    tensors.save_results(given, tmp_path / "results")
+    found = tensors.load_results(tmp_path / "results", 4096)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(outputs, found.outputs, strict=True))
+    assert torch.equal(found.gradients["weight"], torch.ones(2, dtype=torch.float64)) and found.gradients["bias"] is None
+    assert found.detached
+
+
+def test_a_sparse_result_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"output 0 is torch\.sparse_coo, expected a dense tensor"):
+        tensors.save_results(tensors.Results([torch.eye(2).to_sparse()]), tmp_path / "results")
+
+
+def _shortened(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _renamed(path):
+    path.write_bytes(path.read_bytes().replace(b"output 0", b"output 1"))
+
+
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        (_shortened, "something else than tensors: ValueError"),
+        (_renamed, "something else than tensors: ValueError"),
+        (lambda path: path.write_bytes(b""), "something else than tensors"),
+        (lambda path: path.write_bytes(bytes(4096) * 2), "has 8192 bytes, expected at most 4096"),
+        (lambda path: path.write_bytes(b"\2" + bytes(7) + b"{}"), "something else than tensors: KeyError"),
+        (lambda path: path.unlink(), "cannot be read: No such file"),
+        (lambda path: os.link(path, path.with_name("other")), "no regular file of its own"),
+        (
+            lambda path: path.rename(path.with_name("other")).parent.joinpath("results").symlink_to("other"),
+            "cannot be read: Too many",
+        ),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file of its own"),
+    ],
+)
+def test_what_is_no_file_of_results(tmp_path, change, complaint):
+    path = tmp_path / "results"
+    tensors.save_results(tensors.Results([torch.ones(3)]), path)
+    change(path)
+    with pytest.raises(tensors.NotTensors, match=complaint):
+        tensors.load_results(path, 4096)

@@ -24,6 +24,7 @@ from playground.report.layout import make_console
 from playground.report.output import CannotWrite, Output
 from playground.report.progress import Progress
 from playground.report.sweep_plot import CannotPlot
+from playground.worker import sandbox
 
 PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
 STDOUT = Path("-")
@@ -126,6 +127,7 @@ def _options(given):
         ptxas=given.html is not None,
         accept=given.accept,
         check_only=given.check_only,
+        sandbox=given.sandbox,
     )
 
 
@@ -366,6 +368,8 @@ def _prepared(given, make_tasks, options):
         raise Impossible(f"none of these variants runs on --device {given.device}")
     if given.debug:
         _tell_how_to_step(tasks, given.device)
+    if given.sandbox == "require":
+        _require_sandbox(given)
     if rank is None or rank.local_rank == 0:
         _require_folders(tasks)
         _clear_locks()
@@ -448,6 +452,15 @@ def _require_device(device):
         missing = requirements.missing_for(backend)
         if missing:
             raise Impossible(str(missing))
+
+
+def _require_sandbox(given):
+    if getattr(given, "sanitize", False):
+        raise Impossible("--sandbox require: compute-sanitizer runs files outside of the sandbox: leave out --sanitize")
+    try:
+        sandbox.version()
+    except sandbox.Missing as missing:
+        raise Impossible(f"--sandbox require: {missing}") from None
 
 
 def _require_sanitizer(tasks, device):

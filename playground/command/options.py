@@ -220,6 +220,13 @@ def _add_common(parser):
         "labelled, and no more than forward",
     )
     parser.add_argument(
+        "--sandbox",
+        choices=("auto", "require", "off"),
+        default="auto",
+        help="auto: files given by path are built and run under bubblewrap where it is installed, without network and with two "
+        "folders to write to; require: everything is, or nothing runs; off: with this user's rights",
+    )
+    parser.add_argument(
         "--max-autotune",
         action="store_true",
         help="add torch.compile's max-autotune to the baselines; it compiles for minutes",

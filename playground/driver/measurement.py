@@ -95,7 +95,10 @@ class _Record:
         chosen = dataclasses.asdict(options)
         counted = {name: chosen[name] for name in WHAT_COUNTS}
         later = {name: chosen[name] for name in ("accept", "precision", "check_only") if chosen[name]}
-        self.environment = {"options": counted | later}
+        self.environment = {
+            "options": counted | later,
+            "sandbox": options.isolation([task for task in tasks if not task.settled]),
+        }
 
     def take_over(self, file):
         """Keep the rows of the document in `file` that are results of these tasks, and say on stderr how many."""

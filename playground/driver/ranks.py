@@ -298,6 +298,7 @@ class _Worker:
         if result["verdict"] is None:
             with _share_of_host(self._rank, alone=task.place == "cpu"):
                 self._runner.check_and_time(task, result)
+        self._runner.close_room(task)
         return result
 
     def _preferred(self, items):

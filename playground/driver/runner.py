@@ -8,17 +8,18 @@ import collections
 import contextlib
 import contextvars
 import functools
+import hashlib
 import os
 import re
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
 
 from playground import catalog
 from playground.driver.race import Patience, Rejected
@@ -37,9 +38,9 @@ from playground.machine import build_locks, ptxas
 from playground.machine.builds import builds_at_once, half_of_gpu_is_free, judged_at_once
 from playground.nvidia.sanitizer import examine, small_case
 from playground.report.figures import TIMED
-from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner
+from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
 from playground.worker.failures import describe
-from playground.worker.truth import Truth
+from playground.worker.truth import GIVEN, Truth
 
 PREPARED_AT_ONCE = 4  # originals whose truth and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
@@ -99,7 +100,8 @@ class Options:
     models and inputs.
 
     `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
-    torch's, since different files give their extensions the same names.
+    torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
+    in one: "auto", what is not the project's, where that can be had; "require", everything.
     """
 
     quick: bool = False
@@ -114,6 +116,7 @@ class Options:
     builds: str | None = None
     precision: str | None = None
     check_only: bool = False
+    sandbox: str = "off"
 
     @property
     def seconds(self):
@@ -127,6 +130,31 @@ class Options:
     def times(self, task):
         """Whether the task is timed where it is right."""
         return task.place != "emulator" and not self.check_only
+    def isolates(self, task):
+        """Whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
+        if self.sandbox == "off" or self.sanitize or (self.sandbox == "auto" and task.variant.is_catalogued):
+            return False
+        try:
+            return bool(sandbox.version())
+        except sandbox.Missing:
+            if self.sandbox == "require":
+                raise
+            return False
+
+    def isolation(self, tasks):
+        """'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
+        if any(map(self.isolates, tasks)):
+            return f"on ({sandbox.version()})"
+        if self.sandbox == "off":
+            return "off (--sandbox off)"
+        if all(task.variant.is_catalogued for task in tasks):
+            return "off (all files are the project's)"
+        if self.sanitize:
+            return "off (compute-sanitizer runs files outside of it)"
+        try:
+            return sandbox.version() and "off (nothing runs)"
+        except sandbox.Missing as missing:
+            return f"off ({missing})"
 
     def sanitizes(self, task):
         """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
@@ -144,7 +172,10 @@ class Runner:
         self.measured = Measured(Patience(options.patience))
         self._spare = Spare()
         self._taking = threading.Lock()
-        self._waiting = 0  # tasks that are still to be judged in a process of their own
+        self._coming = []  # tasks that are still to be judged in a process of their own, in their order
+        self._folder = None  # of all that processes exchange
+        self._rooms = {}  # {id(task): (task, its Room)}
+        self._making_room = threading.RLock()
         self._shared = {}  # {group: _SharedBench}
         self._is_over = False
         self._niceness = 0  # of builds
@@ -165,6 +196,7 @@ class Runner:
                 finished.add(id(result))
                 self._progress.done(*task.names(), result["verdict"])
                 result["phases"] = self._progress.phases(*task.names())
+                self.close_room(task)
                 keep([result for result in results if id(result) in finished])
 
         self._progress.expect(len(tasks))
@@ -209,7 +241,6 @@ class Runner:
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = _SharedBench(functools.partial(self.bench_for, task), uses[task.group])
-        self._waiting = sum(task.place != "emulator" for task in tasks)
 
     def _begin_builds(self, building, pairs, finish):
         """Have the pool build a model's variants; those that are emulated are checked as well."""
@@ -253,6 +284,7 @@ class Runner:
                 finish(task, result)
 
         pairs = [(task, result) for pairs in models for task, result in _cpu_last(pairs)]
+        self._coming = [task for task, _ in pairs if task.place != "emulator"]
         for task, result in pairs:
             if task.place != "emulator":
                 judging.begin(result, functools.partial(self._judge, building, task, result, finish_or_postpone))
@@ -271,6 +303,7 @@ class Runner:
         with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
                 shared.bench().check_and_time(task, result)
+        self._leave(task)
         finish(task, result)
 
     def close(self):
@@ -281,6 +314,47 @@ class Runner:
         self._shared = {}
         self._spare.close()
         self._spare = Spare()
+        for task, _ in list(self._rooms.values()):
+            self.close_room(task)
+        if self._folder:
+            self._folder.cleanup()
+            self._folder = None
+
+    def folder(self, group=None):
+        """Where processes exchange tensors: of the whole run, or of those that share an original."""
+        with self._making_room:
+            self._folder = self._folder or tempfile.TemporaryDirectory(prefix="playground-", dir=_roomy_folder())
+            folder = Path(self._folder.name)
+            if group is not None:
+                folder /= hashlib.sha256(repr(group).encode()).hexdigest()[:16]
+                (folder / GIVEN).mkdir(parents=True, exist_ok=True)
+            return folder
+
+    def room(self, task):
+        """The sandbox of a task; None for one that has the rights of this user."""
+        if not self._options.isolates(task):
+            return None
+        with self._making_room:
+            if id(task) not in self._rooms:
+                if task.place == "emulator":
+                    _make_emulator()
+                self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
+            _, room = self._rooms[id(task)]
+            return room
+
+    def new_room(self, task, shown):
+        """A sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
+        builds = Path(self._options.builds or build_locks.extensions_root() / build_locks.JUDGED)
+        builds.mkdir(parents=True, exist_ok=True)
+        shown = [task.model.path, self.folder(task.group) / GIVEN, *shown]
+        return sandbox.Room([path.absolute() for path in shown], self.folder(), builds)
+
+    def close_room(self, task):
+        """After the last process in it has ended."""
+        with self._making_room:
+            _, room = self._rooms.pop(id(task), (task, None))
+        if room:
+            room.close()
 
     def _close_bench(self):
         if self._bench:
@@ -296,8 +370,8 @@ class Runner:
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
         self._progress.started("build", *task.names())
         try:
-            with WorkerProcess(UNTIMED) as worker:
-                psutil.Process(worker.pid).nice(self._niceness)
+            with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
+                worker.make_nice(self._niceness)
                 load_candidate(worker, self.original(task), task, self._options, None)
                 self.build_in(worker, task, result)
         except WorkerFailure as failure:
@@ -311,7 +385,9 @@ class Runner:
             result["build_seconds"], result["built"] = built["seconds"], built["built"]
         finally:
             if self._options.ptxas and task.variant.backend == "cuda":
-                result["ptxas"] = self._ptxas(worker)
+                # nvcc would read, for this process, whatever file the text includes.
+                unknown = {"unknown": "the text is not compiled outside of the sandbox"}
+                result["ptxas"] = unknown if worker.room else self._ptxas(worker)
 
     def _ptxas(self, worker):
         """What ptxas says of the texts that a worker's variant has handed to load_inline."""
@@ -342,13 +418,17 @@ class Runner:
     def worker_for(self, task):
         """The process in which a variant is judged and timed. While it is, the next one starts."""
         if task.place == "emulator":
-            return WorkerProcess(UNTIMED)
+            return WorkerProcess(UNTIMED, room=self.room(task))
         with self._taking:
-            worker = self._spare.take()
-            self._waiting -= 1
-            if self._waiting > 0:
-                self._spare.start()
+            worker = self._spare.take(self.room(task))
+            self._leave(task)
+            if self._coming:
+                self._spare.start(self.room(self._coming[0]))
         return worker
+
+    def _leave(self, task):
+        """It has its process, or needs none any more."""
+        self._coming = [each for each in self._coming if each is not task]
 
     def bench_for(self, task):
         return Bench(task, self.original(task), self._options, self._progress, self)
@@ -380,11 +460,15 @@ class Bench:
         self._unusable = None
         self._description = {}
         self._open = contextlib.ExitStack()
-        folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="playground-", dir=_roomy_folder())))
+        folder = run.folder(task.group)
+        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
         self._truth = Truth(original, folder, run.probe_seed, options.time_limit)
         self._open.callback(self._truth.close)
         self._original = original | {"weights": self._truth.weights}
-        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.measured)
+        room = run.new_room(task, []) if options.isolates(task) and task.place != "emulator" else None
+        if room:
+            self._open.callback(room.close)
+        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.measured, room)
         self._open.callback(self._stopwatch.close)
         try:
             progress.started("truth", *task.names("float64"))
@@ -445,7 +529,8 @@ class Bench:
 
         def renew():
             """A process in the place of one that a crash has left in a state of its own."""
-            another = workers.enter_context(WorkerProcess(UNTIMED if task.place == "emulator" else None))
+            environment = UNTIMED if task.place == "emulator" else None
+            another = workers.enter_context(WorkerProcess(environment, room=self._run.room(task)))
             load_candidate(another, self._original, task, self._options, self._truth.weights)
             return another
 
@@ -574,14 +659,16 @@ def _in_building_order(pairs):
 
 def load_candidate(worker, original, task, options, weights):
     """Have a worker load the task's variant. Raises WorkerFailure."""
-    return worker.ask("candidate.load", options.time_limit, **candidate_arguments(original, task, options, weights))
+    arguments = candidate_arguments(original, task, options, weights, worker.room)
+    return worker.ask("candidate.load", options.time_limit, **arguments)
 
 
-def candidate_arguments(original, task, options, weights):
+def candidate_arguments(original, task, options, weights, room=None):
     """The arguments of candidate.load."""
     builds = None
     if not task.variant.is_catalogued:
         builds = options.builds or f"{build_locks.JUDGED}/{task.hashes['source_sha256'][:16]}"
+    builds = str(room.builds) if room else builds
     return original | {"variant": str(task.variant.path), "weights": weights, "debug": options.debug, "builds": builds}
 
 
@@ -635,6 +722,13 @@ def blank_result(task):
         "sanitizer": None,
         "phases": {},
     }
+
+
+@functools.cache
+def _make_emulator():
+    """Make what all emulated files share, which a file in a sandbox can read and not write. What is missing it makes itself."""
+    command = [sys.executable, "-c", "from playground.emulator import extension; extension.make_own()"]
+    subprocess.run(command, cwd=catalog.ROOT, capture_output=True)
 
 
 def _roomy_folder():

@@ -21,6 +21,7 @@ from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
 from playground.worker import WorkerFailure, WorkerProcess, standstill
+from playground.worker.truth import remove
 
 VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
@@ -58,15 +59,17 @@ class Stopwatch:
     """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
 
     `original` are the arguments of baselines.load. `truth` is a playground.worker.truth.Truth that has prepared its probes.
+    The control runs in the `room`, as variants do in theirs.
     """
 
-    def __init__(self, task, original, truth, options, progress, measured):
+    def __init__(self, task, original, truth, options, progress, measured, room=None):
         self._task = task
         self._original = original
         self._truth = truth
         self._options = options
         self._progress = progress
         self._measured = measured
+        self._room = room
         self._worker = None
         self._control_worker = None
         self._control_fails = None  # why
@@ -149,7 +152,7 @@ class Stopwatch:
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
         rivals = functools.partial(_rivals, variant, others, result)
         race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
-        recheck = functools.partial(self._recheck, variant, result, mode)
+        recheck = functools.partial(self._recheck, variant, result, mode, self._truth.answers(worker))
         secrets = self._secrets(mode)
         with self._alone(worker):
             race.clocks = [self._sample_clocks()]
@@ -215,10 +218,10 @@ class Stopwatch:
                 self._truth.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
         return self._secret_seeds[mode]
 
-    def _recheck(self, variant, result, mode, seed):
+    def _recheck(self, variant, result, mode, folder, seed):
         """Compare the last timed call's result with the truth."""
-        outputs = self._truth.folder / "timed"
-        outputs.unlink(missing_ok=True)
+        outputs = folder / "timed"
+        remove(outputs)
         variant.ask("result", outputs=str(outputs))
         what = "outputs" if step_of(mode) == "forward" else "gradients"
         compared = self._truth.compare(what, _probe_name(mode, seed), str(outputs), permitted_to(result))
@@ -298,7 +301,7 @@ class Stopwatch:
             return None
         try:
             if self._control_worker is None:
-                self._control_worker = WorkerProcess()
+                self._control_worker = WorkerProcess(room=self._room)
                 self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
                 like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
                 judge(self._control_worker, self._truth, like_a_variant, self._options.time_limit)

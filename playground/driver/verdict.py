@@ -6,7 +6,6 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 """
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
 from playground.judge.behaviour import Conduct, Trials
@@ -14,7 +13,7 @@ from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
-from playground.worker.truth import RefereeFailure
+from playground.worker.truth import RefereeFailure, remove
 
 FORWARD, DROP_IN = "forward", "drop-in"
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
@@ -181,13 +180,13 @@ class _Case:
         self._renew = renew
         self._accept = accept
         self._declared = result["variant_precision"]
-        self._outputs = str(truth.folder / f"outputs-{worker.pid}")
+        self._outputs = truth.answers(worker) / f"outputs-{worker.pid}"
         watched = ("build", "launch") if result["ran_on"] == "cuda" else ("build",)
         for check in (*Conduct.CHECKS, *watched):
             self._check["behaviour"][check] = {"complaint": None, "note": None}
 
     def close(self):
-        Path(self._outputs).unlink(missing_ok=True)
+        remove(self._outputs)
 
     def can_begin_with(self, probe):
         """Whether it is a probe for a variant that came by its weights as this one did."""
@@ -234,11 +233,11 @@ class _Case:
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 
     def _ask(self, what, **arguments):
-        Path(self._outputs).unlink(missing_ok=True)  # what an earlier call wrote is no answer
-        return self.worker.ask(f"candidate.{what}", self._limit, outputs=self._outputs, **arguments)
+        remove(self._outputs)  # what an earlier call wrote is no answer
+        return self.worker.ask(f"candidate.{what}", self._limit, outputs=str(self._outputs), **arguments)
 
     def _compare(self, what, probe, **more):
-        return self._truth.compare(what, probe, self._outputs, self._declared, **more)
+        return self._truth.compare(what, probe, str(self._outputs), self._declared, **more)
 
     def _survive(self, tag, circumstance, check):
         """Do a check that can only cost drop-in: a crash there is a caveat. What the emulator finds is raised.
@@ -323,7 +322,7 @@ class _Case:
             elif worst["class"] == AS_PYTORCH and figures["error"] > worst["error"]:
                 worst.update(figures)
             return compared
-        found = self._truth.grade(probe, self._outputs)
+        found = self._truth.grade(probe, str(self._outputs))
         if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
             self._result["accuracy"] = (worst or {}) | {"class": found} | figures
         complaint = f"{compared['complaint']} (accuracy: {found})" if found != WRONG else compared["complaint"]
@@ -343,7 +342,7 @@ class _Case:
         error = compared["max_error"]
         if not compared["complaint"] or self._declared or error is None or error > APPROXIMATE[-1]:
             return compared
-        if self._truth.grade(probe, self._outputs) != FLOAT32:
+        if self._truth.grade(probe, str(self._outputs)) != FLOAT32:
             return compared
         self._declared = FLOAT32
         self._complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)

@@ -21,6 +21,8 @@ NAMED_LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\s*\(\s*TORCH_EX
 NAME_IN_A_VARIABLE = re.compile(r"(=\s*)C10_STRINGIZE\s*\(\s*TORCH_EXTENSION_NAME\s*\)(?=\s*;)")
 STAND_IN = "emulator_stand_in"  # the library's name in a binding that is compiled once for all names
 STAND_IN_FILE = "<cpp_sources>"  # the file of a binding's lines: copies of a file share its object
+# Unlike kernels, without -fno-gnu-unique: what libraries share in a real process, they share here.
+BINDING_FLAGS = (f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w")
 KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
 
 
@@ -202,8 +204,7 @@ class Builder:
 
     def compile_binding(self, name, prepared, flags):
         """The object files of a binding: it, and its library's name where the one serves all names."""
-        # Unlike kernels, without -fno-gnu-unique: what libraries share in a real process, they share here.
-        own = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
+        own = list(BINDING_FLAGS)
         if REGISTERS.search(prepared.text):
             own += ["-include", str(toolchain.precompiled_torch_header([*own, *toolchain.torch_flags()[0]]))]
         if not prepared.shared:
@@ -243,6 +244,14 @@ def compile_with_torch(name, prepared, flags):
         except LightHeadersError:
             pass  # the full headers decide
     return toolchain.compile_text(prepared.text, ".cpp", flags, prepared.explain, uses_torch=True)
+
+
+def make_own():
+    """Make what all texts share: the runtime, and PyTorch's headers as bindings take them. It stays in the cache."""
+    toolchain.runtime_library()
+    toolchain.torch_glue_library()
+    toolchain.names_in_torch_headers()
+    toolchain.precompiled_torch_header([*BINDING_FLAGS, *toolchain.torch_flags()[0]])
 
 
 class LightHeadersError(Exception):

@@ -414,6 +414,12 @@ def size_note(result, root=ROOT):
     return ", ".join(parts)
 
 
+def isolation(environment):
+    """'sandbox: on (bubblewrap 0.8.0)'; None where only the project's own files ran, and of a run from before there was one."""
+    found = environment.get("sandbox")
+    return one_line(f"sandbox: {found}") if found and "all files are the project's" not in found else None
+
+
 def machine(environment):
     """One line on where a document was measured."""
     versions = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))

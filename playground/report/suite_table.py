@@ -7,6 +7,7 @@ from playground.report.figures import (
     NOTHING,
     TIMED,
     baseline_name,
+    isolation,
     label,
     machine,
     one_line,
@@ -44,6 +45,8 @@ class Pairs:
         """Print what is new."""
         if not self._printed and report["results"]:
             print_folded(self._console, machine(report["environment"]), style="dim")
+            if line := isolation(report["environment"]):
+                print_folded(self._console, line, style="dim")
         for result in report["results"]:
             key = result["model"], result["variant"], result["source_sha256"], str((result.get("shape") or {}).get("settings"))
             if key not in self._printed:

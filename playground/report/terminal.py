@@ -16,6 +16,7 @@ from playground.report.figures import (
     gradients_unsupported,
     headline,
     is_within,
+    isolation,
     label,
     machine,
     mutants,
@@ -88,6 +89,8 @@ class _View:
     def _print_machine(self, document):
         if not self._machine_is_printed:
             print_folded(self._console, machine(document["environment"]), style="dim")
+            if line := isolation(document["environment"]):
+                print_folded(self._console, line, style="dim")
             self._machine_is_printed = True
 
 

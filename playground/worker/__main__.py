@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -20,6 +21,16 @@ def end_with(parent):
         sys.exit(1)
 
 
+def limit(limits):
+    """Set limits, {name in the module resource: number}, which no process that is started here can lift again."""
+    import resource
+
+    for name, number in limits.items():
+        _, hard = resource.getrlimit(getattr(resource, name))
+        number = number if hard == resource.RLIM_INFINITY else min(number, hard)
+        resource.setrlimit(getattr(resource, name), (number, number))
+
+
 def flush():
     """Hand on what the variant has printed: Python's own buffer, and the C library's, into which kernels print."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a judged file may have closed or replaced it
@@ -27,9 +38,11 @@ def flush():
     ctypes.CDLL(None).fflush(None)
 
 
-def main(request_fd, reply_fd, parent):
+def main(request_fd, reply_fd, parent, limits):
     end_with(parent)
     faulthandler.enable(all_threads=False)  # to stderr, where the driver finds the line in which the file crashed
+    if limits:
+        limit(limits)
     channel = Channel(request_fd, reply_fd)
     from playground.worker import requests
 
@@ -49,4 +62,4 @@ def main(request_fd, reply_fd, parent):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]))

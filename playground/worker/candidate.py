@@ -14,6 +14,7 @@ from playground.judge import behaviour, probes, work
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.stopwatch import timer
+from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe
@@ -124,7 +125,7 @@ class Candidate(Clocked):
                 answer["refused"] = self._refusal(exception)
                 return answer
             answer["complaints"] = conduct.complaints(result) | self._complaints()
-        tensors.save({"outputs": tensors.in_float32(result) if probe["autocast"] else result}, outputs)
+        tensors.save_results(Results(tensors.in_float32(result) if probe["autocast"] else result), outputs)
         return answer
 
     def try_out(self, trial, first, second, outputs):
@@ -143,7 +144,7 @@ class Candidate(Clocked):
             may = trial in behaviour.Trials.MAY_RAISE
             return {"of": None, "complaint": None if may else raises, "note": raises if may else None}
         if done.outputs is not None:
-            tensors.save({"outputs": done.outputs}, outputs)
+            tensors.save_results(Results(done.outputs), outputs)
         return {"of": done.of if done.outputs is not None else None, "complaint": done.complaint, "note": done.note}
 
     def work(self, inputs, outputs):
@@ -173,7 +174,7 @@ class Candidate(Clocked):
         if own.calls:
             tensors.seed_draws()
             with contextlib.suppress(Exception), _poisoned_memory(), own.watched(spoiling=True):  # those may well raise
-                tensors.save({"outputs": self._forward(given)}, outputs)
+                tensors.save_results(Results(self._forward(given)), outputs)
                 answer["spoiled"] = True
         return answer
 
@@ -233,7 +234,7 @@ class Candidate(Clocked):
             return {"unsupported": None, "failed": self._refusal(exception)}
         self._synchronize()
         detached = not any(result.requires_grad for result in results)
-        tensors.save({"outputs": results, "gradients": gradients, "detached": detached}, outputs)
+        tensors.save_results(Results(results, gradients, detached), outputs)
         return {"unsupported": None, "failed": None}
 
     def _subject(self, side):

@@ -1,13 +1,15 @@
 """Messages between the driver and a worker: one JSON object a line over a pair of pipes.
 
-JSON and not pickle, because the worker runs code that the driver does not trust. Tensors travel as files that are loaded with
-`weights_only=True`, for the same reason.
+JSON and not pickle, because the worker runs code that the driver does not trust. Its tensors travel as files of raw bytes
+(tensors.py), for the same reason.
 """
 
 import json
 import os
 import select
 import time
+
+LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fill the reader's memory
 
 
 class ChannelClosed(Exception):
@@ -34,10 +36,12 @@ class Channel:
     def receive(self, seconds=None):
         """The next message. Raises TimeoutError after `seconds`, ChannelClosed at the end of the stream.
 
-        Raises ValueError or RecursionError where it is no JSON, or nested too deeply.
+        Raises ValueError or RecursionError where it is no JSON, nested too deeply, or longer than LONGEST.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._buffer:
+            if len(self._buffer) > LONGEST:
+                raise ValueError(f"a message of more than {LONGEST} bytes")
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._read_fd], [], [], left)[0]:
                 raise TimeoutError

@@ -43,12 +43,12 @@ class Clocked:
             return self.timed[side, mode].time(seeds)
 
     def result(self, side, mode, outputs):
-        """Write what the last timed call gave to the file `outputs`: {"outputs"} or {"gradients", "detached"}."""
+        """Write what the last timed call gave, its outputs or its gradients, to the file `outputs`."""
         result, names = self.timed[side, mode].result()
         if names is None:
-            tensors.save({"outputs": tensors.flatten(result)}, outputs)
+            tensors.save_results(tensors.Results(tensors.flatten(result)), outputs)
         else:
-            tensors.save({"gradients": dict(zip(names, result, strict=True)), "detached": False}, outputs)
+            tensors.save_results(tensors.Results([], dict(zip(names, result, strict=True))), outputs)
         return {}
 
     def hold(self, side, mode, seeds):

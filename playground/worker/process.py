@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import contextvars
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import weakref
 import psutil
 
 from playground.catalog import ROOT
+from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
 from playground.worker.failures import crash_place, without_our_frames
 from playground.worker.replies import malformed
@@ -23,8 +25,11 @@ from playground.worker.replies import malformed
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
 UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 
+LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes
+MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 SHOWN_BYTES = 8000  # of what a worker prints
+OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 _living = set()
 _living_lock = threading.Lock()
@@ -49,12 +54,16 @@ class WorkerFailure(Exception):
 class WorkerProcess:
     """A process that answers requests one at a time. Use it as a context manager; leaving it ends the process.
 
-    `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU.
+    `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU. It runs in
+    the `room`, a sandbox.Room, where there is one.
     """
 
-    def __init__(self, environment=None, bears_a_gpu=False):
+    def __init__(self, environment=None, bears_a_gpu=False, room=None):
         self.owner = owner.get()
         self.bears_a_gpu = bears_a_gpu
+        self.room = room
+        self._reached = None  # the limit of the sandbox for which the process was ended
+        self._is_over = threading.Event()
         self._paused, self._paused_since = 0.0, None  # seconds; the moment
         if self.owner in _over:
             raise WorkerFailure("the run has been ended")
@@ -64,15 +73,22 @@ class WorkerProcess:
     def _start(self, environment):
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
+        numbers = map(str, (request_read, reply_write, parent))
+        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
+        if self.room:
+            command, variables = self.room.command(command), self.room.environment(environment)
+        else:
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "playground.worker", str(request_read), str(reply_write), str(os.getpid())],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._output,
             pass_fds=(request_read, reply_write),
-            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            env=variables,
             start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
         )
         os.close(request_read)
@@ -80,10 +96,31 @@ class WorkerProcess:
         self._channel = Channel(reply_read, request_write)
         with _living_lock:
             _living.add(self)
+        if self.room:
+            self.room.admit(self._process.pid)
+        self._guard = threading.Thread(target=self._look_at_limits, daemon=True) if self.room else None
+        if self._guard:
+            self._guard.start()
+
+    def _look_at_limits(self):
+        """End a process in a sandbox that takes more than it may."""
+        while not self._is_over.wait(LOOK_AT_LIMITS):
+            try:
+                self._reached = self.room.reached(self.pid)
+            except OSError as error:
+                self._reached = f"nothing that cannot be looked at: {error}"
+            if self._reached:
+                return self.kill()
 
     @property
     def pid(self):
         return self._process.pid
+
+    def make_nice(self, niceness):
+        """Of the process and what it has started."""
+        for pid in _families([self._process]):
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(pid).nice(niceness)
 
     def __enter__(self):
         return self
@@ -119,7 +156,9 @@ class WorkerProcess:
                     raise WorkerFailure(complaint, self.output())
                 return result
             case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)} if reason.strip():
-                raise WorkerFailure(reason, details + self.output(), is_finding)
+                reason = reason[:MOST_REASON]
+                reason = sandbox.named(reason, self.room.limits) if self.room else reason
+                raise WorkerFailure(reason, details[:MOST_DETAILS] + self.output(), is_finding)
         self.kill()
         raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
 
@@ -143,11 +182,16 @@ class WorkerProcess:
             status = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             return "closed its connection to the driver"
+        if self._reached:
+            return f"was ended: the sandbox allows {self._reached}"
+        if self.room and status > OF_SIGNALS:  # bubblewrap's way to say it
+            status = OF_SIGNALS - status
         if status >= 0:
             return f"ended the process (exit status {status})"
         hint = ", which is how a machine that is out of memory ends a process" if -status == signal.SIGKILL else ""
         place = crash_place(self.output())
-        return f"crashed ({_name_of_signal(-status)}{f' in {place}' if place else ''}{hint})"
+        crashed = f"crashed ({_name_of_signal(-status)}{f' in {place}' if place else ''}{hint})"
+        return sandbox.named(crashed, self.room.limits) if self.room else crashed
 
     def output(self):
         """The end of what the process and its children printed, to both of their outputs."""
@@ -161,6 +205,9 @@ class WorkerProcess:
 
     def kill(self):
         """End the process and everything it started."""
+        if self.room:  # the first process inside takes all others with it, however fast they fork
+            outer = self._process
+            _signal(sandbox.family_of(outer.pid, most=1)[1:2] if outer.returncode is None else [], signal.SIGKILL)
         kill_family(self._process)
 
     def close(self):
@@ -169,7 +216,10 @@ class WorkerProcess:
             if self not in _living:
                 return
             _living.discard(self)
+        self._is_over.set()
         self.kill()
+        if self._guard:
+            self._guard.join()
         self._channel.close()
         self._output.close()
         self._printed.close()
@@ -181,13 +231,17 @@ class Spare:
     def __init__(self):
         self._worker = None
 
-    def start(self):
-        self._worker = self._worker or WorkerProcess()
+    def start(self, room=None):
+        """Start one in the room, where there is none yet."""
+        self._worker = self._worker or WorkerProcess(room=room)
 
-    def take(self):
-        """The worker, which is the caller's from now on; a new one where none was started."""
-        worker, self._worker = self._worker or WorkerProcess(), None
-        return worker
+    def take(self, room=None):
+        """A worker in the room, which is the caller's from now on; a new one where none was started there."""
+        worker, self._worker = self._worker, None
+        if worker and worker.room is not room:
+            worker.close()
+            worker = None
+        return worker or WorkerProcess(room=room)
 
     def close(self):
         if self._worker:

@@ -21,6 +21,7 @@ from playground.worker import recheck
 from playground.worker.failures import describe
 
 OTHER_INPUTS = 4
+BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these, for each element of the truth, is not read
 
 
 class Referee:
@@ -210,12 +211,16 @@ class Referee:
         `remark` a complaint ends with what the error looks like, which takes several further truths.
         """
         expected, _ = self._permitting(probe, declared)
+        unseen = {"note": None, "swallowed": None, "leaked": False, "stale": False}
         if isinstance(declared, str) and probe not in (*probes.FORWARD_PROBES, probes.OF_SEEDS) and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
-            return vars(wrong(None)) | {"note": note, "swallowed": None, "leaked": False, "stale": False}
-        actual = tensors.load_outputs(outputs)
+            return vars(wrong(None)) | unseen | {"note": note}
+        try:
+            actual = self._results(probe, outputs).outputs
+        except tensors.NotTensors as complaint:
+            return vars(wrong(str(complaint))) | unseen
         if len(actual) != len(expected):
-            return vars(wrong(f"returns {len(actual)} tensors instead of {len(expected)}"))
+            return vars(wrong(f"returns {len(actual)} tensors instead of {len(expected)}")) | unseen
         names = ["the output"] if len(expected) == 1 else [f"output {i}" for i in range(len(expected))]
         pairs = zip(expected, names, actual, strict=True)
         each = [reference.compare(name, value) for reference, name, value in pairs]
@@ -227,6 +232,12 @@ class Referee:
         swallowed = next((reference.note for reference in expected if getattr(reference, "note", None)), None)
         leaked = any(getattr(reference, "leaked", False) for reference in expected)
         return compared | {"stale": stale, "swallowed": swallowed, "leaked": leaked, "note": None}
+
+    def _results(self, probe, file):
+        """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors."""
+        outputs, gradients = self.references[probe]
+        elements = sum(reference.truth.numel() for reference in (*outputs, *gradients.values()))
+        return tensors.load_results(file, BYTES_OF_ELEMENT * elements + SLACK)
 
     def _has_old_weights(self, probe, actual):
         """Whether the outputs are right for the weights before the probe's step."""
@@ -241,26 +252,32 @@ class Referee:
         gradient is right for near decisions alone (see tolerance.py).
         """
         _, expected = self._permitting(probe, declared)
-        found = tensors.load_gradients(gradients)
-        if found["detached"]:
+        try:
+            given = self._results(probe, gradients)
+        except tensors.NotTensors as complaint:
+            return {"results": vars(wrong(str(complaint)))}
+        found = given.gradients
+        if given.detached:
             return {"outputs": vars(wrong("the output is silently detached: no gradient reaches anything through it"))}
         if shared:
-            given = {name: value.shape for name, value in found["gradients"].items() if value is not None}
-            expected = {name: each for name, each in expected.items() if each.truth.shape == given.get(name)}
+            shapes = {name: value.shape for name, value in found.items() if value is not None}
+            expected = {name: each for name, each in expected.items() if each.truth.shape == shapes.get(name)}
         for i in self.probes[probe].wanted_inputs:  # what it is where the input cannot vary is nobody's business
-            free, actual = self.domain.free(i, self.probes[probe].inputs[i]), found["gradients"].get(f"input{i}")
+            free, actual = self.domain.free(i, self.probes[probe].inputs[i]), found.get(f"input{i}")
             if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
                 true = expected[f"input{i}"].truth.to(actual.dtype)
-                found["gradients"][f"input{i}"] = torch.where(free, actual, true)
+                found[f"input{i}"] = torch.where(free, actual, true)
         return {
-            name: vars(reference.compare(f"the gradient of {name}", found["gradients"].get(name)))
-            for name, reference in expected.items()
+            name: vars(reference.compare(f"the gradient of {name}", found.get(name))) for name, reference in expected.items()
         }
 
     def grade(self, probe, outputs):
         """{"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
         references, _ = self.references[probe]
-        actual = tensors.load_outputs(outputs)
+        try:
+            actual = self._results(probe, outputs).outputs
+        except tensors.NotTensors:
+            return {"class": accuracy.WRONG}
         return {"class": accuracy.grade(references, actual, lambda name: self._lowered(probe, name), [self.precision])}
 
     def _permitting(self, probe, declared):

@@ -1,10 +1,23 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
 import contextlib
+import shutil
 import threading
 
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
+
+GIVEN = "given"  # the folder of what variants are given
+
+
+def remove(file):
+    """Remove a file of results, or the folder that a variant has put in its place; none is left of either."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:
+        shutil.rmtree(file, ignore_errors=True)
+        if file.exists():
+            raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
 
 
 class RefereeFailure(WorkerFailure):
@@ -14,12 +27,14 @@ class RefereeFailure(WorkerFailure):
 class Truth:
     """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
 
-    `folder` holds the tensors that are exchanged. `original` are the arguments of `referee.load` but for the weights.
+    `folder` holds the tensors that are exchanged; what variants are to see of them is in `given`, below it. `original` are the
+    arguments of `referee.load` but for the weights.
     """
 
     def __init__(self, original, folder, probe_seed, limit):
-        self.folder = folder
-        self.weights = str(folder / "weights")
+        self.folder, self.given = folder, folder / GIVEN
+        self.given.mkdir(exist_ok=True)
+        self.weights = str(self.given / "weights")
         self.habits, self.domain, self.ways = (), [], []
         self._original = original
         self._probe_seed = probe_seed
@@ -50,7 +65,11 @@ class Truth:
             return self._prepared[probe]
 
     def inputs(self, probe):
-        return str(self.folder / f"inputs-{probe}")
+        return str(self.given / f"inputs-{probe}")
+
+    def answers(self, worker):
+        """The folder in which a variant's process writes."""
+        return worker.room.exchange if worker.room else self.folder
 
     def probes_for_training(self):
         """The names of two prepared probes, with gradients where the model has any: at the reduced size, and at its own."""

@@ -545,7 +545,7 @@ class FakeGpu:
             return {"complaint": None} if what == "outputs" else {"w": {"complaint": None}}
 
         return SimpleNamespace(
-            folder=folder,
+            answers=lambda worker: folder,
             compare=compare,
             prepare_timed=lambda probe, step, seed: self.truths.append(step),
             worker=None,

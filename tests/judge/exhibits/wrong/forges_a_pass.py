@@ -1,6 +1,6 @@
 """Answers in the driver's place, as if all were well, before there is a result.
 
-Verdict: error: .*file of outputs cannot be read
+Verdict: fail: the file of results cannot be read: No such file or directory
 Needs: a process of its own
 """
 

@@ -1,0 +1,352 @@
+"""Where a stranger's file runs: a worker under bubblewrap, which sees what it needs and writes to two folders of its own.
+
+It has no network, its own processes, a /tmp and a home that are empty, and none of this user's environment but what is listed
+here. Compilers run inside, too. docs/what_a_pass_proves.md says what that stops, and what it does not.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from playground.catalog import ROOT
+from playground.emulator import toolchain
+
+INSTALL = "install bubblewrap 0.8.0 or newer (apt-get install bubblewrap)"
+MODES = ("auto", "require", "off")
+GIB = 1 << 30
+PARENT = 1  # what a worker inside sees as its parent: bubblewrap's own process there
+
+# Of the environment; with an asterisk what begins so.
+PASSED = {"PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "CC", "CXX", "CUDAHOSTCXX", "MAX_JOBS", "CUDA_*", "NVCC_*", "NVIDIA_*"}
+PASSED |= {"TORCH_*", "PYTORCH_*", "TRITON_*", "CUBLAS_*", "CUDNN_*", "OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"}
+PASSED |= {"MALLOC_*", "LD_LIBRARY_PATH"}
+NOT_PASSED = {"TORCH_HOME", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TRITON_HOME"}
+
+SYSTEM = ("/usr", "/opt", "/nix/store")
+LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # into /usr on most systems
+OF_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
+OF_SYS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
+GPU = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps", "dri", *(f"nvidia{number}" for number in range(16)))
+
+# Control groups, which only root may make on most systems: hierarchies, with the files that hold which limit. RLIMIT_NPROC
+# does not bind root.
+GROUPS = {
+    "/sys/fs/cgroup": {"pids.max": "processes", "memory.max": "memory"},
+    "/sys/fs/cgroup/pids": {"pids.max": "processes"},
+    "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"},
+}
+MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
+RESERVE = 0.02  # of the file system that these are on: less must not be free
+# What Python, torch and compilers say when they have reached a limit -> the limit's name.
+SAID = {
+    r"\[Errno 27\]|File too large|SIGXFSZ": "file",
+    r"\[Errno 24\]|Too many open files": "open_files",
+    r"\[Errno 28\]|No space left on device": "scratch",
+    r"\[Errno 11\] Resource temporarily unavailable|can't start new thread": "processes",
+    r"MemoryError|out of memory|Cannot allocate memory|bad_alloc": "memory",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes of memory, of all processes together; their number, threads included; bytes of a file, of all that both folders
+    hold, of /tmp and /dev/shm; open files of a process.
+    """
+
+    memory: int
+    processes: int
+    file: int
+    folder: int
+    scratch: int
+    open_files: int = 8192
+
+    def describe(self, name):
+        """'files of up to 8 GiB'."""
+        size = f"{getattr(self, name) / GIB:.3g} GiB"
+        return {
+            "memory": f"{size} of memory",
+            "processes": f"{self.processes} processes and threads",
+            "file": f"files of up to {size}",
+            "folder": f"{size} and {MOST_ENTRIES} files in the folders of its own",
+            "scratch": f"{size} in /tmp and in /dev/shm",
+            "open_files": f"{self.open_files} open files",
+        }[name]
+
+    def of_process(self):
+        """What a worker sets for itself before it loads a file: {name in the module resource: limit}."""
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file, "RLIMIT_NOFILE": self.open_files}
+        if not has_gpu():  # CUDA reserves more addresses than there is memory
+            limits["RLIMIT_DATA"] = self.memory
+        if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14):  # before, other sandboxes' count, too
+            limits["RLIMIT_NPROC"] = self.processes
+        return limits
+
+
+def limits(folder):
+    """The Limits that this machine bears now, with results in `folder`."""
+    memory, free = psutil.virtual_memory().available, shutil.disk_usage(folder).free
+    return Limits(
+        memory=int(0.8 * memory),
+        processes=256 + 64 * (os.cpu_count() or 1),
+        file=min(16 * GIB, free // 2),
+        folder=min(32 * GIB, int(0.8 * free)),
+        scratch=min(4 * GIB, memory // 8),
+    )
+
+
+@functools.cache
+def version():
+    """'bubblewrap 0.8.0'. Raises Missing where a sandbox cannot be made here."""
+    program = shutil.which("bwrap")
+    if sys.platform != "linux" or not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
+        raise Missing("bubblewrap needs Linux, and limits need a kernel with CONFIG_PROC_CHILDREN")
+    if not program:
+        raise Missing(f"bwrap is not on PATH: {INSTALL}")
+    with tempfile.TemporaryDirectory(prefix="playground-") as folder, Room([], folder, folder) as room:
+        command = room.command(["sh", "-c", "true"])
+        tried = subprocess.run(command, capture_output=True, text=True, env=room.environment())
+    if tried.returncode:
+        said = (tried.stderr.strip().splitlines() or ["it says nothing"])[0]
+        raise Missing(f"bwrap does not work here ({said}): {INSTALL}, on a kernel that lets this user make namespaces")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+class Missing(Exception):
+    """No sandbox can be made here; the text says why, and what to do."""
+
+
+def has_gpu():
+    return Path("/dev/nvidiactl").exists()
+
+
+class Room:
+    """What one judged file is given: it sees `shown`, files and folders, at their own paths, and can write to two folders.
+
+    Of these `exchange` is for its results and `builds` for its extensions; both are made new, in the folders named so. Every
+    process of the file runs in the same room, and no other file does. `close` removes them.
+    """
+
+    def __init__(self, shown, exchange, builds):
+        self._shown = list(map(Path, shown))
+        self.exchange, self.builds = (
+            Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+            for prefix, folder in (("results-", exchange), ("builds-", builds))
+        )
+        self.limits = limits(self.exchange)
+        self._groups = list(_groups(self.exchange.name, self.limits))
+        self._looks = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def close(self):
+        """Whatever names, modes and depths a file has left there. Safe to call twice."""
+        for group in self._groups:
+            for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+                if not group.exists():
+                    break
+                time.sleep(0.05)
+        for folder in (self.exchange, self.builds):
+            if folder.exists():
+                with contextlib.suppress(OSError, RecursionError):
+                    shutil.rmtree(folder)
+            if folder.exists():
+                subprocess.run(["chmod", "-R", "u+rwx", "--", folder], stderr=subprocess.DEVNULL)
+                subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
+
+    def command(self, command):
+        """The command line that runs `command` in the room."""
+        scratch = ["--size", str(self.limits.scratch), "--tmpfs"]
+        shown = [argument for path in [*_programs(), *_existing(self._shown)] for argument in ("--ro-bind", path, path)]
+        written = [argument for path in (self.exchange, self.builds) for argument in ("--bind", path, path)]
+        return [
+            *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"),
+            *_system(),
+            *("--proc", "/proc", "--dev", "/dev", *scratch, "/dev/shm", *scratch, "/tmp", "--dir", "/tmp/home"),
+            *(argument for name in GPU for argument in ("--dev-bind-try", f"/dev/{name}", f"/dev/{name}")),
+            *map(str, (*shown, *written)),
+            *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
+        ]
+
+    def environment(self, more=None):
+        """All of the environment inside; `more` is added."""
+        passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
+        if "LD_LIBRARY_PATH" in passed:
+            passed["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, _library_folders()))
+        return passed | {
+            "HOME": "/tmp/home",
+            "USER": "sandbox",
+            "LOGNAME": "sandbox",
+            "TMPDIR": "/tmp",
+            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *_site_folders()])),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONNOUSERSITE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PLAYGROUND_EMULATOR_CACHE": str(self.builds / "emulator"),
+            "PLAYGROUND_EMULATOR_MADE": str(toolchain.cache_folder()),
+            **(more or {}),
+        }
+
+    def admit(self, pid):
+        """Put the processes below `pid` into the room's control groups, before a file is loaded into them."""
+        admitted = set()
+        while new := set(family_of(pid, self.limits.processes)) - admitted:  # until none of them has started another meanwhile
+            for each in new:
+                with contextlib.suppress(OSError):
+                    Path(f"/proc/{each}/oom_score_adj").write_text("1000")  # where memory ends, they end before all others
+                for group in self._groups:
+                    with contextlib.suppress(OSError):
+                        (group / "cgroup.procs").write_text(str(each))
+            admitted |= new
+
+    def reached(self, pid):
+        """The limit that the processes below `pid` have reached, in words; None where there is none. Called again and again."""
+        self._looks += 1
+        for group in self._groups:
+            if "pids.max" in GROUPS[str(group.parent)] and "max 0" not in (group / "pids.events").read_text():
+                return self.limits.describe("processes")
+        family = family_of(pid, self.limits.processes)
+        threads, resident = 0, 0
+        for each in family:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+                threads, resident = threads + int(fields[17]), resident + int(fields[21]) * os.sysconf("SC_PAGESIZE")
+        if threads > self.limits.processes:
+            return self.limits.describe("processes")
+        if resident > self.limits.memory and sum(map(_proportional, family)) > self.limits.memory:
+            return self.limits.describe("memory")
+        folders = [self.exchange] if self._looks % 5 else [self.exchange, self.builds]  # builds are the larger, and slower
+        if sum(map(size_of, folders)) > self.limits.folder:
+            return self.limits.describe("folder")
+        for folder in folders:
+            free = os.statvfs(folder)
+            if free.f_bavail < RESERVE * free.f_blocks:
+                return f"{RESERVE:.0%} of the file system of {folder} to be left free"
+        return None
+
+
+def _groups(name, limits):
+    """Control groups with these limits, where this user may make them."""
+    for parent, files in GROUPS.items():
+        group = Path(parent) / f"playground-{os.getpid()}-{name}"
+        if not (group.parent / "cgroup.procs").exists():
+            continue
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                for file, limit in files.items():
+                    (group / file).write_text(str(getattr(limits, limit)))
+                yield group
+            except OSError:  # a hierarchy without that controller
+                group.rmdir()
+
+
+def family_of(pid, most):
+    """The process and its descendants, and a few more than `most` of them at most, without a look at any other process."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(OSError):
+            for children in Path(f"/proc/{each}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    found += map(int, children.read_text().split())
+        if len(found) > most + 1:
+            break
+    return found
+
+
+def size_of(folder):
+    """Bytes on the disk of all that is in a folder; infinite where there is too much, or it cannot be looked at."""
+    left, total, seen = [folder], 0, 0
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    seen += 1
+                    if seen > MOST_ENTRIES:
+                        return float("inf")
+                    with contextlib.suppress(FileNotFoundError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            left.append(entry.path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return float("inf")
+    return total
+
+
+def named(reason, limits):
+    """The reason of a failure, with the limit that it sounds like; as it is where it sounds like none."""
+    name = next((name for said, name in SAID.items() if re.search(said, reason, re.IGNORECASE)), None)
+    return f"{reason} (the sandbox allows {limits.describe(name)})" if name else reason
+
+
+def _is_passed(name):
+    return name not in NOT_PASSED and any(name == each or (each[-1] == "*" and name.startswith(each[:-1])) for each in PASSED)
+
+
+def _system():
+    """Mounts of the system's own files, as far as compilers, Python and CUDA need them."""
+    mounts = [argument for path in SYSTEM for argument in ("--ro-bind-try", path, path)]
+    for path in filter(os.path.lexists, LINKS):
+        mounts += ["--symlink", os.readlink(path), path] if Path(path).is_symlink() else ["--ro-bind", path, path]  # noqa: PTH115
+    mounts += [argument for name in OF_ETC for argument in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
+    return [*mounts, *(argument for path in (["/sys"] if has_gpu() else OF_SYS) for argument in ("--ro-bind-try", path, path))]
+
+
+@functools.cache
+def _programs():
+    """The folders of this Python, its packages, the project's code, compilers and what the emulator has made of its own."""
+    roots = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("include"), *_site_folders()]
+    roots += [Path(sys.executable).parent, Path(sys.executable).resolve().parent, ROOT / "playground", ROOT / "models"]
+    roots += [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + _library_folders()
+    roots += [Path(found).resolve().parent for name in ("nvcc", "ninja", "c++", "g++", "gcc") if (found := shutil.which(name))]
+    roots += [toolchain.cache_folder() / kind for kind in toolchain.MADE_OF_ITS_OWN]
+    private = {Path("/"), Path.home(), Path.home().parent, ROOT}
+    return [path for path in _existing(dict.fromkeys(map(Path, filter(None, roots)))) if path not in private]
+
+
+def _existing(paths):
+    """Those that exist, but for what is visible anyway, the outer ones first."""
+    return [path for path in sorted(paths) if path.exists() and not path.is_relative_to("/usr")]
+
+
+def _site_folders():
+    """Where this Python finds packages."""
+    names = ("site-packages", "dist-packages")
+    torch = importlib.util.find_spec("torch")
+    folders = [path for path in sys.path if Path(path).name in names] + ([str(Path(torch.origin).parents[1])] if torch else [])
+    return [Path(folder) for folder in dict.fromkeys(folders)]
+
+
+def _library_folders():
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return [Path(folder) for folder in folders if folder.startswith("/") and Path(folder).is_dir()]
+
+
+def _proportional(pid):
+    """Bytes of memory of a process, of which what it shares with others counts in part."""
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return 1024 * int(re.search(r"^Pss:\s+(\d+) kB", text, re.M)[1])
+    return 0

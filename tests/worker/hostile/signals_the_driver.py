@@ -1,0 +1,9 @@
+"""It ends the process that judges it.
+
+Verdict: error: ProcessLookupError: .*
+"""
+
+import os
+import signal
+
+os.kill(int("@DRIVER@"), signal.SIGKILL)

@@ -1,0 +1,289 @@
+"""Hostile files, each in a sandbox: none gets further than its own verdict, and the next file's is the same as ever.
+
+The docstring of a file in hostile/ says what it does and what its verdict is: "Verdict: error: <regular expression>". Words
+between two @ in its text are replaced by what it aims at.
+"""
+
+import ast
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from playground import catalog
+from playground.command import main
+from playground.driver.runner import Options, Runner, Task, blank_result, load_candidate
+from playground.driver.verdict import give_failure, give_loaded, judge
+from playground.machine import requirements
+from playground.report.progress import Progress
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, sandbox, standstill
+from playground.worker.truth import Truth
+
+HOSTILE = Path(__file__).parent / "hostile"
+PROBLEM = Path(__file__).parents[1] / "judge" / "problems" / "gelu" / "problem.py"
+OPTIONS = Options(quick=True, time_limit=60, sandbox="require")
+SECRET = "to be read by nobody"
+GIB = 1 << 30
+SMALL = sandbox.Limits(memory=2 * GIB, processes=100, file=GIB, folder=GIB // 16, scratch=GIB // 4)
+OF_THE_DEFAULT_TIER = ("forks_without_end",)
+
+
+def why_missing():
+    try:
+        return not sandbox.version()
+    except sandbox.Missing as missing:
+        return str(missing)
+
+
+pytestmark = pytest.mark.skipif(bool(why_missing()), reason=f"no sandbox here: {why_missing()}")
+
+
+def declared(path):
+    """(verdict, regular expression of the reason, what it needs) of a file's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    verdict, _, reason = re.search(r"^Verdict: (.*)$", text, re.M)[1].partition(": ")
+    needs = re.search(r"^Needs: (.*)$", text, re.M)
+    return verdict, reason, needs[1] if needs else ""
+
+
+def files_that_need(*needs):
+    return [path.stem for path in sorted(HOSTILE.glob("*.py")) if declared(path)[2] in needs]
+
+
+class Aims:
+    """What the files aim at. `words` are put into their texts; `assert_unharmed` looks at all of it."""
+
+    def __init__(self, folder, open_for_now):
+        self.folder = folder
+        self.secret, self.outside = folder / "home" / "key", folder / "outside"
+        for path, text in ((self.secret, SECRET), (self.outside, SECRET), (folder / "files" / "neighbour.py", SECRET)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)]
+        name = f"playground-{os.getpid()}"
+        self.listeners[1].bind(f"\0{name}")
+        self.listeners[1].listen()
+        self.sibling = subprocess.Popen(["sleep", "1000"])
+        self.other = sandbox.Room([], folder, folder)
+        (self.other.exchange / "results").write_text(SECRET)
+        open_for_now.enter_context(contextlib.closing(self))
+        self.judge = {path: path.read_bytes() for path in (catalog.ROOT / "playground" / "judge").glob("*.py")}
+        self.words = {
+            "SECRET": self.secret,
+            "OUTSIDE": self.outside,
+            "NEIGHBOUR": folder / "files" / "neighbour.py",
+            "RESULTS": self.other.exchange / "results",
+            "BUILDS": self.other.builds,
+            "KEY": SECRET,
+            "PORT": self.listeners[0].getsockname()[1],
+            "ABSTRACT": name,
+            "DRIVER": os.getpid(),
+            "SIBLING": self.sibling.pid,
+            "MARK": f"{name}-mark",
+        }
+
+    def aimed(self, name):
+        """The path of the file of that name, with its aims."""
+        text = re.sub("@([A-Z]+)@", lambda match: str(self.words[match[1]]), (HOSTILE / f"{name}.py").read_text())
+        path = self.folder / "files" / f"{name}.py"
+        path.write_text(text)
+        return path
+
+    def assert_unharmed(self):
+        assert self.secret.read_text() == self.outside.read_text() == SECRET
+        assert psutil.Process(self.sibling.pid).status() == psutil.STATUS_SLEEPING
+        assert [path.name for path in self.other.exchange.iterdir()] == ["results"]
+        assert not list(self.other.builds.iterdir())
+        assert {path: path.read_bytes() for path in self.judge} == self.judge
+        for listener in self.listeners:
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+    def close(self):
+        for listener in self.listeners:
+            listener.close()
+        self.sibling.kill()
+        self.sibling.wait()
+        self.other.close()
+
+
+@pytest.fixture(scope="module")
+def aims(tmp_path_factory):
+    requirements.prepare_environment()
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("aims")
+        aims = Aims(folder, stack)
+        patch.setenv("HOME", str(aims.secret.parent))
+        patch.setenv("PLAYGROUND_TEST_KEY", SECRET)
+        patch.setattr(sandbox, "limits", lambda folder: SMALL)
+        yield aims
+
+
+@pytest.fixture(scope="module")
+def runner():
+    runner = Runner(OPTIONS, Progress())
+    yield runner
+    runner.close()
+
+
+def task_of(path):
+    return Task(catalog.find_model(str(PROBLEM)), catalog.Variant(path.stem, path, "cpu"), "cpu")
+
+
+def loaded(runner, worker, task):
+    """The result of a file that is only loaded."""
+    result = blank_result(task)
+    try:
+        load_candidate(worker, runner.original(task), task, OPTIONS, None)
+    except WorkerFailure as failure:
+        give_failure(result, failure)
+    return result
+
+
+def expect(result, name):
+    verdict, reason, _ = declared(HOSTILE / f"{name}.py")
+    assert (result["verdict"], bool(re.match(reason, result["reason"] or ""))) == (verdict, True), (name, result["reason"])
+    assert SECRET not in result["reason"] + result["details"].replace(f'"{SECRET}" in value', ""), name
+
+
+def test_what_only_tries(aims, runner):
+    """One after the other in one process: their room is the same, which is less than each has in a run."""
+    names = files_that_need("") + (files_that_need("a compiler") if not requirements.missing_for("cpu") else [])
+    assert len(names) >= 20
+    with (
+        runner.new_room(task_of(PROBLEM), [aims.aimed(name) for name in names]) as room,
+        WorkerProcess(UNTIMED, room=room) as worker,
+    ):
+        for name in names:
+            expect(loaded(runner, worker, task_of(aims.folder / "files" / f"{name}.py")), name)
+    assert not room.exchange.exists() and not room.builds.exists()
+    aims.assert_unharmed()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OF_THE_DEFAULT_TIER else pytest.param(name, marks=pytest.mark.full)
+        for name in files_that_need("a process of its own")
+    ],
+)
+def test_what_ends_its_process(aims, runner, name):
+    before = set(psutil.pids())
+    began = time.monotonic()
+    with runner.new_room(task_of(PROBLEM), [aims.aimed(name)]) as room:
+        with WorkerProcess(UNTIMED, room=room) as worker:
+            expect(loaded(runner, worker, task_of(aims.folder / "files" / f"{name}.py")), name)
+        assert time.monotonic() - began < 50, "a limit, and not the time limit"
+    assert not room.exchange.exists() and not room.builds.exists()
+    mark = aims.words["MARK"]
+    left = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
+    assert not [process for process in left if mark in " ".join(process.info["cmdline"] or [])]
+    aims.assert_unharmed()
+
+
+def test_what_the_referee_reads(aims, runner):
+    """Results that are none, and the verdict of an honest file afterwards."""
+    with contextlib.ExitStack() as stack:
+        honest = task_of(aims.aimed("honest"))
+        truth = Truth(runner.original(honest), runner.folder(honest.group), runner.probe_seed, OPTIONS.time_limit)
+        stack.callback(truth.close)
+        truth.prepare()
+        names = [name for name in files_that_need("the whole check") if name != "honest"]
+        shown = [aims.aimed(name) for name in names]
+        room = stack.enter_context(runner.new_room(honest, shown))
+        shared = stack.enter_context(WorkerProcess(UNTIMED, room=room))
+        other = stack.enter_context(WorkerProcess(UNTIMED, room=runner.room(honest)))
+        for name in [*names, "honest"]:
+            task = task_of(aims.folder / "files" / f"{name}.py")
+            result, worker = blank_result(task), other if name == "honest" else shared
+            try:
+                give_loaded(result, load_candidate(worker, runner.original(task), task, OPTIONS, truth.weights))
+                judge(worker, truth, result, OPTIONS.time_limit, task.variant.path)
+            except WorkerFailure as failure:
+                give_failure(result, failure)
+            if name == "honest":
+                assert (result["verdict"], result["reason"]) == ("pass", None)
+            else:
+                expect(result, name)
+    aims.assert_unharmed()
+
+
+COUNTS = """
+import os, subprocess, sys
+file = os.environ["TORCH_EXTENSIONS_DIR"] + "/count"
+text = f"import itertools, time\\nfor i in itertools.count():\\n    open({file!r}, 'a').write('.')\\n    time.sleep(0.01)"
+subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
+raise ValueError("started")
+"""
+
+
+def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_variant):
+    task = task_of(write_variant("counts", COUNTS).path)
+    with WorkerProcess(UNTIMED, room=runner.room(task)) as worker:
+        assert loaded(runner, worker, task)["reason"] == "ValueError: started"
+        count = worker.room.builds / "count"
+        deadline = time.monotonic() + 20
+        while not count.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with standstill(set()):
+            time.sleep(0.1)
+            before = count.stat().st_size
+            time.sleep(0.3)
+            assert count.stat().st_size == before
+        while count.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert count.stat().st_size > before
+        family = [psutil.Process(pid) for pid in sandbox.family_of(worker.pid, 100)]
+        assert len(family) >= 4, "bubblewrap, its first process inside, the worker, and what that has started"
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    runner.close_room(task)
+
+
+@pytest.mark.full
+def test_a_suite_over_night(aims, tmp_path, capsys):
+    """The two commands' way: each hostile file beside honest ones, which pass as if they were alone."""
+    names = ["honest", *files_that_need("")[:4], "links_its_results", "leaves_things_behind", "outlives_its_run"]
+    pairs = [{"problem": str(PROBLEM), "solution": str(aims.aimed(name))} for name in names]
+    (aims.folder / "files" / "last.py").write_text((HOSTILE / "honest.py").read_text())
+    pairs.append({"problem": str(PROBLEM), "solution": str(aims.folder / "files" / "last.py")})
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
+    arguments = ["--suite", str(tmp_path / "pairs.json"), "--quick", "--json", str(tmp_path / "out.json")]
+    assert main.compare([*arguments, "--sandbox", "require", "--device", "cpu"]) == 1
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert f"sandbox: on ({sandbox.version()})" in capsys.readouterr().out
+    verdicts = [result["verdict"] for result in document["results"]]
+    assert verdicts == ["pass", *["error"] * 4, "fail", "error", "error", "pass"]
+    aims.assert_unharmed()
+
+
+def test_without_bubblewrap(monkeypatch, capsys):
+    """Refused where it is required, off with the reason otherwise."""
+
+    def missing():
+        raise sandbox.Missing("bwrap is not on PATH")
+
+    monkeypatch.setattr(sandbox, "version", missing)
+    problem = ["--model", str(PROBLEM), "--variant", str(HOSTILE / "honest.py")]
+    assert main.compare([*problem, "--sandbox", "require"]) == 2
+    assert capsys.readouterr().err == "--sandbox require: bwrap is not on PATH\n"
+    task = task_of(HOSTILE / "honest.py")
+    assert not Options(sandbox="auto").isolates(task)
+    assert Options(sandbox="auto").isolation([task]) == "off (bwrap is not on PATH)"
+
+
+def test_what_is_isolated():
+    own = Task(*(lambda model: (model, catalog.variants(model)[0]))(catalog.models()[0]), "cpu")
+    other = task_of(HOSTILE / "honest.py")
+    isolated = {mode: [Options(sandbox=mode).isolates(task) for task in (own, other)] for mode in sandbox.MODES}
+    assert isolated == {"auto": [False, True], "require": [True, True], "off": [False, False]}
+    assert Options(sandbox="auto").isolation([own]) == "off (all files are the project's)"
+    assert Options(sandbox="auto", sanitize=True).isolation([other]).startswith("off (compute-sanitizer")
