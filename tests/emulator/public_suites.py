@@ -12,6 +12,7 @@ import collections
 import concurrent.futures
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,8 +45,9 @@ class Case:
 # ---- GPUVerify: kernels without a host program, annotated with the launch
 
 # What the annotations say to GPUVerify and a compiler need not hear, and a host program for a kernel of any parameters:
-# pointers get memory of zeros, and numbers the number of threads.
+# pointers get memory of zeros, numbers the number of threads, and what __requires sets equal to a name or number is that.
 HARNESS = r"""
+#include <assert.h>
 #include <cooperative_groups.h>
 #include <tuple>
 #include <type_traits>
@@ -60,7 +62,7 @@ __device__ void synchronize(const Group& group) {{ group.sync(); }}
 #define __function_wide_invariant(...)
 #define __function_wide_candidate_invariant(...)
 #define __candidate_invariant(...)
-#define __assert(...)
+#define __assert(...) {assertion}
 #define __global_assert(...)
 #define __barrier_invariant(...)
 #define __barrier_invariant_1(...)
@@ -86,18 +88,27 @@ T harness_argument(unsigned threads) {{
         return structure;
     }}
 }}
-template <class... P>
-void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative) {{
+template <size_t I, class T>
+T harness_argument(unsigned threads) {{
+    {required}
+    return harness_argument<T>(threads);
+}}
+template <class... P, size_t... I>
+void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative, std::index_sequence<I...>) {{
     const unsigned threads = grid.x * grid.y * grid.z * block.x * block.y * block.z;
     if (cooperative) {{
-        std::tuple<std::decay_t<P>...> values{{harness_argument<std::decay_t<P>>(threads)...}};
+        std::tuple<std::decay_t<P>...> values{{harness_argument<I, std::decay_t<P>>(threads)...}};
         const auto launch = [&](auto&... v) {{
             void* a[] = {{&v..., nullptr}};
             cudaLaunchCooperativeKernel(kernel, grid, block, a, 0, 0);
         }};
         std::apply(launch, values);
     }} else
-        kernel<<<grid, block>>>(harness_argument<std::decay_t<P>>(threads)...);
+        kernel<<<grid, block>>>(harness_argument<I, std::decay_t<P>>(threads)...);
+}}
+template <class... P>
+void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative) {{
+    harness_launch(kernel, grid, block, cooperative, std::index_sequence_for<P...>{{}});
 }}
 int main() {{ harness_launch({kernel}, dim3({grid}), dim3({block}), {cooperative}); }}
 """
@@ -119,12 +130,31 @@ def gpuverify(folder, work):
         pointers = str(bool(re.search(r"struct[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
         file.write_text(
             HARNESS.format(
-                file=path.name, kernel=kernels[-1], grid=grid, block=block, cooperative=cooperative, pointers=pointers
+                file=path.name,
+                kernel=kernels[-1],
+                grid=grid,
+                block=block,
+                cooperative=cooperative,
+                pointers=pointers,
+                required=required(text, kernels[-1]),
+                # What asks GPUVerify's own functions cannot be evaluated.
+                assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
             )
         )
         expected = "right" if first.startswith("//pass") else "wrong" if first.startswith("//xfail") else ""
         defines = re.findall(r"-D(\S+)", options)
         yield Case("GPUVerify", name, [file], [path.parent], expected=expected, fails="(?!)", defines=defines)
+
+
+def required(text, kernel):
+    """A statement for each parameter of the kernel that the text says to equal a number or a function."""
+    parameters = re.search(rf"\b{kernel}\s*\(([^)]*)\)", text)[1].split(",")
+    statements = []
+    for at, name in enumerate(re.search(r"\w*\s*$", parameter)[0].strip() for parameter in parameters):
+        value = re.search(rf"__requires\({name} == (\d+|\w+)\b(?!\.)", text) if name else None
+        if value and (value[1].isdigit() or re.search(rf"__device__[^;{{}}]*\b{value[1]}\(", text)):
+            statements.append(f"if constexpr (I == {at}) return (T)({value[1]});")
+    return " ".join(statements)
 
 
 def dimension(options, name):
@@ -289,14 +319,13 @@ def shrunk(case, work):
     if not case.folder:
         return case
     copy = work / case.suite / re.sub(r"\W+", "-", case.name)
-    for path in case.folder.rglob("*"):
+    shutil.copytree(case.folder, copy)
+    for path in copy.rglob("*"):
         if path.suffix in (".cu", ".cpp", ".h", ".cuh", ".hpp", ".inl"):
             text = path.read_text(errors="replace")
             for pattern, new in case.replacements:
-                text = re.sub(pattern, new, text)
-            target = copy / path.relative_to(case.folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
+                text = re.sub(pattern.replace(" ", r"\s+"), new, text)
+            path.write_text(text)
     case.files = [copy / path.relative_to(case.folder) if case.folder in path.parents else path for path in case.files]
     case.folders = [copy if path == case.folder else path for path in case.folders]
     return case
