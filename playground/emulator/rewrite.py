@@ -106,6 +106,9 @@ class Rewriter:
             "__forceinline__": self.forced_inline,
             "always_inline": self.always_inline,
             "__always_inline__": self.always_inline,
+            "__builtin_memcpy": self.builtin_copy,
+            "__builtin_memmove": self.builtin_copy,
+            "__builtin_memset": self.builtin_copy,
             "asm": self.asm,
             "__asm__": self.asm,
             "{": self.open_brace,
@@ -214,6 +217,11 @@ class Rewriter:
         before = skip_blanks(self.out, len(self.out) - 1, -1)
         in_attribute = before >= 0 and self.out[before].text in ("(", ",")
         self.emit("__unused__" if in_attribute else self.tokens[at].text, self.tokens[at : at + 1])
+        return at + 1
+
+    def builtin_copy(self, at):
+        """The compiler's own name of memcpy, which nvcc_macros.h cannot replace: the C++ library uses it, too."""
+        self.emit(self.tokens[at].text.replace("__builtin_", "emulator_"), self.tokens[at : at + 1])
         return at + 1
 
     def noinline(self, at):

@@ -45,7 +45,8 @@ class Case:
 # ---- GPUVerify: kernels without a host program, annotated with the launch
 
 # What the annotations say to GPUVerify and a compiler need not hear, and a host program for a kernel of any parameters:
-# pointers get memory of zeros, numbers the number of threads, and what __requires sets equal to a name or number is that.
+# pointers get memory of zeros, numbers the number of threads, or what the annotations ask for. Functions without a body, any
+# behaviour of which GPUVerify allows, return zero.
 HARNESS = r"""
 #include <assert.h>
 #include <cooperative_groups.h>
@@ -58,7 +59,9 @@ __device__ void synchronize(const Group& group) {{ group.sync(); }}
 #define __ensures(...)
 #define __modifies(...)
 #define __invariant(...) true
-#define __global_invariant(...)
+#define __global_invariant(...) true
+#define __axiom(...)
+#define __assume(...)
 #define __function_wide_invariant(...)
 #define __function_wide_candidate_invariant(...)
 #define __candidate_invariant(...)
@@ -69,12 +72,13 @@ __device__ void synchronize(const Group& group) {{ group.sync(); }}
 #define __non_temporal_loads_begin()
 #define __non_temporal_loads_end()
 #include "{file}"
+{bodies}
 template <class T>
 T harness_argument(unsigned threads) {{
     if constexpr (std::is_pointer<T>::value) {{
         void* memory;
-        cudaMalloc(&memory, 1 << 20);
-        cudaMemset(memory, 0, 1 << 20);
+        cudaMalloc(&memory, 1 << 23);
+        cudaMemset(memory, 0, 1 << 23);
         return (T)memory;
     }} else if constexpr (std::is_arithmetic<T>::value)
         return T(threads);
@@ -122,12 +126,12 @@ def gpuverify(folder, work):
         kernels = re.findall(r"__global__\s+(?:\w+\s+)*?void\s+(?:__\w+\s*\([^)]*\)\s*)?(\w+)\s*\(", text)
         if not kernels:
             continue
-        block, grid = (dimension(options, name) for name in ("blockDim", "gridDim"))
+        block, grid = launch_sizes(options)
         name = str(path.parent.relative_to(folder / "testsuite" / "CUDA"))
         file = work / "gpuverify" / name.replace("/", "-") / "harness.cu"
         file.parent.mkdir(parents=True, exist_ok=True)
         cooperative = str("grid_group" in text).lower()
-        pointers = str(bool(re.search(r"struct[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
+        pointers = str(bool(re.search(r"(?:struct|class)[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
         file.write_text(
             HARNESS.format(
                 file=path.name,
@@ -137,6 +141,7 @@ def gpuverify(folder, work):
                 cooperative=cooperative,
                 pointers=pointers,
                 required=required(text, kernels[-1]),
+                bodies=bodies(text),
                 # What asks GPUVerify's own functions cannot be evaluated.
                 assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
             )
@@ -147,21 +152,43 @@ def gpuverify(folder, work):
 
 
 def required(text, kernel):
-    """A statement for each parameter of the kernel that the text says to equal a number or a function."""
+    """A statement for each parameter of the kernel that the text says to equal a number or a function, or to be below one.
+
+    What is in a comment, as in `//x = 185`, is GPUVerify's own example of a value with which the kernel is wrong.
+    """
     parameters = re.search(rf"\b{kernel}\s*\(([^)]*)\)", text)[1].split(",")
     statements = []
     for at, name in enumerate(re.search(r"\w*\s*$", parameter)[0].strip() for parameter in parameters):
-        value = re.search(rf"__requires\({name} == (\d+|\w+)\b(?!\.)", text) if name else None
-        if value and (value[1].isdigit() or re.search(rf"__device__[^;{{}}]*\b{value[1]}\(", text)):
-            statements.append(f"if constexpr (I == {at}) return (T)({value[1]});")
+        asked = (
+            re.findall(rf"(?:__requires|__assume)\(({name}) (==|<) (\w+)\)|^//({name}) (=) (\d+)$", text, re.M) if name else []
+        )
+        for *_, relation, value in ([each for each in found if each] for found in asked):
+            if value.isdigit() or re.search(rf"__device__[^;{{}}]*\b{value}\(", text):
+                statements.insert(0, f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
     return " ".join(statements)
 
 
-def dimension(options, name):
-    """The arguments of dim3; a block has at most 1024 threads on a device, whatever GPUVerify takes."""
-    found = re.search(rf"--{name}=\[?([\d,]+)\]?", options)
-    sizes = [int(size) for size in found[1].split(",") if size] if found else [1]
-    return ", ".join(str(min(size, 1024) if name == "blockDim" else size) for size in sizes)
+def bodies(text):
+    """Definitions of the functions that the text only declares."""
+    found = re.findall(r"^[ \t]*((?:extern +|__device__ +)*)((?:\w+ +|\w+ *\* *)+)(\w+)\s*\(([^(){};]*)\)\s*;", text, re.M)
+    return "\n".join(
+        f"typedef {kind} of_{name}; {kind} {name}({parameters}) {{ return of_{name}(); }}"
+        for _, kind, name, parameters in found
+        if kind.strip() not in ("return", "typedef", "else") and not re.search(rf"\b{name}\s*\([^;{{}}]*\)\s*\{{", text)
+    )
+
+
+def launch_sizes(options):
+    """The arguments of dim3 for block and grid; a block has at most 1024 threads on a device, whatever GPUVerify takes."""
+    sizes = {}
+    for name in ("blockDim", "gridDim"):
+        found = re.search(rf"--{name}=\[?([\d,]+)\]?", options)
+        sizes[name] = [int(size) for size in found[1].split(",") if size] if found else [1]
+    left = 1024
+    for at, size in enumerate(sizes["blockDim"]):
+        sizes["blockDim"][at] = min(size, left)
+        left //= sizes["blockDim"][at]
+    return (", ".join(map(str, each)) for each in sizes.values())
 
 
 # ---- programs with a host side of their own
