@@ -11,7 +11,7 @@ MODES = {"fast": 0, "check": 1, "count": 2}
 SCHEDULES = {"forward": 0, "reversed": 1, "random": 2}
 # Sent to a process whose time is up: its launch ends with a finding that says where a thread was. Others ignore the signal.
 CALL_OFF = signal.SIGURG
-SECONDS_TO_ANSWER = 5.0
+SECONDS_TO_ANSWER = 10.0
 
 
 @dataclass(frozen=True)
