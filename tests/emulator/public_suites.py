@@ -160,11 +160,11 @@ def required(text, kernel):
     statements = []
     for at, name in enumerate(re.search(r"\w*\s*$", parameter)[0].strip() for parameter in parameters):
         asked = (
-            re.findall(rf"(?:__requires|__assume)\(({name}) (==|<) (\w+)\)|^//({name}) (=) (\d+)$", text, re.M) if name else []
+            re.findall(rf"(?:__requires|__assume)\(({name}) (==|<) (\w+)\b|^//({name}) (=) (\d+)$", text, re.M) if name else []
         )
         for *_, relation, value in ([each for each in found if each] for found in asked):
             if value.isdigit() or re.search(rf"__device__[^;{{}}]*\b{value}\(", text):
-                statements.insert(0, f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
+                statements.append(f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
     return " ".join(statements)
 
 
@@ -174,7 +174,7 @@ def bodies(text):
     return "\n".join(
         f"typedef {kind} of_{name}; {kind} {name}({parameters}) {{ return of_{name}(); }}"
         for _, kind, name, parameters in found
-        if kind.strip() not in ("return", "typedef", "else") and not re.search(rf"\b{name}\s*\([^;{{}}]*\)\s*\{{", text)
+        if kind.strip() not in ("return", "typedef", "else") and not re.search(rf"\b{name}\s*\([^;{{}}()]*\)\s*\{{", text)
     )
 
 
