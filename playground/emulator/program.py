@@ -133,10 +133,11 @@ class Program:
     def run(self, executable, arguments, mode="check", schedule="forward", seed=1, limit=None, **streams):
         """Run it on this process's own input and output, or on `streams`, as Popen takes them.
 
-        Returns (exit status, the Finding that ended it or None). Raises subprocess.TimeoutExpired after `limit` seconds.
+        Returns (exit status, the Finding that ended it or None). After `limit` seconds the finding says where a kernel was;
+        subprocess.TimeoutExpired is raised where none was under way.
         """
         reading, writing = os.pipe()
-        told = f"{runtime.MODES[mode]} {runtime.SCHEDULES[schedule]} {seed} {writing}"
+        told = f"{runtime.MODES[mode]} {runtime.SCHEDULES[schedule]} {seed} {writing} {int(runtime.CALL_OFF)}"
         accepted = " ".join(
             str(file.first_line + at)
             for file in self.files
@@ -150,11 +151,7 @@ class Program:
             os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             try:
-                status = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                raise
+                status = ended(process, limit)
             except KeyboardInterrupt:  # the terminal has sent it to the program, too
                 status = process.wait()
                 if status == -signal.SIGINT:
@@ -163,6 +160,20 @@ class Program:
             report = (pipe.read() or b"").decode(errors="replace")
         finding = parse_finding(report, lambda library: self.files[0].path, self) if report else None
         return status, finding
+
+
+def ended(process, limit):
+    """The exit status of a process, which is called off after `limit` seconds, and then killed (TimeoutExpired)."""
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.send_signal(runtime.CALL_OFF)
+    try:
+        return process.wait(runtime.SECONDS_TO_ANSWER)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
 
 
 def in_mirror(mirror, path):

@@ -100,11 +100,15 @@ class Rewriter:
             "__shared__": self.shared,
             "__device__": self.device_variable,
             "__managed__": self.device_variable,
+            "__constant__": self.constant_variable,
             "#": self.directive,
             "__noinline__": self.noinline,
             "__forceinline__": self.forced_inline,
             "always_inline": self.always_inline,
             "__always_inline__": self.always_inline,
+            "__builtin_memcpy": self.builtin_copy,
+            "__builtin_memmove": self.builtin_copy,
+            "__builtin_memset": self.builtin_copy,
             "asm": self.asm,
             "__asm__": self.asm,
             "{": self.open_brace,
@@ -213,6 +217,11 @@ class Rewriter:
         before = skip_blanks(self.out, len(self.out) - 1, -1)
         in_attribute = before >= 0 and self.out[before].text in ("(", ",")
         self.emit("__unused__" if in_attribute else self.tokens[at].text, self.tokens[at : at + 1])
+        return at + 1
+
+    def builtin_copy(self, at):
+        """The compiler's own name of memcpy, which nvcc_macros.h cannot replace: the C++ library uses it, too."""
+        self.emit(self.tokens[at].text.replace("__builtin_", "emulator_"), self.tokens[at : at + 1])
         return at + 1
 
     def noinline(self, at):
@@ -449,12 +458,10 @@ class Rewriter:
         end = None if at < self.define_end else variable_end(self.tokens, at)
         prefix_start = self.shared_prefix_start() if end else len(self.out)
         prefix = self.out[prefix_start:]
-        before = skip_blanks(self.out, prefix_start - 1, -1)
         declaration = [t for t in prefix + self.tokens[at : end or at] if t.text not in SPECIFIERS_OF_VARIABLES]
         managed = any(token.text == "__managed__" for token in [*prefix, *self.tokens[at : end or at]])
         kept = any(token.text in ("const", "extern", "__constant__") for token in declaration)
-        in_template = before >= 0 and self.out[before].text == ">"
-        if not end or kept or in_template or any(self.scopes):
+        if not end or kept or self.follows_template(prefix_start) or any(self.scopes):
             self.out.append(self.tokens[at])
             return at + 1
         del self.out[prefix_start:]
@@ -473,6 +480,37 @@ class Rewriter:
             )
         self.emit(text, prefix + self.tokens[at : end + 1])
         return end + 1
+
+    def constant_variable(self, at):
+        """A variable in constant memory stays what it is; check mode is told of it, unless C++ keeps it from being written."""
+        self.out.append(self.tokens[at])
+        prefix_start = self.shared_prefix_start()
+        prefix = self.out[prefix_start:]
+        is_one = at >= self.define_end and not self.follows_template(prefix_start) and not any(self.scopes)
+        end = variable_end(self.tokens, at + 1) if is_one else None
+        words = {token.text for token in [*prefix, *self.tokens[at + 1 : end or at + 1]]}
+        if not end or words & {"extern", "const", "constexpr"}:
+            return at + 1
+        declaration, _, _ = self.without_alignment([*prefix, *self.tokens[at + 1 : end]])
+        declaration = [t for t in declaration if t.text not in SPECIFIERS_OF_VARIABLES | {"__constant__", "__managed__"}]
+        heads = [split_at_initialiser(part)[0] for part in split_at_template_commas(declaration)]
+        try:
+            variables = declared_variables([token for head in heads for token in [*head, COMMA]][:-1], self.tokens[at].line)
+        except UnsupportedError:  # C++ understands it all the same
+            return at + 1
+        self.out.extend(self.tokens[at + 1 : end + 1])
+        for name in (variable.name for variable in variables):
+            noted = f' static const ::emulator::ConstantVariable emulator_constant_{name}(&{name}, sizeof {name}, "{name}");'
+            self.out.append(Token(noted, "symbol", self.tokens[end].line))
+        return end + 1
+
+    def follows_template(self, start):
+        """Whether what begins at out[start] stands behind `template<...>`, or begins with it."""
+        if start < len(self.out) and self.out[start].text == "template":
+            return True
+        close = skip_blanks(self.out, start - 1, -1)
+        open_at = template_start(self.out, close) if close >= 0 and self.out[close].text == ">" else None
+        return open_at is not None and self.out[skip_blanks(self.out, open_at - 1, -1)].text == "template"
 
     def shared_prefix_start(self):
         """Specifiers that stand before __shared__ have been put out already; where do they begin?"""

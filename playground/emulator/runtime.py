@@ -2,12 +2,16 @@
 
 import ctypes
 import functools
+import signal
 from dataclasses import dataclass
 
 from . import toolchain
 
 MODES = {"fast": 0, "check": 1, "count": 2}
 SCHEDULES = {"forward": 0, "reversed": 1, "random": 2}
+# Sent to a process whose time is up: its launch ends with a finding that says where a thread was. Others ignore the signal.
+CALL_OFF = signal.SIGURG
+SECONDS_TO_ANSWER = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ def torch_glue():
 
 def configure(mode, schedule, seed, processors, time_limit):
     library().emulator_configure(MODES[mode], SCHEDULES[schedule], seed, processors, time_limit or 0.0)
+
+
+def obey_call_off():
+    """End the launch under way, and all that follow, with a finding once this process is sent CALL_OFF."""
+    library().emulator_call_launches_off_at(int(CALL_OFF))
 
 
 def launches():

@@ -9,7 +9,7 @@ import types
 import torch
 
 from playground import catalog, emulator, tensors
-from playground.emulator import devices
+from playground.emulator import devices, runtime
 from playground.judge import behaviour, probes, work
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
@@ -41,6 +41,8 @@ class Candidate(Clocked):
             os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
         self._hold_clock(torch.device(tensors.PLACES[place]))
         self.emulator = emulator.install(mode="check", source_file=variant, debug=debug) if place == "emulator" else None
+        if self.emulator:
+            runtime.obey_call_off()
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
         self.builds = BuildWatch(emulated=place == "emulator")
         self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)

@@ -16,6 +16,7 @@ import weakref
 import psutil
 
 from playground.catalog import ROOT
+from playground.emulator.runtime import CALL_OFF, SECONDS_TO_ANSWER
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
 from playground.worker.failures import crash_place, without_our_frames
@@ -65,6 +66,7 @@ class WorkerProcess:
         self._reached = None  # the limit of the sandbox for which the process was ended
         self._is_over = threading.Event()
         self._paused, self._paused_since = 0.0, None  # seconds; the moment
+        self._emulates = False  # it runs kernels under the emulator
         if self.owner in _over:
             raise WorkerFailure("the run has been ended")
         with _alone:
@@ -136,12 +138,15 @@ class WorkerProcess:
         gone and every further request fails.
         """
         began = time.perf_counter()
+        if what == "candidate.load":
+            self._emulates = arguments.get("place") == "emulator"
         try:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._receive(limit)
         except TimeoutError:
+            found = self._whereabouts() if self._emulates else ""
             self.kill()
-            raise WorkerFailure(f"no answer within the time limit of {limit:g} s", self.output()) from None
+            raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
         except (ChannelClosed, OSError):
             raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
         except (ValueError, RecursionError):  # no JSON, or nested too deeply
@@ -172,6 +177,18 @@ class WorkerProcess:
             except TimeoutError:
                 if left <= 0 and not self._paused_since:
                     raise
+
+    def _whereabouts(self):
+        """Where the emulator is in a kernel, as the end of a sentence; "" where none runs."""
+        _signal(_families([self._process]), CALL_OFF)  # a sandbox's own processes ignore it, as compilers do
+        try:
+            reply = self._channel.receive(SECONDS_TO_ANSWER)
+        except (TimeoutError, ChannelClosed, OSError, ValueError, RecursionError):
+            return ""
+        match reply:
+            case {"error": str(reason), "is_finding": True}:
+                return f": {reason}"
+        return ""
 
     def _seconds_paused(self):
         since = self._paused_since

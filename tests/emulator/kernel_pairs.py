@@ -2010,6 +2010,20 @@ void run(float* out, float*, int) {
         right="32",
     ),
     Pair(
+        "constant_written",
+        "write to constant memory",
+        r"""
+__constant__ float seen, counts[32];
+__global__ void kernel(float* out) {
+    auto* to = threadIdx.x < 32 ? &GAP[threadIdx.x] : out;
+    *to = counts[threadIdx.x % 32] + 1;  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="counts",
+        right="out",
+    ),
+    Pair(
         "phase_that_never_ends",
         "endless wait",
         r"""

@@ -12,6 +12,7 @@ import collections
 import concurrent.futures
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,8 +45,10 @@ class Case:
 # ---- GPUVerify: kernels without a host program, annotated with the launch
 
 # What the annotations say to GPUVerify and a compiler need not hear, and a host program for a kernel of any parameters:
-# pointers get memory of zeros, and numbers the number of threads.
+# pointers get memory of zeros, numbers the number of threads, or what the annotations ask for. Functions without a body, any
+# behaviour of which GPUVerify allows, return zero.
 HARNESS = r"""
+#include <assert.h>
 #include <cooperative_groups.h>
 #include <tuple>
 #include <type_traits>
@@ -56,23 +59,26 @@ __device__ void synchronize(const Group& group) {{ group.sync(); }}
 #define __ensures(...)
 #define __modifies(...)
 #define __invariant(...) true
-#define __global_invariant(...)
+#define __global_invariant(...) true
+#define __axiom(...)
+#define __assume(...)
 #define __function_wide_invariant(...)
 #define __function_wide_candidate_invariant(...)
 #define __candidate_invariant(...)
-#define __assert(...)
+#define __assert(...) {assertion}
 #define __global_assert(...)
 #define __barrier_invariant(...)
 #define __barrier_invariant_1(...)
 #define __non_temporal_loads_begin()
 #define __non_temporal_loads_end()
 #include "{file}"
+{bodies}
 template <class T>
 T harness_argument(unsigned threads) {{
     if constexpr (std::is_pointer<T>::value) {{
         void* memory;
-        cudaMalloc(&memory, 1 << 20);
-        cudaMemset(memory, 0, 1 << 20);
+        cudaMalloc(&memory, 1 << 23);
+        cudaMemset(memory, 0, 1 << 23);
         return (T)memory;
     }} else if constexpr (std::is_arithmetic<T>::value)
         return T(threads);
@@ -86,18 +92,27 @@ T harness_argument(unsigned threads) {{
         return structure;
     }}
 }}
-template <class... P>
-void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative) {{
+template <size_t I, class T>
+T harness_argument(unsigned threads) {{
+    {required}
+    return harness_argument<T>(threads);
+}}
+template <class... P, size_t... I>
+void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative, std::index_sequence<I...>) {{
     const unsigned threads = grid.x * grid.y * grid.z * block.x * block.y * block.z;
     if (cooperative) {{
-        std::tuple<std::decay_t<P>...> values{{harness_argument<std::decay_t<P>>(threads)...}};
+        std::tuple<std::decay_t<P>...> values{{harness_argument<I, std::decay_t<P>>(threads)...}};
         const auto launch = [&](auto&... v) {{
             void* a[] = {{&v..., nullptr}};
             cudaLaunchCooperativeKernel(kernel, grid, block, a, 0, 0);
         }};
         std::apply(launch, values);
     }} else
-        kernel<<<grid, block>>>(harness_argument<std::decay_t<P>>(threads)...);
+        kernel<<<grid, block>>>(harness_argument<I, std::decay_t<P>>(threads)...);
+}}
+template <class... P>
+void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative) {{
+    harness_launch(kernel, grid, block, cooperative, std::index_sequence_for<P...>{{}});
 }}
 int main() {{ harness_launch({kernel}, dim3({grid}), dim3({block}), {cooperative}); }}
 """
@@ -111,15 +126,24 @@ def gpuverify(folder, work):
         kernels = re.findall(r"__global__\s+(?:\w+\s+)*?void\s+(?:__\w+\s*\([^)]*\)\s*)?(\w+)\s*\(", text)
         if not kernels:
             continue
-        block, grid = (dimension(options, name) for name in ("blockDim", "gridDim"))
+        block, grid = launch_sizes(options)
         name = str(path.parent.relative_to(folder / "testsuite" / "CUDA"))
         file = work / "gpuverify" / name.replace("/", "-") / "harness.cu"
         file.parent.mkdir(parents=True, exist_ok=True)
         cooperative = str("grid_group" in text).lower()
-        pointers = str(bool(re.search(r"struct[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
+        pointers = str(bool(re.search(r"(?:struct|class)[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
         file.write_text(
             HARNESS.format(
-                file=path.name, kernel=kernels[-1], grid=grid, block=block, cooperative=cooperative, pointers=pointers
+                file=path.name,
+                kernel=kernels[-1],
+                grid=grid,
+                block=block,
+                cooperative=cooperative,
+                pointers=pointers,
+                required=required(text, kernels[-1]),
+                bodies=bodies(text),
+                # What asks GPUVerify's own functions cannot be evaluated.
+                assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
             )
         )
         expected = "right" if first.startswith("//pass") else "wrong" if first.startswith("//xfail") else ""
@@ -127,11 +151,44 @@ def gpuverify(folder, work):
         yield Case("GPUVerify", name, [file], [path.parent], expected=expected, fails="(?!)", defines=defines)
 
 
-def dimension(options, name):
-    """The arguments of dim3; a block has at most 1024 threads on a device, whatever GPUVerify takes."""
-    found = re.search(rf"--{name}=\[?([\d,]+)\]?", options)
-    sizes = [int(size) for size in found[1].split(",") if size] if found else [1]
-    return ", ".join(str(min(size, 1024) if name == "blockDim" else size) for size in sizes)
+def required(text, kernel):
+    """A statement for each parameter of the kernel that the text says to equal a number or a function, or to be below one.
+
+    What is in a comment, as in `//x = 185`, is GPUVerify's own example of a value with which the kernel is wrong.
+    """
+    parameters = re.search(rf"\b{kernel}\s*\(([^)]*)\)", text)[1].split(",")
+    statements = []
+    for at, name in enumerate(re.search(r"\w*\s*$", parameter)[0].strip() for parameter in parameters):
+        asked = (
+            re.findall(rf"(?:__requires|__assume)\(({name}) (==|<) (\w+)\b|^//({name}) (=) (\d+)$", text, re.M) if name else []
+        )
+        for *_, relation, value in ([each for each in found if each] for found in asked):
+            if value.isdigit() or re.search(rf"__device__[^;{{}}]*\b{value}\(", text):
+                statements.append(f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
+    return " ".join(statements)
+
+
+def bodies(text):
+    """Definitions of the functions that the text only declares."""
+    found = re.findall(r"^[ \t]*((?:extern +|__device__ +)*)((?:\w+ +|\w+ *\* *)+)(\w+)\s*\(([^(){};]*)\)\s*;", text, re.M)
+    return "\n".join(
+        f"typedef {kind} of_{name}; {kind} {name}({parameters}) {{ return of_{name}(); }}"
+        for _, kind, name, parameters in found
+        if kind.strip() not in ("return", "typedef", "else") and not re.search(rf"\b{name}\s*\([^;{{}}()]*\)\s*\{{", text)
+    )
+
+
+def launch_sizes(options):
+    """The arguments of dim3 for block and grid; a block has at most 1024 threads on a device, whatever GPUVerify takes."""
+    sizes = {}
+    for name in ("blockDim", "gridDim"):
+        found = re.search(rf"--{name}=\[?([\d,]+)\]?", options)
+        sizes[name] = [int(size) for size in found[1].split(",") if size] if found else [1]
+    left = 1024
+    for at, size in enumerate(sizes["blockDim"]):
+        sizes["blockDim"][at] = min(size, left)
+        left //= sizes["blockDim"][at]
+    return (", ".join(map(str, each)) for each in sizes.values())
 
 
 # ---- programs with a host side of their own
@@ -289,14 +346,13 @@ def shrunk(case, work):
     if not case.folder:
         return case
     copy = work / case.suite / re.sub(r"\W+", "-", case.name)
-    for path in case.folder.rglob("*"):
+    shutil.copytree(case.folder, copy)
+    for path in copy.rglob("*"):
         if path.suffix in (".cu", ".cpp", ".h", ".cuh", ".hpp", ".inl"):
             text = path.read_text(errors="replace")
             for pattern, new in case.replacements:
-                text = re.sub(pattern, new, text)
-            target = copy / path.relative_to(case.folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
+                text = re.sub(pattern.replace(" ", r"\s+"), new, text)
+            path.write_text(text)
     case.files = [copy / path.relative_to(case.folder) if case.folder in path.parents else path for path in case.files]
     case.folders = [copy if path == case.folder else path for path in case.folders]
     return case

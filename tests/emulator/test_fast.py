@@ -1,5 +1,7 @@
 """Fast mode: values, launches of every form, blocks that wait for one another, and loops that never end."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -68,6 +70,9 @@ __global__ void forever(float* out) {
         if (i < 0) out[0] = i;
     }
 }
+__global__ void barriers_forever(float* out) {
+    while (true) __syncthreads();
+}
 extern "C" {
 void run_scale(float* out, float* in, float by, int n) {
     scale<float><<<(n + 31) / 32, 32>>>(out, in, by, n);
@@ -84,6 +89,7 @@ void run_last_block(float* out, float* partial, int blocks) { last_block<<<block
 void run_wait(float* out, int* flags, int blocks) { wait_for_all<<<blocks, 64>>>(out, flags); }
 void run_many(float* out, int blocks) { forever<<<blocks, 64>>>(out); }
 void run_forever(float* out) { forever<<<2, 64>>>(out); }
+void run_barriers_forever(float* out) { barriers_forever<<<1, 64>>>(out); }
 }
 """
 
@@ -130,6 +136,12 @@ def test_endless_loop(library):
     out = torch.empty(64)
     library.call("run_shared", out, 64)  # and the next launch runs as if nothing had happened
     assert out.isfinite().all()
+
+
+def test_barriers_without_end(library):
+    with pytest.raises(Finding, match="time limit: the launch has not ended in time: 1 of its 1 blocks") as found:
+        library.call("run_barriers_forever", torch.zeros(1), time_limit=0.3)
+    assert found.value.line == 1 + Path(__file__).read_text().split("\n").index("    while (true) __syncthreads();")
 
 
 def test_a_launch_that_is_too_large_for_its_time(library):

@@ -74,6 +74,13 @@ def test_mistakes_are_found_in_their_file_and_line(mistakes, mistake, file, mark
     assert (Path(finding.file), finding.line) == (FOLDER / file, line)
 
 
+def test_a_time_limit_says_where_a_kernel_was(mistakes):
+    program, executable = mistakes
+    status, finding = program.run(executable, ["endless"], limit=2)
+    (line,) = (n for n, text in enumerate((FOLDER / "mistakes.cu").read_text().splitlines(), 1) if text.endswith("// endless"))
+    assert (status, finding.kind, finding.line) == (1, "time limit", line)
+
+
 def test_a_call_from_another_file_is_named(mistakes):
     _, finding = run(mistakes, "bounds")
     assert finding.callers and str(finding.callers[-1]).endswith(" of mistakes.cu")

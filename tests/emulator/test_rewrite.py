@@ -181,3 +181,19 @@ def test_host_variables_with_the_names_of_built_in_ones():
     for line, used in ((3, "(grid_dim, block_dim)"), (6, "(grid_dim, block_dim)"), (7, "grid_dim.x < 4; ++grid_dim.x")):
         assert used in lines[line] and "gridDim" not in lines[line]
     assert "return gridDim.x * blockDim.x;" in lines[9]  # behind the scopes of the others
+
+
+def test_variables_of_the_device():
+    text = rewrite("#include <a.h>\n__device__ int a;\n#include <b.h>\n__constant__ float b[2] = {1}, *c;").text
+    assert '::emulator::device_variable((const void*)&emulator_initial_a, sizeof emulator_initial_a, "a", false)' in text
+    assert 'emulator_constant_b(&b, sizeof b, "b")' in text and 'emulator_constant_c(&c, sizeof c, "c")' in text
+    for unchanged in (
+        "template <class T>\n__device__ T a;",
+        "template <class T> __constant__ T a;",
+        "__constant__ const int a = 1;",
+    ):
+        assert rewrite(unchanged).text == unchanged
+
+
+def test_the_compiler_s_own_copies():
+    assert rewrite("#define copy(a, b) __builtin_memcpy(a, b, 12)").text == "#define copy(a, b) emulator_memcpy(a, b, 12)"

@@ -25,11 +25,11 @@ open("{folder}/children", "w").write(" ".join(str(child.pid) for child in childr
 
 @pytest.fixture
 def load(tiny_problem, write_variant):
-    """load(worker, name, text, limit=60): has the worker load a variant of that text."""
+    """load(worker, name, text, limit=60, place="cpu"): has the worker load a variant of that text."""
 
-    def load(worker, name, text, limit=60):
+    def load(worker, name, text, limit=60, place="cpu"):
         path = write_variant(name, text).path
-        arguments = {"problem": str(tiny_problem), "variant": str(path), "settings": {}, "place": "cpu", "weights": None}
+        arguments = {"problem": str(tiny_problem), "variant": str(path), "settings": {}, "place": place, "weights": None}
         return worker.ask("candidate.load", limit, seed=0, **arguments)
 
     return load
@@ -128,6 +128,39 @@ def test_a_time_limit_ends_its_family(worker, load, tmp_path):
     assert not psutil.pid_exists(pid_of(worker))
     pids = [int(pid) for name in ("children", "orphan") for pid in (tmp_path / name).read_text().split()]
     assert not alive([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+
+
+ENDLESS = """
+from torch import nn
+from torch.utils.cpp_extension import load_inline
+
+source = '''
+#include <torch/extension.h>
+__global__ void count(float* x) {
+    for (int i = 0; x[0] >= 0; ++i) x[0] = i;  // here
+}
+void run(at::Tensor x) { count<<<1, 1>>>(x.data_ptr<float>()); }
+'''
+library = load_inline("endless", "void run(at::Tensor x);", source, functions=["run"])
+
+
+class ModelNew(nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+
+    def forward(self, x):
+        library.run(x)
+        return x
+"""
+
+
+def test_a_time_limit_says_where_the_emulator_was(worker, load):
+    load(worker, "endless_loop", ENDLESS, limit=300, place="emulator")
+    line = 1 + next(n for n, text in enumerate(ENDLESS.splitlines()) if text.endswith("// here"))
+    with pytest.raises(WorkerFailure, match=rf"time limit of 2 s: .*endless_loop\.py:{line}: time limit: ") as failure:
+        worker.ask("candidate.build", 2, seed=0)
+    assert not failure.value.is_finding  # nobody knows whether it would have ended
+    assert not psutil.pid_exists(pid_of(worker))
 
 
 def test_a_text_that_utf8_does_not_have(worker, load):

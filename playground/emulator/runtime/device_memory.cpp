@@ -149,7 +149,7 @@ std::string place_in_memory(const void* address) {
 }
 
 void* device_variable(const void* initial, size_t bytes, const char* name, bool managed) {
-    void* memory = device_allocate(bytes, managed ? Owner::managed : Owner::device);
+    void* memory = device_allocate(bytes ? bytes : 1, managed ? Owner::managed : Owner::device);
     if (options.checked()) device_memory.find(memory)->name = name;
     return memcpy(memory, initial, bytes);
 }

@@ -1,6 +1,7 @@
 // Launches: the checks that the device makes of their configuration, the workers, and the log.
 #include <cxxabi.h>
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -138,6 +139,10 @@ std::string invalid(const LaunchConfig& c, const void* kernel) {
 
 }  // namespace
 
+volatile sig_atomic_t called_off = 0;
+
+bool Launch::is_late() const { return late || called_off || (deadline && seconds_now() > deadline); }
+
 std::string Launch::out_of_time() const {
     const uint64_t begun = std::min(next_unit.load(), units) * cluster;
     return "the launch has not ended in time: " + std::to_string(begun) + " of its " + std::to_string(blocks) +
@@ -251,6 +256,7 @@ void emulator_configure(int mode, int schedule, uint64_t seed, int processors, d
     options.time_limit = time_limit;
 }
 
+void emulator_call_launches_off_at(int signal) { emulator::call_launches_off_at(signal); }
 void emulator_extents(int on) { emulator::options.extents = on; }
 void emulator_debug(int on) { emulator::options.debugged = on; }
 

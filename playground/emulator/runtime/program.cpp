@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "scheduler.h"
+#include "ticks.h"
 
 extern "C" void emulator_set_receiver(void (*receiver)(const char*));
 extern "C" void emulator_accept_races(const char* library, int line);
@@ -30,14 +31,15 @@ int report_to = -1;
 
 // Before the program's own constructors, which make its __device__ variables.
 __attribute__((constructor)) void begin_program() {
-    const char* told = getenv("EMULATOR_PROGRAM");  // mode, schedule, seed and the pipe
-    int mode, schedule;
+    const char* told = getenv("EMULATOR_PROGRAM");  // mode, schedule, seed, the pipe and a signal
+    int mode, schedule, call_off;
     unsigned long long seed;
-    if (!told || sscanf(told, "%d %d %llu %d", &mode, &schedule, &seed, &report_to) != 4) return;
+    if (!told || sscanf(told, "%d %d %llu %d %d", &mode, &schedule, &seed, &report_to, &call_off) != 5) return;
     options.mode = static_cast<Mode>(mode);
     options.schedule = static_cast<Schedule>(schedule);
     options.seed = seed;
     options.program = true;
+    call_launches_off_at(call_off);
     if (const char* lines = getenv("EMULATOR_ACCEPTED_RACES"))
         for (char* end; *lines; lines = *end ? end + 1 : end)
             emulator_accept_races(program_invocation_name, strtol(lines, &end, 10));

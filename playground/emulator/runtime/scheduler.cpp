@@ -284,7 +284,7 @@ Fiber& Worker::next() {
         // All that can run only waits for something outside: let the other blocks run.
         b.yields = 0;
         if (launch->failed) return main;
-        if (launch->deadline && seconds_now() > launch->deadline) {
+        if (launch->is_late()) {
             Thread& t = b.threads[b.ready.pop()];
             current = &t;
             stop_out_of_time("the launch has not ended; its threads wait for something that does not come",
@@ -297,6 +297,7 @@ Fiber& Worker::next() {
 
 void Worker::wait(State state, int line) {
     Thread& t = *static_cast<Thread*>(current);
+    if (launch->late) stop_out_of_time(launch->out_of_time(), {line, nullptr});  // a loop may meet others here for ever
     t.state = state;
     t.waits_at_line = line;
     Fiber& other = next();

@@ -1,5 +1,6 @@
 // Blocks, their threads, and the worker (one for each processor) that runs them on fibers.
 #pragma once
+#include <signal.h>
 #include <stdint.h>
 
 #include <atomic>
@@ -50,11 +51,13 @@ struct Launch {
     uint64_t number = 0;
     uint64_t stride = 1;  // of the random schedule's walk over the blocks; has no divisor in common with their number
     double deadline = 0;
+    std::atomic<bool> late{false};           // seen by a tick at which the launch could not be stopped
     uintptr_t text_begin = 0, text_end = 0;  // of the library that holds the kernel
     std::atomic<uint64_t> next_unit{0};
     std::atomic<bool> failed{false};
     uint3 block_at(uint64_t position, unsigned rank) const;  // of the cluster that is at `position` in the schedule's order
-    std::string out_of_time() const;                         // what a finding says at the deadline
+    bool is_late() const;                                    // behind its deadline, or called off
+    std::string out_of_time() const;                         // what a finding says then
 };
 
 enum class State : uint8_t {
@@ -294,5 +297,6 @@ std::string missing_at_mbarrier(Block& block);
 extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
 
 double seconds_now();
+extern volatile sig_atomic_t called_off;  // no launch may go on
 
 }  // namespace emulator

@@ -362,6 +362,14 @@ inline void global_access(const Site& s) {
 struct Image {
     uintptr_t begin, end;
 };
+struct Constant {
+    Image image;
+    const char* name;
+};
+std::vector<Constant>& constants() {  // registered before main()
+    static std::vector<Constant> all;
+    return all;
+}
 std::vector<Image> images;  // of the libraries that are loaded: __constant__ and __device__ variables, tables
 Image last_image{0, 0};
 
@@ -385,6 +393,13 @@ bool is_in_cluster(Site& s) {
     return false;
 }
 
+void report_constant(const Site& s, const Constant& c) {
+    worker->stop(finding(s, "write to constant memory",
+                         std::string(verb(s.access)) + " " + bytes_text(s.bytes) + " at byte " +
+                             std::to_string(s.address - c.image.begin) + " of `" + c.name + "` (" +
+                             bytes_text(c.image.end - c.image.begin) + "), which only host code can set"));
+}
+
 __attribute__((noinline)) void other_access(Site& s) {
     if (s.thread.fiber->owns((void*)s.address)) {
         if (s.thread.awaits_products)
@@ -392,6 +407,9 @@ __attribute__((noinline)) void other_access(Site& s) {
         return;
     }
     if (s.address - uintptr_t(worker->launch->arguments) < worker->launch->argument_bytes) return;
+    if (s.access != Access::read && s.access != Access::strong_read)
+        for (const Constant& c : constants())
+            if (s.address >= c.image.begin && s.address < c.image.end) report_constant(s, c);
     if (s.address - last_image.begin < last_image.end - last_image.begin) return;
     for (const Image& image : images)
         if (s.address >= image.begin && s.address < image.end) {
@@ -412,8 +430,7 @@ uint64_t accesses = 0;
 constexpr uint64_t TIME_MASK = 0xffff;  // the clock is looked at when these bits of `accesses` are zero
 
 void check_time(const Site& s) {
-    if (worker->launch->deadline && seconds_now() > worker->launch->deadline)
-        worker->stop_out_of_time(worker->launch->out_of_time(), {0, s.instruction});
+    if (worker->launch->is_late()) worker->stop_out_of_time(worker->launch->out_of_time(), {0, s.instruction});
 }
 
 }  // namespace
@@ -473,6 +490,11 @@ __attribute__((noinline)) void examine_in_full(Thread& t, const void* address, u
 }
 
 }  // namespace
+
+ConstantVariable::ConstantVariable(const void* variable, size_t bytes, const char* name) {
+    const uintptr_t begin = uintptr_t(variable);
+    constants().push_back({{begin, begin + bytes}, name});
+}
 
 void examine(const void* address, unsigned bytes, Access access, unsigned alignment, const void* instruction) {
     if (!current) return options.program ? examine_host(address, bytes, access, instruction) : void();

@@ -20,10 +20,10 @@ const int TICK_SIGNAL = SIGRTMIN + 7;
 void tick(int, siginfo_t*, void* context) {
     Worker* w = worker;
     if (!w || !current || !w->launch) return;
+    if (w->launch->is_late()) w->launch->late = true;
     const uintptr_t at = interrupted(context).program_counter;
     if (at < w->launch->text_begin || at >= w->launch->text_end) return;
-    if (w->launch->deadline && seconds_now() > w->launch->deadline)
-        w->stop_out_of_time(w->launch->out_of_time(), {0, (const void*)(at + 1)});
+    if (w->launch->late) w->stop_out_of_time(w->launch->out_of_time(), {0, (const void*)(at + 1)});
     if (options.checked() || current != w->ticked) {  // the order of check mode does not depend on time
         w->ticked = current;
         return;
@@ -101,10 +101,18 @@ Ticks::~Ticks() {
     if (timer.made) arm(0);
 }
 
+void call_launches_off_at(int signal) {
+    struct sigaction action{};
+    action.sa_handler = [](int) { called_off = 1; };
+    action.sa_flags = SA_RESTART;
+    sigaction(signal, &action, nullptr);
+}
+
 }  // namespace emulator
 
 #else
 namespace emulator {
+void call_launches_off_at(int) {}
 void find_kernel_text(Launch&) {}
 Ticks::Ticks(Launch&) {}
 Ticks::~Ticks() {}

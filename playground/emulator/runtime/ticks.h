@@ -22,4 +22,7 @@ class Ticks {
     Ticks(const Ticks&) = delete;
 };
 
+// From that signal on no launch goes on: the one under way ends with a finding that says where a thread was.
+void call_launches_off_at(int signal);
+
 }  // namespace emulator

@@ -11,6 +11,9 @@ __global__ void store(int* out, int first) { put(out, first + threadIdx.x, threa
 __global__ void race(int* out) {
     *out += threadIdx.x;  // race
 }
+__global__ void endless(volatile int* flag, int* out) {
+    for (int i = 0; !*flag; ++i) *out = i;  // endless
+}
 __global__ void speak(const int* in) { printf("thread %d of %d\n", in[threadIdx.x], blockDim.x); }
 
 int main(int count, char** arguments) {
@@ -19,6 +22,7 @@ int main(int count, char** arguments) {
     cudaMalloc(&device, sizeof host);
     store<<<1, 4>>>(device, mistake == "bounds");
     if (mistake == "race") race<<<1, 2>>>(device);
+    if (mistake == "endless") endless<<<1, 1>>>(device, device + 1);
     if (mistake == "host reads") host[0] = device[1];  // host reads
     if (mistake == "direction") cudaMemcpy(host, device, sizeof host, cudaMemcpyHostToDevice);  // direction
     if (mistake == "too much") cudaMemcpy(many, device, sizeof many, cudaMemcpyDeviceToHost);  // too much

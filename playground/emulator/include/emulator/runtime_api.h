@@ -92,6 +92,9 @@ long long clock_ticks();
 
 // ---- device memory for __device__ variables and cudaMalloc
 void* device_variable(const void* initial, size_t bytes, const char* name, bool managed);
+struct ConstantVariable {  // a __constant__ variable, which kernels cannot write
+    ConstantVariable(const void* variable, size_t bytes, const char* name);
+};
 enum class Owner { device, managed, host };                        // host: pinned memory, which kernels may use, too
 void* device_allocate(size_t bytes, Owner owner = Owner::device);  // nullptr: there is no more
 
