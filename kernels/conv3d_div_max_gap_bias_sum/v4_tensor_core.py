@@ -1384,8 +1384,9 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result  # a compiled model keeps it; the operators say when it is no longer so
     def is_strict():
         """Whether PyTorch forbids TF32 to convolutions now."""
-        cudnn = torch.backends.cudnn
-        return cudnn.conv.fp32_precision != "tf32" if hasattr(cudnn, "conv") else not cudnn.allow_tf32  # "conv": since 2.9
+        if not hasattr(torch.backends.cudnn, "conv"):  # before PyTorch 2.9
+            return not torch.backends.cudnn.allow_tf32
+        return torch.backends.cudnn.conv.fp32_precision != "tf32"
 
     def forward(self, x):
         namespace = self.namespace()

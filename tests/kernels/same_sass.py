@@ -6,7 +6,8 @@ the code that launches them, its C++, its Python.
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py OLD_FILE.py
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION --rename places=argmax --record
 
-Needs g++ and, for CUDA, nvcc; no GPU. Names of symbols and comments do not count. Exit status 1 if anything else differs.
+Needs g++ and, for CUDA, nvcc; no GPU. Names of symbols and comments do not count, nor do the functions `build` and `main`: no
+timed call runs them, and what `build` gives to the compilers is compared. Exit status 1 if anything else differs.
 What is the same needs no new measurement: the times that are recorded for it still hold. `--record` writes that into results/:
 each result of the old file gets a key "code_same_as" with the new file's hash and the revision that it was compared with.
 """
@@ -35,6 +36,7 @@ from playground.report import document
 
 TABLES = (".nv.constant2", ".nv.constant3", ".nv.constant4", ".nv.global.init")
 NOT_THE_HOSTS = (".nv", ".eh_frame", ".note", ".comment", "__nv")  # sections of an object: the kernels' code has its own check
+NOT_MEASURED = ("build", "main")  # functions that no timed call runs
 TEXTS = ("INTERFACE", "CUDA", "CPP", "BINDING")  # module constants that compilers see
 
 
@@ -86,11 +88,11 @@ def other_differences(old, new, old_path, new_path, folder):
 
 
 def python_of(path):
-    """Its syntax tree without docstring and without the compilers' texts."""
+    """Its syntax tree without docstring, without the compilers' texts, and without what no timed call runs."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     kept = [each for each in tree.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
     kept = [each for each in kept if not (isinstance(each, ast.Assign) and getattr(each.targets[0], "id", None) in TEXTS)]
-    return [ast.dump(each) for each in kept]
+    return [ast.dump(each) for each in kept if getattr(each, "name", None) not in NOT_MEASURED]
 
 
 def tokens(text):
@@ -156,18 +158,27 @@ def renamed(text, renames):
 
 
 def record(old_path, new_path, revision, renames):
-    """Write into the results of the old file that the new one is the same. Returns how many there were."""
+    """Write into the results of the old file that the new one is the same. Returns how many there were.
+
+    Where the old file is itself the same as the measured one, the new one is, with the renames of both comparisons: the result
+    goes on naming the revision of the measured file.
+    """
     old, new, count = catalog.code_sha256(old_path), catalog.code_sha256(new_path), 0
     for path in sorted((catalog.ROOT / "results").rglob("*.json")):
         if path.parent.name in ("emulator_counts", "exhibits"):  # not what a run wrote
             continue
         found = document.read(path)
-        ours = [result for result in found["results"] if result.get("code_sha256") == old != new]
-        for result in ours:
-            result["code_same_as"] = {"code_sha256": new, "compared_with": revision} | ({"renamed": renames} if renames else {})
+        ours = 0
+        for result in found["results"] if old != new else ():
+            same = result.get("code_same_as") or {"compared_with": revision}
+            if same.get("code_sha256", result.get("code_sha256")) == old:
+                all_renames = [*same.get("renamed", []), *renames]
+                kept = {"code_sha256": new, "compared_with": same["compared_with"]}
+                result["code_same_as"] = kept | ({"renamed": all_renames} if all_renames else {})
+                ours += 1
         if ours:
             document.write(found, path)
-        count += len(ours)
+        count += ours
     return count
 
 
@@ -177,7 +188,11 @@ def main():
     parser.add_argument("before", nargs="?", default="HEAD", help="a revision, or another file (default: HEAD)")
     parser.add_argument("--record", action="store_true", help="write it into results/ if nothing differs from a revision")
     parser.add_argument(
-        "--rename", metavar="OLD=NEW", nargs="+", default=[], help="names of arguments, or words of messages, that are new"
+        "--rename",
+        metavar="OLD=NEW",
+        nargs="+",
+        default=[],
+        help="what is new on purpose; it is recorded, too",
     )
     options = parser.parse_args()
     renames = [each.split("=", 1) for each in options.rename]
