@@ -700,7 +700,6 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
 
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, all of torch's headers come along
 
     def fingerprint(code):  # of a function: all but the place where it was written
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
@@ -711,6 +710,10 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     versions = torch.__version__, torch.version.cuda, sys.version_info
     everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
+
+    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
+    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
+    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
 
     operators = getattr(torch.ops, namespace)
     with BUILDING:
