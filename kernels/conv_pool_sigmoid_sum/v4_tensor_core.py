@@ -1134,17 +1134,6 @@ static void check_device(const at::Tensor& expected, const char* name, const at:
                 message("conv_pool_sigmoid_sum: expected all on ", expected.device(), ", got ", name, " on ", tensor.device()));
 }
 
-// PyTorch's setting for convolutions, as its own read it at each call: one for all operations before PyTorch 2.9.
-static bool is_strict() {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
-    return !at::globalContext().allowTF32CuDNN();
-#elif TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 9
-    return !at::globalContext().allowTF32CuDNN("conv");
-#else
-    return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-#endif
-}
-
 // The arguments of all passes over the input, checked, as the kernels take them. The guard holds while this lives.
 struct Call {
     at::Tensor x, weight, bias;
@@ -1155,8 +1144,16 @@ struct Call {
     Call(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in, at::IntArrayRef pool)
         : guard(checked(x_in, weight_in, bias_in, pool)) {
         x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
+        // As PyTorch's convolutions read it: one setting for all operations before PyTorch 2.9.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
+        const bool strict = !at::globalContext().allowTF32CuDNN();
+#elif TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 9
+        const bool strict = !at::globalContext().allowTF32CuDNN("conv");
+#else
+        const bool strict = !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+#endif
         arguments = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), x.size(0),
-                     x.size(2), x.size(3), is_strict(), c10::cuda::getCurrentCUDAStream()};
+                     x.size(2), x.size(3), strict, c10::cuda::getCurrentCUDAStream()};
         const int64_t rows = (x.size(2) - KERNEL_H + 1) / POOL_H, columns = (x.size(3) - KERNEL_W + 1) / POOL_W;
         deltas_of_sample = FITS_TENSOR_CORES ? rows * ((columns + 15) / 16) * 1024 : 2 * OUT_CHANNELS * rows * columns;
         int capability = 0;

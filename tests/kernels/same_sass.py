@@ -80,7 +80,8 @@ def other_differences(old, new, old_path, new_path, folder):
         yield "Python"
     if (old_host.flags, old_device.flags) != (new_host.flags, new_device.flags):
         yield "a compiler's flags"
-    if tokens(old_host.text) != tokens(new_host.text) and host_object(old_host, folder) != host_object(new_host, folder):
+    # The cheaper comparisons first: what the preprocessor makes the same needs no compiler.
+    if not any(view(old_host, folder) == view(new_host, folder) for view in (host_tokens, host_preprocessed, host_object)):
         yield "C++"
     is_other = bool(new_device.text) and tokens(old_device.text) != tokens(new_device.text)
     if is_other and launches(old_device, folder) != launches(new_device, folder):
@@ -101,8 +102,24 @@ def tokens(text):
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.split()
 
 
+def host_tokens(host, folder):
+    return tokens(host.text)
+
+
+def host_preprocessed(host, folder):
+    """All that g++ compiles, headers included, every __LINE__ 0."""
+    host_compiled(host, folder, "-E", "-P")
+    return (folder / "host.o").read_bytes().split()
+
+
 def host_object(host, folder):
     """The contents of the object that g++ makes, every __LINE__ 0."""
+    host_compiled(host, folder, "-c")
+    return contents(folder / "host.o")
+
+
+def host_compiled(host, folder, *steps):
+    """Write host.o, as far as `steps` say: by the flags of the text, against the headers of torch and CUDA."""
     (folder / "host.cpp").write_text(host.text, encoding="utf-8")
     cuda = Path(ptxas.find_nvcc() or "/").resolve().parents[1] / "include"
     includes = [f"-I{path}" for path in (*cpp_extension.include_paths(), *([cuda] if cuda.is_dir() else []))]
@@ -112,9 +129,8 @@ def host_object(host, folder):
         "-D__LINE__=0",
         "-Wno-builtin-macro-redefined",
     ]
-    command = ["g++", "-c", "-fPIC", "-std=c++20", *host.flags, *named, *includes, "host.cpp", "-o", "host.o"]
+    command = ["g++", *steps, "-fPIC", "-std=c++20", *host.flags, *named, *includes, "host.cpp", "-o", "host.o"]
     subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
-    return contents(folder / "host.o")
 
 
 def launches(device, folder):
