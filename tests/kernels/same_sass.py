@@ -6,7 +6,8 @@ the code that launches them, its C++, its Python.
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py OLD_FILE.py
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION --rename places=argmax --record
 
-Needs g++ and, for CUDA, nvcc; no GPU. Names of symbols and comments do not count. Exit status 1 if anything else differs.
+Needs g++ and, for CUDA, nvcc; no GPU. Names of symbols and comments do not count, nor do the functions `build` and `main`: no
+timed call runs them, and what `build` gives to the compilers is compared. Exit status 1 if anything else differs.
 What is the same needs no new measurement: the times that are recorded for it still hold. `--record` writes that into results/:
 each result of the old file gets a key "code_same_as" with the new file's hash and the revision that it was compared with.
 """
@@ -35,6 +36,7 @@ from playground.report import document
 
 TABLES = (".nv.constant2", ".nv.constant3", ".nv.constant4", ".nv.global.init")
 NOT_THE_HOSTS = (".nv", ".eh_frame", ".note", ".comment", "__nv")  # sections of an object: the kernels' code has its own check
+NOT_MEASURED = ("build", "main")  # functions that no timed call runs
 TEXTS = ("INTERFACE", "CUDA", "CPP", "BINDING")  # module constants that compilers see
 
 
@@ -78,7 +80,8 @@ def other_differences(old, new, old_path, new_path, folder):
         yield "Python"
     if (old_host.flags, old_device.flags) != (new_host.flags, new_device.flags):
         yield "a compiler's flags"
-    if tokens(old_host.text) != tokens(new_host.text) and host_object(old_host, folder) != host_object(new_host, folder):
+    # The cheaper comparisons first: what the preprocessor makes the same needs no compiler.
+    if not any(view(old_host, folder) == view(new_host, folder) for view in (host_tokens, host_preprocessed, host_object)):
         yield "C++"
     is_other = bool(new_device.text) and tokens(old_device.text) != tokens(new_device.text)
     if is_other and launches(old_device, folder) != launches(new_device, folder):
@@ -86,11 +89,11 @@ def other_differences(old, new, old_path, new_path, folder):
 
 
 def python_of(path):
-    """Its syntax tree without docstring and without the compilers' texts."""
+    """Its syntax tree without docstring, without the compilers' texts, and without what no timed call runs."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     kept = [each for each in tree.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
     kept = [each for each in kept if not (isinstance(each, ast.Assign) and getattr(each.targets[0], "id", None) in TEXTS)]
-    return [ast.dump(each) for each in kept]
+    return [ast.dump(each) for each in kept if getattr(each, "name", None) not in NOT_MEASURED]
 
 
 def tokens(text):
@@ -99,8 +102,24 @@ def tokens(text):
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.split()
 
 
+def host_tokens(host, folder):
+    return tokens(host.text)
+
+
+def host_preprocessed(host, folder):
+    """All that g++ compiles, headers included, every __LINE__ 0."""
+    host_compiled(host, folder, "-E", "-P")
+    return (folder / "host.o").read_bytes().split()
+
+
 def host_object(host, folder):
     """The contents of the object that g++ makes, every __LINE__ 0."""
+    host_compiled(host, folder, "-c")
+    return contents(folder / "host.o")
+
+
+def host_compiled(host, folder, *steps):
+    """Write host.o, as far as `steps` say: by the flags of the text, against the headers of torch and CUDA."""
     (folder / "host.cpp").write_text(host.text, encoding="utf-8")
     cuda = Path(ptxas.find_nvcc() or "/").resolve().parents[1] / "include"
     includes = [f"-I{path}" for path in (*cpp_extension.include_paths(), *([cuda] if cuda.is_dir() else []))]
@@ -110,9 +129,8 @@ def host_object(host, folder):
         "-D__LINE__=0",
         "-Wno-builtin-macro-redefined",
     ]
-    command = ["g++", "-c", "-fPIC", "-std=c++20", *host.flags, *named, *includes, "host.cpp", "-o", "host.o"]
+    command = ["g++", *steps, "-fPIC", "-std=c++20", *host.flags, *named, *includes, "host.cpp", "-o", "host.o"]
     subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
-    return contents(folder / "host.o")
 
 
 def launches(device, folder):
@@ -156,18 +174,27 @@ def renamed(text, renames):
 
 
 def record(old_path, new_path, revision, renames):
-    """Write into the results of the old file that the new one is the same. Returns how many there were."""
+    """Write into the results of the old file that the new one is the same. Returns how many there were.
+
+    Where the old file is itself the same as the measured one, the new one is, with the renames of both comparisons: the result
+    goes on naming the revision of the measured file.
+    """
     old, new, count = catalog.code_sha256(old_path), catalog.code_sha256(new_path), 0
     for path in sorted((catalog.ROOT / "results").rglob("*.json")):
         if path.parent.name in ("emulator_counts", "exhibits"):  # not what a run wrote
             continue
         found = document.read(path)
-        ours = [result for result in found["results"] if result.get("code_sha256") == old != new]
-        for result in ours:
-            result["code_same_as"] = {"code_sha256": new, "compared_with": revision} | ({"renamed": renames} if renames else {})
+        ours = 0
+        for result in found["results"] if old != new else ():
+            same = result.get("code_same_as") or {"compared_with": revision}
+            if same.get("code_sha256", result.get("code_sha256")) == old:
+                all_renames = [*same.get("renamed", []), *renames]
+                kept = {"code_sha256": new, "compared_with": same["compared_with"]}
+                result["code_same_as"] = kept | ({"renamed": all_renames} if all_renames else {})
+                ours += 1
         if ours:
             document.write(found, path)
-        count += len(ours)
+        count += ours
     return count
 
 
@@ -177,7 +204,11 @@ def main():
     parser.add_argument("before", nargs="?", default="HEAD", help="a revision, or another file (default: HEAD)")
     parser.add_argument("--record", action="store_true", help="write it into results/ if nothing differs from a revision")
     parser.add_argument(
-        "--rename", metavar="OLD=NEW", nargs="+", default=[], help="names of arguments, or words of messages, that are new"
+        "--rename",
+        metavar="OLD=NEW",
+        nargs="+",
+        default=[],
+        help="what is new on purpose; it is recorded, too",
     )
     options = parser.parse_args()
     renames = [each.split("=", 1) for each in options.rename]

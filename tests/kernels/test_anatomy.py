@@ -4,6 +4,7 @@ import ast
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -150,12 +151,16 @@ def test_as_a_script_without_a_gpu():
 
 @pytest.mark.full
 @pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
-def test_as_a_script_on_the_cpu(model, variant):
-    result = run_python(variant.path)
+def test_a_copy_elsewhere_as_a_script_on_the_cpu(model, variant, tmp_path):
+    copy = shutil.copy(variant.path, tmp_path / "copied.py")
+    result = subprocess.run([sys.executable, copy], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    line = rf"{model.name}_{variant.name}: differs from \S+ by ([-+.e\d]+) .*; ([.\d]+) ms, PyTorch ([.\d]+) ms.*\n"
+    line = (
+        rf"{model.name}_{variant.name}: differs from float64 by ([-+.e\d]+) of the outputs' spread, limit ([-.e\d]+): right; "
+        r"([.\d]+) ms, PyTorch ([.\d]+) ms.*\n"
+    )
     match = re.fullmatch(line, result.stdout)
-    assert match, f"one line: the difference, both times; got {result.stdout!r}"
-    error, ours, theirs = map(float, match.groups())
-    assert error < 1e-3
+    assert match, f"one line: the difference, its limit, both times; got {result.stdout!r}"
+    error, limit, ours, theirs = map(float, match.groups())
+    assert error <= limit <= 1e-3
     assert ours > 0 and theirs > 0

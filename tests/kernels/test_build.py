@@ -9,6 +9,7 @@ from pathlib import Path
 
 import project_variants
 import pytest
+import torch
 from torch.utils import cpp_extension
 
 from playground import catalog
@@ -100,6 +101,34 @@ def test_every_process_finds_the_builds_of_the_others():
     ]
     assert printed[0] == printed[1]
     assert len(set(printed[0])) == len(project_variants.variants())
+
+
+@pytest.mark.parametrize(
+    "version, narrow, macro",
+    [("2.4.0", False, False), ("2.8.0", True, False), ("2.10.0+cu128", True, False), ("2.11.0", True, True)],
+)
+def test_an_older_pytorch_gets_what_it_knows(monkeypatch, version, narrow, macro):
+    given = {}
+
+    def record(name, **options):
+        given.update(options, name=name)
+        raise RuntimeError("not built")
+
+    monkeypatch.setattr(cpp_extension, "load_inline", record)
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+    with pytest.raises(RuntimeError, match="not built"):
+        catalog.load_variant(VARIANT.path).build(
+            "shelf", "TORCH_LIBRARY(TORCH_EXTENSION_NAME, m)", None, lambda namespace: None
+        )
+    assert ("no_implicit_headers" in given) is narrow
+    assert given["cpp_sources"] == f"TORCH_LIBRARY({'TORCH_EXTENSION_NAME' if macro else given['name']}, m)"
+
+
+def test_a_pytorch_too_old_is_named(names, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.3.1+cu121"))
+    with pytest.raises(RuntimeError, match=r"^shelf: needs PyTorch 2\.4 or later, this is 2\.3\.1\+cu121$"):
+        catalog.load_variant(VARIANT.path).build("shelf", "binding", None, lambda namespace: None)
+    assert not names
 
 
 def test_a_failed_registration_is_not_taken_for_done():

@@ -1,9 +1,11 @@
-"""A variant's file pasted whole into a cell of a real Jupyter kernel: it runs, runs again, and runs after an edit.
+"""A variant's file pasted whole into a cell of a real Jupyter kernel: it runs, runs again, and runs after an edit. And the
+notebook of notebooks/ does what its text says.
 
 In a notebook every file is `__main__`, and every paste replaces the names of the one before.
 """
 
 import json
+import re
 import sys
 import textwrap
 import time
@@ -273,5 +275,21 @@ def test_every_cuda_variant_under_the_emulator(run_notebook, monkeypatch):
     for position, param in enumerate(params):
         for text in (printed[2 + 4 * position], printed[4 + 4 * position]):
             name = param.id.replace("/", "_")
-            assert text.startswith(f"{name}: ") and text.count("\n") == 1, "the file's main prints one line in the cell"
-            assert "differs from" in text or "needs an NVIDIA GPU" in text
+            line = rf"{name}: differs from float64 by \S+ of .+, limit \S+: right; under the emulator, .+ \(\d.*\)\n"
+            assert re.fullmatch(line, text), f"the file's main prints one line in the cell; got {text!r}"
+
+
+def test_the_first_kernel(run_notebook, monkeypatch):
+    """Changed it is right, broken it is wrong or a race, repaired it is right; the last but one cell has a speed-up."""
+    monkeypatch.setenv("PYTHONPATH", str(catalog.ROOT))
+    book = nbformat.read(catalog.ROOT / "notebooks" / "first_kernel.ipynb", as_version=4)
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells), "keep it without outputs"
+    _, _, kernel, given, edited, scaled, racing, repaired, timed, on_a_gpu = run_notebook([cell.source for cell in cells])
+    assert "__syncthreads();" in kernel
+    for printed in (given, edited, repaired):
+        assert re.search(r": differs from float64 by .+: right; under the emulator", printed), printed
+    assert re.search(r": differs from float64 by .+: wrong; under the emulator", scaled), scaled
+    assert re.match(r"finding: \S*my_kernel\.py:\d+: shared memory race: .+`warp_sums`.+\(line \d+\)$", racing), racing
+    assert re.search(r": right; [\d.]+ ms, PyTorch [\d.]+ ms", timed), timed
+    assert torch.cuda.is_available() or on_a_gpu == "no GPU here\n"

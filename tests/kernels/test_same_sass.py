@@ -19,6 +19,10 @@ CUDA = r"""__global__ void f() {}"""
 
 def forward(x):
     return x
+
+
+def main():
+    print(1)
 '''
 KERNEL = """
 __global__ void add(float* p, int n) {{
@@ -41,6 +45,7 @@ def text_of_kernel(**changes):
         (("void f()", "void g()"), True),
         (("return x", "return 2 * x"), False),
         (('NAME = "name"', 'NAME = "other"'), False),
+        (("print(1)", "print(2)"), True),
     ],
 )
 def test_python_counts_without_docstring_and_texts(tmp_path, change, same):
