@@ -130,6 +130,7 @@ class Options:
     def times(self, task):
         """Whether the task is timed where it is right."""
         return task.place != "emulator" and not self.check_only
+
     def isolates(self, task):
         """Whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
         if self.sandbox == "off" or self.sanitize or (self.sandbox == "auto" and task.variant.is_catalogued):
