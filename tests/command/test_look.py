@@ -29,7 +29,8 @@ def compare(capsys):
     return run
 
 
-def test_list(compare, capsys):
+def test_list(compare, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     status, out, err = compare("--list")
     assert (status, err) == (0, "")
     assert "\nalexnet_conv1: AlexNet's first convolution: 96 filters of 11x11 at stride 4.\n" in out

@@ -95,6 +95,7 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     of_gradients = {name: found | {"decided": name == "weight", "unjudged": False} for name in ("weight", "bias")}
     truth = SimpleNamespace(
         folder=tmp_path,
+        answers=lambda worker: tmp_path,
         habits=[],
         prepared=lambda probe: {"unusable": None, "differentiable": True},
         inputs=lambda probe: "",
