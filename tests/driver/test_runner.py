@@ -63,6 +63,7 @@ return torch.tanh(self.linear(x))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place, policies", [("cpu", ["PASSIVE", "None"]), ("emulator", ["PASSIVE"])])
 def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny_problem, write_forward, place, policies):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)

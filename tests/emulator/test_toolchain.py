@@ -70,6 +70,7 @@ def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(e
         maker.kill()
 
 
+@pytest.mark.full
 def test_the_compiler_takes_the_precompiled_headers(tmp_path):
     flags = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
     flags += toolchain.torch_flags()[0]

@@ -104,6 +104,7 @@ def test_a_reply_that_is_none(worker, load, line):
     assert not psutil.pid_exists(pid_of(worker))
 
 
+@pytest.mark.full
 def test_a_worker_that_closes_its_pipe_and_lives_on(worker, load):
     with pytest.raises(WorkerFailure, match="closed its connection"):
         load(worker, "closes", "import os, sys, time\nos.close(int(sys.argv[2])); time.sleep(1e6)")
@@ -123,8 +124,8 @@ def test_it_does_not_read_the_terminal(worker, load):
 
 def test_a_time_limit_ends_its_family(worker, load, tmp_path):
     text = STARTS_OTHERS.format(folder=tmp_path, then="import time; time.sleep(1e6)")
-    with pytest.raises(WorkerFailure, match="no answer within the time limit of 20 s"):
-        load(worker, "starts_and_hangs", text, limit=20)
+    with pytest.raises(WorkerFailure, match="no answer within the time limit of 10 s"):
+        load(worker, "starts_and_hangs", text, limit=10)
     assert not psutil.pid_exists(pid_of(worker))
     pids = [int(pid) for name in ("children", "orphan") for pid in (tmp_path / name).read_text().split()]
     assert not alive([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
