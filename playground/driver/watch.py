@@ -117,12 +117,15 @@ class Watch:
 
     def _judge(self, task):
         result = blank_result(task)
-        with self._runner.answering_for(result):
-            bench = self._bench_of(task)
-            if self._options.times(task):
-                self._runner.build(task, result)
-            if result["verdict"] is None:
-                bench.check_and_time(task, result, build=not self._options.times(task))
+        try:
+            with self._runner.answering_for(result):
+                bench = self._bench_of(task)
+                if self._options.times(task):
+                    self._runner.build(task, result)
+                if result["verdict"] is None:
+                    bench.check_and_time(task, result, build=not self._options.times(task))
+        finally:
+            self._runner.close_room(task)
         return result
 
     def _bench_of(self, task):
@@ -150,7 +153,10 @@ class Watch:
 
 
 class _Ahead(Runner):
-    """A Runner with a worker that waits for the next save: until PyTorch is imported there, seconds pass."""
+    """A Runner with a worker that waits for the next save: until PyTorch is imported there, seconds pass.
+
+    It has no sandbox: a file that runs in one has a new worker in a sandbox of its own.
+    """
 
     def __init__(self, options, progress):
         super().__init__(options, progress)
@@ -160,11 +166,13 @@ class _Ahead(Runner):
         """A worker for each of the environments in which they run."""
         context = contextvars.copy_context()
         context.run(owner.set, self)
-        for emulated in {task.place == "emulator" for task in tasks} - self._ready.keys():
+        ours = [task for task in tasks if not self._options.isolates(task)]
+        for emulated in {task.place == "emulator" for task in ours} - self._ready.keys():
             self._ready[emulated] = context.run(WorkerProcess, UNTIMED if emulated else None)
 
     def worker_for(self, task):
-        worker = self._ready.pop(task.place == "emulator", None) or super().worker_for(task)
+        ready = None if self._options.isolates(task) else self._ready.pop(task.place == "emulator", None)
+        worker = ready or super().worker_for(task)
         worker.owner = owner.get()
         return worker
 
