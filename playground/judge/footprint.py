@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground import tensors
+from playground.judge.precision import Uncompiled
 from playground.judge.sample import LEAST, MOST
 
 GIB = 1 << 30
@@ -17,7 +17,7 @@ PROCESSES = 4  # referee, candidate, baselines, control
 HOST_BYTES = {"cuda": 3 * GIB // 2, "cpu": GIB // 2, "emulator": GIB // 2}  # of a process that has loaded torch
 DEVICE_BYTES = {"cuda": 5 * GIB // 8, "cpu": 0, "emulator": 0}  # of a CUDA context
 UNKNOWN = 4  # times its inputs and parameters are the results of a model that does not run on shapes
-SECONDS = 2.0  # that a model may take on shapes: a recurrent one takes every step
+SECONDS = 5.0  # of a processor, that a model may take on shapes: a recurrent one takes every step
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,11 @@ class Footprint:
         return min(MOST, max(LEAST, MOST * (host - none) / (nearly_all - none)))
 
 
-def measure(problem):
-    """The Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way."""
+def measure(problem, by_running=True):
+    """The Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way.
+
+    Running the model on shapes imports torch._dynamo, for two seconds; without, outputs and results are estimated.
+    """
     try:
         with torch.device("meta"):
             inputs = tensors.make_inputs(problem, 0)
@@ -71,29 +74,36 @@ def measure(problem):
         with torch.device("meta"), torch.no_grad():
             model = tensors.make_model(problem, problem.Model, 0, "meta")
             parameters = _bytes((*model.parameters(), *model.buffers()))
-            with _Results() as results:
-                outputs = _pytree.tree_leaves(model(*tensors.to(inputs, "meta")))
-        return Footprint(given, parameters, _bytes(outputs), results.bytes)
-    except Exception:
-        return Footprint(given, parameters, given, UNKNOWN * (given + parameters))
+            if by_running:
+                with _Results() as results:
+                    outputs = _pytree.tree_leaves(model(*tensors.to(inputs, "meta")))
+                return Footprint(given, parameters, _bytes(outputs), results.bytes)
+    except Exception:  # it asks for values, or for something that there is not for shapes
+        pass
+    return Footprint(given, parameters, given, UNKNOWN * (given + parameters))
 
 
-class _Results(TorchDispatchMode):
+class _Results(Uncompiled):
     """Adds up the bytes of all that operators give. Raises TimeoutError."""
 
     def __init__(self):
         super().__init__()
         self.bytes = 0
-        self._latest = time.monotonic() + SECONDS
+        self._latest = time.process_time() + SECONDS
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if time.monotonic() > self._latest:
+        if time.process_time() > self._latest:
             raise TimeoutError
         result = function(*args, **(kwargs or {}))
-        given = {id(leaf) for leaf in _pytree.tree_leaves((args, kwargs))}
-        self.bytes += _bytes(leaf for leaf in _pytree.tree_leaves(result) if id(leaf) not in given)
+        given = {_memory(leaf) for leaf in _pytree.tree_leaves((args, kwargs))}
+        self.bytes += _bytes(leaf for leaf in _pytree.tree_leaves(result) if _memory(leaf) not in given)
         return result
 
 
+def _memory(value):
+    """What a tensor and its views have in common."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 def _bytes(values):
-    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor) and not v._is_view())
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

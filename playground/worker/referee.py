@@ -30,9 +30,10 @@ BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these,
 class Referee:
     """The original, its truth on each probe, and the comparison with it."""
 
-    def size_up(self, problem, settings, precision=None):
+    def size_up(self, problem, settings, place, precision=None):
         """The problem's footprint.Footprint, as a dict, before anything of it is computed."""
-        return vars(footprint.measure(tensors.in_precision(catalog.load_problem(problem, settings), precision)))
+        module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
+        return vars(footprint.measure(module, by_running=place == "cuda"))  # elsewhere one is judged at a time
 
     def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
@@ -255,9 +256,9 @@ class Referee:
         pairs = zip(expected, names, actual, strict=True)
         each = [reference.compare(name, value) for reference, name, value in pairs]
         found = worst(each)
-        if self.sample.is_part and not found.complaint:
-            found = replace(found, complaint=self._far_from_eager(probe, expected, names, outputs))
         compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
+        if self.sample.is_part and not found.complaint:
+            compared = compared | {"complaint": self._far_from_eager(probe, expected, names, outputs)}
         stale = bool(compared["complaint"]) and self._has_old_weights(probe, actual)
         if stale:
             compared = compared | {"complaint": "the output is that of the weights before the step"}
@@ -334,7 +335,11 @@ class Referee:
             actual = self._results(probe, outputs).outputs
         except tensors.NotTensors:
             return {"class": accuracy.WRONG}
-        return {"class": accuracy.grade(references, actual, lambda name: self._lowered(probe, name), [self.precision])}
+        found = accuracy.grade(references, actual, lambda name: self._lowered(probe, name), [self.precision])
+        if self.sample.is_part and found in (accuracy.AS_PYTORCH, accuracy.FLOAT32):
+            expected, _ = self._permitting(probe, accuracy.FLOAT32)
+            found = accuracy.WRONG if self._far_from_eager(probe, expected, [""] * len(expected), outputs) else found
+        return {"class": found}
 
     def _permitting(self, probe, declared):
         """The references of a probe for a variant of which more than the strict limit is permitted.

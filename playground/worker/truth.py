@@ -8,7 +8,7 @@ from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
 
-SIZED_BY = ("problem", "settings", "precision")  # of the arguments of referee.load
+SIZED_BY = ("problem", "settings", "place", "precision")  # of the arguments of referee.load
 GIVEN = "given"  # the folder of what variants are given
 
 

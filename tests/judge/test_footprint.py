@@ -1,0 +1,83 @@
+"""What a judgement takes is known from shapes; where the host has too little, a sample of the results is compared."""
+
+import torch
+from torch import nn
+
+from playground.judge import footprint
+from playground.judge.footprint import GIB, Footprint
+from playground.judge.oracle import Oracle
+from playground.judge.probes import Probe
+from playground.judge.sample import ALL, LEAST, MOST, SMALL, Sample
+
+BIG = 3 * SMALL + 5
+
+
+class Problem:
+    """As the module of a problem's file."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(20, 30)
+
+        def forward(self, x):
+            return torch.relu(self.linear(x)).sum(1)
+
+    get_init_inputs = staticmethod(lambda: [])
+    get_inputs = staticmethod(lambda: [torch.rand(7, 20)])
+
+
+def test_it_is_measured_without_computing():
+    found = footprint.measure(Problem)
+    assert found == Footprint(inputs=7 * 20 * 4, parameters=(20 + 1) * 30 * 4, outputs=7 * 4, results=(2 * 7 * 30 + 7) * 4)
+
+
+def test_gigabytes_are_not_made(monkeypatch):
+    class Huge(Problem):
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.sigmoid(x)
+
+        get_inputs = staticmethod(lambda: [torch.rand(1 << 20, 1 << 20)])  # 4 TiB
+
+    assert footprint.measure(Huge) == Footprint(inputs=4 << 40, parameters=0, outputs=4 << 40, results=4 << 40)
+
+
+def test_a_model_that_needs_values_is_estimated():
+    class Branches(Problem):
+        class Model(nn.Module):
+            def forward(self, x):
+                return x if x.sum() > 0 else -x
+
+    assert footprint.measure(Branches) == Footprint(560, 0, 560, 4 * 560)
+
+
+def test_a_larger_problem_takes_more_and_a_sample_less():
+    small, large = Footprint(GIB, 0, GIB, GIB), Footprint(6 * GIB, 0, 6 * GIB, 6 * GIB)
+    for what in ("host", "files", "device"):
+        assert small.of_judgement("cuda")[what] < large.of_judgement("cuda")[what]
+    room = 110 * GIB
+    share = large.share_for("cuda", room)
+    assert small.share_for("cuda", room) == 1.0 and LEAST < share < MOST
+    assert large.of_judgement("cuda", share)["host"] <= room < large.of_judgement("cuda")["host"]
+    assert large.share_for("cuda", GIB) == LEAST
+    assert small.of_judgement("cpu")["device"] == 0
+
+
+def test_a_sample_is_another_for_each_probe_and_has_the_end():
+    numbers, sample = torch.arange(BIG), Sample(0.1, secret=7)
+    drawn = sample.of(numbers, "own")
+    assert drawn.unique().numel() == drawn.numel() and 0.1 <= drawn.numel() / BIG < 0.11
+    assert drawn[-1] == BIG - 1 and torch.equal(drawn, sample.of(numbers, "own"))
+    assert not torch.equal(drawn, sample.of(numbers, "fresh"))
+    assert not torch.equal(drawn, Sample(0.1, secret=8).of(numbers, "own"))
+    assert torch.equal(sample.of(numbers[:SMALL], "own"), numbers[:SMALL]) and ALL.of(numbers, "own") is numbers
+
+
+def test_an_oracle_keeps_the_sample_of_all_that_it_computes():
+    model, sample = nn.Sigmoid(), Sample(0.1, secret=1)
+    probe = Probe("own", [torch.randn(BIG)], [torch.ones(BIG)], (0,))
+    oracle, whole = Oracle(model, torch.device("cpu"), sample=sample), Oracle(model, torch.device("cpu"))
+    for result, all_ in ((oracle.truth(probe), whole.truth(probe)), (oracle.eager(probe), oracle.whole(probe))):
+        assert torch.equal(result.outputs[0], sample.of(all_.outputs[0], "own"))
+        assert torch.equal(result.gradients["input0"], sample.of(all_.gradients["input0"], "own"))

@@ -1,0 +1,93 @@
+"""Who gets memory, and who waits for it."""
+
+import threading
+
+import pytest
+
+from playground.machine import memory
+from playground.machine.memory import Memory
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def shared(monkeypatch, tmp_path):
+    """10 GiB on the host, 10 of files, 8 on the GPU."""
+    monkeypatch.setattr(memory, "SHARE", 1.0)
+    monkeypatch.setattr(memory, "free_on_host", lambda: 10 * GIB)
+    monkeypatch.setattr(memory, "free_on_gpu", lambda: 8 * GIB)
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10 * GIB}))
+    made = Memory()
+    assert made.capacity(tmp_path, on_gpu=True) == {"host": 10 * GIB, "files": 10 * GIB, "device": 8 * GIB}
+    return made
+
+
+def need(host=1, files=0, device=0):
+    return {"host": host * GIB, "files": files * GIB, "device": device * GIB}
+
+
+def waits(shared, kind, wanted):
+    """Whether it has to wait; it never gets it then."""
+    began, over, got = threading.Event(), threading.Event(), threading.Event()
+
+    def take():
+        began.set()
+        with shared.taken(kind, wanted, over.is_set):
+            if not over.is_set():
+                got.set()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    began.wait()
+    has_it = got.wait(1.0)
+    over.set()
+    thread.join()
+    return not has_it
+
+
+@pytest.mark.parametrize("wanted, has_to_wait", [(need(4), False), (need(5), True), (need(1, 5), True), (need(1, 0, 6), True)])
+def test_what_fits_beside_the_others_is_taken_at_once(shared, wanted, has_to_wait):
+    with shared.taken("judgement", need(6, 6, 3)):
+        assert waits(shared, "judgement", wanted) == has_to_wait
+    assert not waits(shared, "judgement", wanted)
+
+
+def test_one_that_takes_more_than_there_is_has_it_alone(shared):
+    with shared.taken("judgement", need(20)):
+        assert waits(shared, "judgement", need(1))
+        with shared.taken("call", need(1)):  # which no judgement may wait for, since that waits for calls
+            assert waits(shared, "call", need(1))
+
+
+def test_who_waits_gets_what_is_given_back(shared):
+    first = shared.taken("judgement", need(8))
+    first.__enter__()
+    got = threading.Event()
+
+    def take():
+        with shared.taken("judgement", need(8)):
+            got.set()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert not got.wait(0.2)
+    first.__exit__(None, None, None)
+    assert got.wait(10)
+    thread.join()
+
+
+def test_processes_of_one_host_have_equal_parts(shared, tmp_path):
+    shared.shared_by = 2
+    assert shared.capacity(tmp_path, on_gpu=False)["host"] == 5 * GIB
+
+
+@pytest.mark.parametrize("names", memory.GROUPS)
+def test_a_containers_limit_counts(tmp_path, names):
+    limit, usage = (tmp_path / name for name in names)
+    limit.parent.mkdir(exist_ok=True)
+    limit.write_text("3000\n")
+    usage.write_text("1500\n")
+    (limit.parent / "memory.stat").write_text("anon 100\ninactive_file 500\n")
+    assert memory.free_on_host(tmp_path) == 2000
+    limit.write_text("max\n")
+    assert memory.free_on_host(tmp_path) > GIB // 8
