@@ -26,9 +26,9 @@ TIMERS_AND_CHECKS = {
     "torch.testing.assert_close": lambda: torch.testing.assert_close,
     "torch.equal": lambda: torch.equal,
     "torch.cuda.Event": lambda: torch.cuda.Event,
-    "torch.cuda.Event.record": lambda: inspect.getattr_static(torch.cuda.Event, "record"),
-    "torch.cuda.Event.elapsed_time": lambda: inspect.getattr_static(torch.cuda.Event, "elapsed_time"),
-    "torch.cuda.Event.synchronize": lambda: inspect.getattr_static(torch.cuda.Event, "synchronize"),
+    "torch.cuda.Event.record": lambda: inspect.getattr_static(torch.cuda.Event, "record", None),
+    "torch.cuda.Event.elapsed_time": lambda: inspect.getattr_static(torch.cuda.Event, "elapsed_time", None),
+    "torch.cuda.Event.synchronize": lambda: inspect.getattr_static(torch.cuda.Event, "synchronize", None),
     "torch.cuda.synchronize": lambda: torch.cuda.synchronize,
     "torch.Tensor.copy_": lambda: inspect.getattr_static(torch.Tensor, "copy_"),
 }
