@@ -1,13 +1,16 @@
 """What a judgement takes is known from shapes; where the host has too little, a sample of the results is compared."""
 
+import pytest
 import torch
 from torch import nn
 
+from playground import tensors
 from playground.judge import footprint
 from playground.judge.footprint import GIB, Footprint
 from playground.judge.oracle import Oracle
 from playground.judge.probes import Probe
 from playground.judge.sample import ALL, LEAST, MOST, SMALL, Sample
+from playground.worker.referee import Referee
 
 BIG = 3 * SMALL + 5
 
@@ -81,3 +84,56 @@ def test_an_oracle_keeps_the_sample_of_all_that_it_computes():
     for result, all_ in ((oracle.truth(probe), whole.truth(probe)), (oracle.eager(probe), oracle.whole(probe))):
         assert torch.equal(result.outputs[0], sample.of(all_.outputs[0], "own"))
         assert torch.equal(result.gradients["input0"], sample.of(all_.gradients["input0"], "own"))
+
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+batch_size, dim = 4, 400001
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+def get_inputs():
+    return [torch.rand(batch_size, dim)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def all_but(count):
+    """Wrong in so many elements."""
+
+    def forward(x):
+        result = torch.tanh(x)
+        result.view(-1)[1000 : 1000 + count] = 0
+        return result
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    "forward, complaint",
+    [
+        (torch.tanh, None),
+        (lambda x: x.half().tanh().float(), "of its spread"),
+        (all_but(1), "from eager PyTorch's"),  # which no sample of an element in 256 has but by chance
+        (lambda x: torch.tanh(x).T, "output 0 has the shape (400001, 4) instead of (4, 400001)"),
+    ],
+)
+def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    referee = Referee()
+    inputs, outputs = str(tmp_path / "inputs"), str(tmp_path / "outputs")
+    referee.load(str(tmp_path / "problem.py"), {}, "cpu", str(tmp_path / "weights"), seed=1, share=LEAST, secret=2)
+    referee.prepare("own", "own", 3, inputs)
+    (reference,), _ = referee.references["own"]
+    assert reference.truth.numel() < 4 * 400001 * 2 * LEAST
+    (given,) = tensors.load(inputs)["inputs"]
+    tensors.save_results(tensors.Results([forward(given)]), outputs)
+    found = referee.compare_outputs("own", outputs, remark=False)
+    assert (complaint in found["complaint"]) if complaint else found["complaint"] is None, found
+    assert "of each result was compared" in referee.ways()["ways"][0]
