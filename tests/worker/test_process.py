@@ -117,6 +117,18 @@ def test_the_environment_is_added(load):
         load(worker, "reads", "import os; raise RuntimeError(os.environ['PLAYGROUND_TEST'])")
 
 
+def test_each_thread_gets_the_reply_to_its_own_request(worker, load):
+    """Variants of one problem share its baselines' process, and are judged side by side."""
+    load(worker, "any", "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, *_): super().__init__()")
+
+    def ask(wanted):
+        reply = worker.ask("candidate.device_code" if wanted == "texts" else "candidate.accepted_races", 60)
+        return wanted in reply
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, ["texts", "lines"] * 100))
+
+
 def test_it_does_not_read_the_terminal(worker, load):
     with pytest.raises(WorkerFailure, match="EOFError"):
         load(worker, "asks", "input()")
