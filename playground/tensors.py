@@ -20,9 +20,12 @@ def save(content, path):
     torch.save(torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), content), path)
 
 
-def load(path):
-    """Read what `save` wrote. Not for what a process wrote that is not trusted: see load_results."""
-    return torch.load(path, weights_only=True)
+def load(path, mapped=False):
+    """Read what `save` wrote. Not for what a process wrote that is not trusted: see load_results.
+
+    Processes that have it `mapped` share its memory until they write there.
+    """
+    return torch.load(path, weights_only=True, mmap=mapped)
 
 
 # What a variant's process hands back: eight bytes that say how long the header is; the header, in JSON, with "detached" and, in

@@ -40,6 +40,7 @@ from playground.driver.runner import Runner, blank_result
 from playground.driver.verdict import give
 from playground.machine import environment
 from playground.machine.builds import builds_at_once
+from playground.machine.memory import MEMORY
 from playground.report.progress import Progress
 from playground.worker import kill_all
 
@@ -257,6 +258,7 @@ class _Worker:
         self._tasks = tasks
         self._board = Board(rank.connect(), rank.rank)
         self._runner = Runner(options, progress)
+        MEMORY.shared_by = rank.local_world_size
         self._builds = f"build on host {rank.host}"
         self._group = None
 

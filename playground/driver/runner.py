@@ -35,12 +35,13 @@ from playground.driver.verdict import (
     judge,
 )
 from playground.machine import build_locks, ptxas
-from playground.machine.builds import builds_at_once, half_of_gpu_is_free, judged_at_once
+from playground.machine.builds import builds_at_once, judged_at_once
+from playground.machine.memory import MEMORY
 from playground.nvidia.sanitizer import examine, small_case
 from playground.report.figures import TIMED
 from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
 from playground.worker.failures import describe
-from playground.worker.truth import GIVEN, Truth
+from playground.worker.truth import GIVEN, Truth, sized_up
 
 PREPARED_AT_ONCE = 4  # originals whose truth and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
@@ -178,6 +179,7 @@ class Runner:
         self._rooms = {}  # {id(task): (task, its Room)}
         self._making_room = threading.RLock()
         self._shared = {}  # {group: _SharedBench}
+        self._footprints = {}  # by group
         self._is_over = False
         self._niceness = 0  # of builds
         self._bench = None
@@ -226,6 +228,7 @@ class Runner:
                 finally:
                     self._is_over = True
                     for shared in self._shared.values():
+                        shared.made.set()
                         shared.over.set()
         except BaseException:
             kill_all(self)
@@ -254,21 +257,25 @@ class Runner:
     def _prepare_ahead(self, preparing, models):
         """Have truth and baselines ready when the first variant that needs them is built.
 
-        On the CPU they take longest, for torch.compile. On the GPU one model follows the other where there is memory for it.
+        On the CPU they take longest, for torch.compile. One model follows the other where there is memory for it.
         """
         groups = {}
         for pairs in models:
             for task, _ in _cpu_last(pairs):
                 if task.place != "emulator":
                     groups.setdefault(task.group, task)
-        for number, task in enumerate(groups.values()):
-            preparing.begin(task, functools.partial(self._prepare, task, is_first=number == 0))
+        earlier = None
+        for task in groups.values():
+            preparing.begin(task, functools.partial(self._prepare, task, earlier))
+            earlier = self._shared[task.group]
 
-    def _prepare(self, task, is_first):
-        if is_first or task.place == "cpu" or half_of_gpu_is_free():
-            shared = self._shared[task.group]
-            if not self._is_over and shared.bench():
-                shared.over.wait()
+    def _prepare(self, task, earlier):
+        """Those before it come first: what is judged would wait for ever for memory that is held for what comes later."""
+        if earlier:
+            earlier.made.wait()
+        shared = self._shared[task.group]
+        if not self._is_over and shared.bench():
+            shared.over.wait()
 
     def _judge_all(self, building, judging, models, finish, beside_others):
         """Judge and time what is built. What ran out of memory beside others is judged once more, alone."""
@@ -373,11 +380,45 @@ class Runner:
         try:
             with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
                 worker.make_nice(self._niceness)
+                with contextlib.suppress(WorkerFailure):  # which is said of the original when its truth is computed
+                    self.footprint(task, lambda: sized_up(worker, self.original(task), self._options.time_limit))
                 load_candidate(worker, self.original(task), task, self._options, None)
-                self.build_in(worker, task, result)
+                with self._room_for_call(task):
+                    self.build_in(worker, task, result)
         except WorkerFailure as failure:
-            give_failure(result, failure)
+            if not OUT_OF_MEMORY.search(f"{failure} {failure.details}"):  # then it is called again when it is judged
+                give_failure(result, failure)
         self._progress.finished("build", *task.names(), result["verdict"] or "built")
+
+    def footprint(self, task, size_up):
+        """The Footprint of the task's problem, which the first who needs it asks for."""
+        if task.group not in self._footprints:
+            self._footprints[task.group] = size_up()
+        return self._footprints[task.group]
+
+    def _room_for_call(self, task):
+        """A context in which there is memory for one call of the variant."""
+        footprint = self._footprints.get(task.group)
+        if footprint is None:
+            return contextlib.nullcontext()
+        MEMORY.capacity(self.folder(), task.place == "cuda")
+        return MEMORY.taken("call", footprint.of_call(task.place), self.is_over)
+
+    def room_for_judgement(self, task, size_up):
+        """(a context in which there is memory for a judgement, the share of all results that has room there).
+
+        What is emulated waits for nobody: it is begun in another order than its originals, and made small.
+        """
+        footprint = self.footprint(task, size_up)
+        capacity = MEMORY.capacity(self.folder(), task.place == "cuda")
+        share = footprint.share_for(task.place, capacity["host"])
+        if task.place == "emulator":
+            return contextlib.nullcontext(), share
+        return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), self.is_over), share
+
+    def is_over(self):
+        """Whether nobody needs to wait for anything any more."""
+        return self._is_over
 
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""
@@ -461,6 +502,7 @@ class Bench:
         self._unusable = None
         self._description = {}
         self._open = contextlib.ExitStack()
+        memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
         folder = run.folder(task.group)
         self._open.callback(shutil.rmtree, folder, ignore_errors=True)
         self._truth = Truth(original, folder, run.probe_seed, options.time_limit)
@@ -472,8 +514,10 @@ class Bench:
         self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.measured, room)
         self._open.callback(self._stopwatch.close)
         try:
+            room, share = run.room_for_judgement(task, self._truth.size_up)
+            memory.enter_context(room)
             progress.started("truth", *task.names("float64"))
-            self._description = self._truth.prepare()
+            self._description = self._truth.prepare(share)
             progress.finished("truth", *task.names("float64"), "ready")
             warming = ThreadPoolExecutor(max_workers=1)
             self._open.callback(warming.shutdown)
@@ -581,6 +625,7 @@ class _SharedBench:
     """A bench for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
 
     def __init__(self, make, uses):
+        self.made = threading.Event()  # or never will be
         self.over = threading.Event()
         self._make = make
         self._uses_left = uses
@@ -590,9 +635,12 @@ class _SharedBench:
     def bench(self):
         """The bench, which is made when it is first asked for; None when all uses are over."""
         with self._lock:
-            if self._uses_left and not self._bench:
-                self._bench = self._make()
-            return self._bench if self._uses_left else None
+            try:
+                if self._uses_left and not self._bench:
+                    self._bench = self._make()
+                return self._bench if self._uses_left else None
+            finally:
+                self.made.set()
 
     def __enter__(self):
         return self
@@ -605,6 +653,7 @@ class _SharedBench:
 
     def close(self):
         """Safe to call twice."""
+        self.made.set()
         self.over.set()
         if self._bench:
             self._bench.close()

@@ -18,14 +18,17 @@ from playground import tensors
 
 NO_STREAMS = "not run: only CUDA has streams"
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
+CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
 TIMERS_AND_CHECKS = {
-    "time.perf_counter": lambda: time.perf_counter,
-    "time.perf_counter_ns": lambda: time.perf_counter_ns,
+    **{f"time.{name}": lambda name=name: getattr(time, name) for name in CLOCKS},
     "torch.allclose": lambda: torch.allclose,
+    "torch.isclose": lambda: torch.isclose,
+    "torch.testing.assert_close": lambda: torch.testing.assert_close,
     "torch.equal": lambda: torch.equal,
     "torch.cuda.Event": lambda: torch.cuda.Event,
     "torch.cuda.Event.record": lambda: inspect.getattr_static(torch.cuda.Event, "record"),
     "torch.cuda.Event.elapsed_time": lambda: inspect.getattr_static(torch.cuda.Event, "elapsed_time"),
+    "torch.cuda.Event.synchronize": lambda: inspect.getattr_static(torch.cuda.Event, "synchronize"),
     "torch.cuda.synchronize": lambda: torch.cuda.synchronize,
     "torch.Tensor.copy_": lambda: inspect.getattr_static(torch.Tensor, "copy_"),
 }

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from playground.judge.precision import (
     tf32_families,
 )
 from playground.judge.reordered import ORDERS, Reordered
+from playground.judge.sample import ALL
 
 PERTURBATIONS = 6
 ROUNDINGS = 6
@@ -45,11 +47,15 @@ class NotSeparable(Exception):
 
 
 class Oracle:
-    """The original on one device. `model` is in float32. `emulated`: what is judged runs on an emulated GPU, which has TF32."""
+    """The original on one device. `model` is in float32. `emulated`: what is judged runs on an emulated GPU, which has TF32.
 
-    def __init__(self, model, device, emulated=False):
+    Of what a probe gives, the `sample` (see sample.py) is kept.
+    """
+
+    def __init__(self, model, device, emulated=False, sample=ALL):
         self._model = model
         self._device = device
+        self._sample = sample
         self.tf32_families = tf32_families(device, emulated)
         self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers
@@ -57,6 +63,16 @@ class Oracle:
     def eager(self, probe):
         """As PyTorch runs it by default. On a copy, since a call may change the model."""
         return self._run(copy.deepcopy(self._model), probe.inputs, probe)
+
+    def whole(self, probe):
+        """As eager, all of it."""
+        return Oracle(self._model, self._device).eager(probe)
+
+    def sampled(self, probe, outcome):
+        """What is kept of an Outcome, or of a variant's Results, that is whole."""
+        kept = functools.partial(self._sample.of, probe=probe.name)
+        gradients = {name: None if value is None else kept(value) for name, value in outcome.gradients.items()}
+        return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
     def truth(self, probe):
         """In float64."""
@@ -83,7 +99,7 @@ class Oracle:
         "fp16" and "bf16" are those of a model that is all in them: each step may be rounded.
         """
         if precision in tensors.HALF:
-            in_float32 = Oracle(copy.deepcopy(self._model).float(), self._device)
+            in_float32 = Oracle(copy.deepcopy(self._model).float(), self._device, sample=self._sample)
             wide = replace(probe, inputs=tensors.in_float32(probe.inputs))
             steps = in_float32.rounded_at_each_step(wide, PERTURBATIONS, tensors.HALF[precision])
             return [*self.lowered(probe, precision), *steps]
@@ -153,7 +169,7 @@ class Oracle:
             torch.cuda.empty_cache()
             if self._draws:  # the device's generator draws other numbers than the host's
                 raise
-            on_host = Oracle(copy.deepcopy(self._model).cpu(), torch.device("cpu"))
+            on_host = Oracle(copy.deepcopy(self._model).cpu(), torch.device("cpu"), sample=self._sample)
             outcome = on_host._in_float64(probe, mode, mutate)
             self.ways |= {IN_HOST_MEMORY} | on_host.ways
             return outcome
@@ -179,16 +195,20 @@ class Oracle:
         while True:
             try:
                 if chunk == batch:
-                    return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double)
-                return self._in_chunks(model, inputs, probe, batch, chunk, in_double)
+                    kept = functools.partial(self._sample.of, probe=probe.name)
+                    return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double, kept)
+                return self.sampled(probe, self._in_chunks(model, inputs, probe, batch, chunk, in_double))
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if chunk <= 1:
                     raise
                 chunk = (chunk + 1) // 2
 
-    def _once(self, model, inputs, upstream, wanted_inputs, in_double):
-        """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output."""
+    def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=lambda value: value):
+        """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output.
+
+        `kept(value)` is what of a value leaves the device.
+        """
         inputs = tensors.to(inputs, self._device)
         inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
         tensors.seed_draws()
@@ -199,8 +219,8 @@ class Oracle:
         else:
             outputs, gradients = tensors.gradients(model, inputs, upstream, wanted_inputs)
         self._draws |= random_state() != seeded
-        gradients = {name: None if value is None else value.detach().cpu() for name, value in gradients.items()}
-        return Outcome([output.detach().cpu() for output in outputs], gradients)
+        gradients = {name: None if value is None else kept(value.detach()).cpu() for name, value in gradients.items()}
+        return Outcome([kept(output.detach()).cpu() for output in outputs], gradients)
 
     def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
         self._require_separable(inputs, batch)

@@ -23,6 +23,7 @@ nothing does but what is within a twentieth of the spread: that near the truth n
 """
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -205,6 +206,16 @@ def _deviation(finite, others):
 
 def _blocks(tensor):
     return tensor.reshape(-1).split(BLOCK)
+
+
+def largest_difference(actual, expected):
+    """Of two tensors of one form, in their own units; infinite where only one has a NaN, or another infinity."""
+    largest = 0.0
+    for value, other in zip(*map(_blocks, map(as_real, (actual, expected))), strict=True):
+        same = (value == other) | (torch.isnan(value) & torch.isnan(other))
+        difference = torch.where(same, 0.0, (value.double() - other.double()).abs())
+        largest = max(largest, torch.nan_to_num(difference, nan=math.inf).max().item())
+    return largest
 
 
 def wrong(complaint):

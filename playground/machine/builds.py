@@ -1,9 +1,8 @@
 """How much a machine bears side by side: compilers, judgements on one GPU."""
 
 import os
-import subprocess
 
-import psutil
+from playground.machine.memory import free_on_host
 
 MOST_JUDGED_AT_ONCE, CORES_OF_A_JUDGEMENT = 4, 4
 COMPILER_BYTES = 2 << 30  # what nvcc or a C++ compiler takes at most for one file of the project, torch's headers included
@@ -12,20 +11,8 @@ COMPILER_BYTES = 2 << 30  # what nvcc or a C++ compiler takes at most for one fi
 def builds_at_once(shared_by=1):
     """As many as there are processors and free memory for, at least one. `shared_by`: so many processes of this host build."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    fitting = psutil.virtual_memory().available // COMPILER_BYTES
+    fitting = free_on_host() // COMPILER_BYTES
     return max(1, min(usable, fitting) // shared_by)
-
-
-def half_of_gpu_is_free():
-    """Whether half of the memory of the GPU that torch calls cuda:0 is free, as nvidia-smi tells; False if it does not."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    command = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
-        free, total = map(float, told.split(","))
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return False
-    return free >= total / 2
 
 
 def judged_at_once():

@@ -112,7 +112,7 @@ class Candidate(Clocked):
         `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then.
         """
         self._next_schedule()
-        probe = tensors.load(inputs)
+        probe = self._loaded(inputs)
         given = tensors.to(probe["inputs"], self.device)
         answer = {"peak_mib": None, "complaints": {}, "refused": None}
         with self._under(probe, poison):
@@ -137,7 +137,7 @@ class Candidate(Clocked):
         are none), what was wrong, and what is worth knowing, such as why it was not run.
         """
         self._next_schedule()
-        inputs = [tensors.to(tensors.load(file)["inputs"], self.device) for file in (first, second)]
+        inputs = [tensors.to(self._loaded(file)["inputs"], self.device) for file in (first, second)]
         declared = getattr(type(self.model), "deterministic", None)
         try:
             done = behaviour.Trials(self.model, *inputs, self.device, declared).run(trial)
@@ -155,7 +155,7 @@ class Candidate(Clocked):
         The outputs of the second go to a file. Returns {"builds": [name, ...], "means_to_build", "triton", "own_calls",
         "spoiled": whether there are outputs of the second call, "kernels": those launched on a GPU, "own_share"}.
         """
-        given = tensors.to(tensors.load(inputs)["inputs"], self.device)
+        given = tensors.to(self._loaded(inputs)["inputs"], self.device)
         own = self.builds.own
         own.calls = 0
         with own.watched():
@@ -224,7 +224,7 @@ class Candidate(Clocked):
         exception; there are no gradients then.
         """
         self._next_schedule()
-        given = tensors.load(inputs)
+        given = self._loaded(inputs)
         tensors.seed_draws()
         try:
             results, gradients = tensors.gradients(
@@ -238,6 +238,10 @@ class Candidate(Clocked):
         detached = not any(result.requires_grad for result in results)
         tensors.save_results(Results(results, gradients, detached), outputs)
         return {"unsupported": None, "failed": None}
+
+    def _loaded(self, file):
+        """The probe in a file; for a GPU it is mapped, since it is copied there anyway."""
+        return tensors.load(file, mapped=self.device.type == "cuda")
 
     def _subject(self, side):
         return self.problem, self.model, None, None

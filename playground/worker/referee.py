@@ -5,30 +5,39 @@ It runs the original alone. No candidate's file is ever loaded into this process
 
 import copy
 import functools
+import math
 from dataclasses import replace
 
 import torch
 
 from playground import catalog, tensors
-from playground.judge import accuracy, behaviour, domain, mutants, probes, special
+from playground.judge import accuracy, behaviour, domain, footprint, mutants, probes, special
 from playground.judge.diagnosis import likely_precision
 from playground.judge.oracle import Oracle, is_few
 from playground.judge.precision import LOWER, forbid_tf32
+from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
-from playground.judge.tolerance import Reference, worst, wrong
+from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.stopwatch import timer
 from playground.worker import recheck
 from playground.worker.failures import describe
 
 OTHER_INPUTS = 4
+FROM_EAGER = 4.0  # times what is allowed: eager's largest error where no truth is kept is a little more than the sample's
 BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these, for each element of the truth, is not read
 
 
 class Referee:
     """The original, its truth on each probe, and the comparison with it."""
 
-    def load(self, problem, settings, place, weights, seed, strict=False, precision=None):
+    def size_up(self, problem, settings, precision=None):
+        """The problem's footprint.Footprint, as a dict, before anything of it is computed."""
+        return vars(footprint.measure(tensors.in_precision(catalog.load_problem(problem, settings), precision)))
+
+    def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
+
+        At the problem's own size a `share` of large results is compared, drawn from the seed `secret`.
 
         Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words}.
         That is `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
@@ -41,7 +50,10 @@ class Referee:
         self.model = tensors.make_model(self.problem, self.problem.Model, seed, self.device)
         tensors.save(self.model.state_dict(), weights)
         self.emulated = place == "emulator"
-        self.oracle = Oracle(self.model, self.device, self.emulated)
+        self.sample = Sample(share, secret)
+        self.shapes = {}  # probe -> {name: shape} of all inputs and outputs
+        self.timed = {}  # probe -> (mode, seed) of a timed call's
+        self.oracle = self._oracle(self.model)
         self.sizes = Sizes(problem, settings, place, self._runs, precision)
         self.domain = domain.learn(self.sizes.problem("reduced"), seed)
         self.probes = {}
@@ -89,6 +101,8 @@ class Referee:
             return {"differentiable": False, "unusable": "the model's file has no constants for it"}
         if why := self.domain.forbids(probe.removesuffix(probes.AT_OWN_SIZE)):
             return {"differentiable": False, "unusable": why}
+        if probe.endswith(probes.AT_OWN_SIZE) and self.sample.is_part:
+            return {"differentiable": False, "unusable": "the own size takes too much host memory for more probes than its own"}
         if probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS):
             return {"differentiable": self._prepare(probe, problem, seed, inputs), "unusable": None}
         try:
@@ -102,7 +116,7 @@ class Referee:
 
     def ways(self):
         """{"ways": in which the truth was computed where it could not be in float64, on the device, at once}."""
-        return {"ways": sorted(self.oracle.ways)}
+        return {"ways": sorted(self.oracle.ways | ({self.sample.text} if self.sample.is_part else set()))}
 
     def _is_finite(self, probe):
         """Whether the original's outputs are, in float64 and in eager PyTorch."""
@@ -112,9 +126,9 @@ class Referee:
         """Whether the probe has gradients."""
         made, oracle, eager = self._made(probe, problem, seed)
         if probe in probes.FRESH:
-            self.probes[probe] = made
+            eager = oracle.sampled(made, eager)
             self.references[probe] = recheck.output_references(oracle.truth(made), eager, self.references["own"][0]), {}
-            tensors.save(vars(made), inputs)
+            self._keep(made, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
         if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
@@ -122,6 +136,7 @@ class Referee:
             differentiated = oracle.eager(with_upstream)
             if any(gradient is not None for gradient in differentiated.gradients.values()):
                 made, eager = with_upstream, differentiated
+        eager = eager if made.upstream else oracle.sampled(made, eager)
         truth = oracle.truth(made)
         permitted = oracle.permitted(made, self.precision)
         if made.autocast:
@@ -130,7 +145,6 @@ class Referee:
             eager.outputs = tensors.in_float32(eager.outputs)
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
-        self.probes[probe] = made
         others = self._of_other_inputs(made, problem, seed, truth)
         self.references[probe] = _references(truth, eager, permitted, others, self._decisions(made, truth))
         if made.clean:
@@ -138,18 +152,24 @@ class Referee:
             self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
         if made.step:
             self.references[f"{probe} not seen"] = self._without_step(made)
-        tensors.save(vars(made), inputs)
+        self._keep(made, inputs)
         return bool(eager.gradients)
 
+    def _keep(self, probe, file):
+        """Save a probe for the variant, and keep it: the inputs as what the file holds, so that both are the same memory."""
+        tensors.save(vars(probe), file)
+        self.probes[probe.name] = replace(probe, inputs=tensors.load(file, mapped=True)["inputs"])
+
     def _made(self, probe, problem, seed):
-        """(the probe, the oracle of its weights, the Outcome in eager PyTorch).
+        """(the probe, the oracle of its weights, the whole Outcome in eager PyTorch).
 
         Values stay positive where the problem's are and the original has no finite result otherwise.
         """
         for positive in (False, True) if self.domain.is_positive else (False,):
             made = probes.make(probe, problem, seed, dict(self.model.named_parameters()), self.domain, positive)
             oracle = self.oracle_of(made)
-            eager = oracle.eager(made)
+            eager = oracle.whole(made)
+            self.shapes[probe] = _shapes(made, eager.outputs)
             if made.clean or all(torch.isfinite(output).all() for output in eager.outputs):
                 break
         return made, oracle, eager
@@ -170,26 +190,36 @@ class Referee:
 
     def prepare_timed(self, probe, mode, seed):
         """Add the truth on the content of a timed call as a further probe, called `probe`; see recheck.py."""
-        made, eager = recheck.probe_of(probe, self.problem, self.oracle, mode, seed, self.device)
+        made, eager, outputs = recheck.probe_of(probe, self.problem, self.oracle, mode, seed, self.device)
+        self.shapes[probe], self.timed[probe] = _shapes(made, outputs), (mode, seed)
         truth = self.oracle.truth(made)
         if mode == "forward":
             references = recheck.output_references(truth, eager, self.references["own"][0]), {}
         else:
             permitted = self.oracle.permitted(made, self.precision)
             references = _references(truth, eager, permitted, decisions=self._decisions(made, truth))
-        self.probes[probe], self.references[probe] = made, references
+        self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
         return {}
+
+    def _with_inputs(self, probe):
+        """The probe of that name; the inputs of timed calls are made again."""
+        if probe not in self.timed:
+            return self.probes[probe]
+        return recheck.probe_of(probe, self.problem, self.oracle, *self.timed[probe], self.device)[0]
 
     def oracle_of(self, probe):
         """The oracle of the original with the weights of a probe."""
         if probe.model_seed is not None:
             model = tensors.make_model(self.problem, self.problem.Model, probe.model_seed, self.device)
-            return Oracle(model, self.device, self.emulated)
+            return self._oracle(model)
         if not probe.step:
             return self.oracle
         model = copy.deepcopy(self.model)
         probes.take_step(model, probe.step)
-        return Oracle(model, self.device, self.emulated)
+        return self._oracle(model)
+
+    def _oracle(self, model):
+        return Oracle(model, self.device, self.emulated, self.sample)
 
     def _without_step(self, probe):
         truth, eager = self.oracle.truth(probe), self.oracle.eager(probe)
@@ -225,6 +255,8 @@ class Referee:
         pairs = zip(expected, names, actual, strict=True)
         each = [reference.compare(name, value) for reference, name, value in pairs]
         found = worst(each)
+        if self.sample.is_part and not found.complaint:
+            found = replace(found, complaint=self._far_from_eager(probe, expected, names, outputs))
         compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
         stale = bool(compared["complaint"]) and self._has_old_weights(probe, actual)
         if stale:
@@ -234,10 +266,32 @@ class Referee:
         return compared | {"stale": stale, "swallowed": swallowed, "leaked": leaked, "note": None}
 
     def _results(self, probe, file):
-        """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors."""
+        """What a variant's process wrote, a few times as long as the truth at most; the sample of it. Raises NotTensors."""
         outputs, gradients = self.references[probe]
-        elements = sum(reference.truth.numel() for reference in (*outputs, *gradients.values()))
-        return tensors.load_results(file, BYTES_OF_ELEMENT * elements + SLACK)
+        elements = sum(reference.truth.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
+        given = tensors.load_results(file, BYTES_OF_ELEMENT * elements + SLACK)
+        if not self.sample.is_part:
+            return given
+        shapes = self.shapes[probe] | {name: value.shape for name, value in self.model.named_parameters()}
+        actual = {f"output {i}": value for i, value in enumerate(given.outputs)} | given.gradients
+        for name, value in actual.items():
+            if value is not None and value.shape != shapes.get(name, value.shape):
+                raise tensors.NotTensors(f"{name} has the shape {tuple(value.shape)} instead of {tuple(shapes[name])}")
+        return self.oracle.sampled(self.probes[probe], given)
+
+    def _far_from_eager(self, probe, references, names, file):
+        """What is wrong with large outputs where no truth is kept: there they are held against eager PyTorch, less exactly."""
+        made = self._with_inputs(probe)
+        whole, actual = self.oracle_of(made).whole(made).outputs, tensors.load_results(file, math.inf).outputs
+        for reference, name, eager, given in zip(references, names, whole, actual, strict=True):
+            limit = FROM_EAGER * reference.allowed
+            if (
+                given.numel() > SMALL
+                and not reference.is_blunt
+                and not (far := largest_difference(given, eager) / reference.spread) <= limit
+            ):
+                return f"{name} is off by {far:.2e} of its spread from eager PyTorch's; allowed are {limit:.2e}"
+        return None
 
     def _has_old_weights(self, probe, actual):
         """Whether the outputs are right for the weights before the probe's step."""
@@ -262,8 +316,10 @@ class Referee:
         if shared:
             shapes = {name: value.shape for name, value in found.items() if value is not None}
             expected = {name: each for name, each in expected.items() if each.truth.shape == shapes.get(name)}
-        for i in self.probes[probe].wanted_inputs:  # what it is where the input cannot vary is nobody's business
-            free, actual = self.domain.free(i, self.probes[probe].inputs[i]), found.get(f"input{i}")
+        inputs = self._with_inputs(probe).inputs if self.domain.texts else []
+        for i in self.probes[probe].wanted_inputs if inputs else ():  # where the input cannot vary is nobody's business
+            free, actual = self.domain.free(i, inputs[i]), found.get(f"input{i}")
+            free = free if free is None else self.sample.of(free, probe)
             if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
                 true = expected[f"input{i}"].truth.to(actual.dtype)
                 found[f"input{i}"] = torch.where(free, actual, true)
@@ -303,7 +359,7 @@ class Referee:
     def _lowered(self, probe, to):
         """Outcomes of a probe in a lower precision, or in "float32" with other orders of adding."""
         if (probe, to) not in self.lowered:
-            made = self.probes[probe]
+            made = self._with_inputs(probe)
             oracle = self.oracle_of(made)
             self.lowered[probe, to] = oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
         return self.lowered[probe, to]
@@ -333,6 +389,12 @@ class Referee:
         inputs = tensors.to(fresh[0][0].inputs, self.device)
         made = mutants.mutants_of(copy.deepcopy(self.model), inputs, bool(fresh[0][1].gradients))
         return vars(mutants.score(made, exams, self.oracle, fresh))
+
+
+def _shapes(probe, outputs):
+    """{name: shape} of a probe's inputs and outputs, under the names of gradients and complaints."""
+    named = {f"input{i}": value for i, value in enumerate(probe.inputs) if isinstance(value, torch.Tensor)}
+    return {name: value.shape for name, value in (named | {f"output {i}": each for i, each in enumerate(outputs)}).items()}
 
 
 def _references(truth, eager, permitted, others=(), decisions=None):

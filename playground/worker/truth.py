@@ -4,9 +4,11 @@ import contextlib
 import shutil
 import threading
 
+from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
 
+SIZED_BY = ("problem", "settings", "precision")  # of the arguments of referee.load
 GIVEN = "given"  # the folder of what variants are given
 
 
@@ -18,6 +20,11 @@ def remove(file):
         shutil.rmtree(file, ignore_errors=True)
         if file.exists():
             raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
+
+
+def sized_up(worker, original, limit):
+    """The footprint.Footprint of an original, as a worker tells that has loaded no variant's file yet."""
+    return Footprint(**worker.ask("referee.size_up", limit, **{key: original[key] for key in SIZED_BY}))
 
 
 class RefereeFailure(WorkerFailure):
@@ -44,9 +51,17 @@ class Truth:
         self._prepared = {}
         self._mutants = {}
 
-    def prepare(self):
-        """Compute the truth on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure."""
-        description = self._ask("load", **self._original, weights=self.weights)
+    def size_up(self):
+        """The problem's footprint.Footprint, before anything is computed."""
+        return sized_up(self.worker, self._original, self._limit)
+
+    def prepare(self, share=1.0):
+        """Compute the truth on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure.
+
+        A `share` of large results is kept and compared.
+        """
+        secret = self._probe_seed + len(PROBES) + 1
+        description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain = description["domain"]
         self.habits = self._ask("habits")["habits"]
         for probe, (_, size) in PROBES.items():

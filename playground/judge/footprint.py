@@ -1,0 +1,99 @@
+"""How much memory a judgement takes, from shapes alone: it is known before anything is computed."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from playground import tensors
+from playground.judge.sample import LEAST, MOST
+
+GIB = 1 << 30
+OWN_PROBES, REPEATED = 6, 8  # of the problem's own size; those that are repeated there for a variant that takes no other
+TIMED = 3  # further truths of that size, for timed calls
+PROCESSES = 4  # referee, candidate, baselines, control
+HOST_BYTES = {"cuda": 3 * GIB // 2, "cpu": GIB // 2, "emulator": GIB // 2}  # of a process that has loaded torch
+DEVICE_BYTES = {"cuda": 5 * GIB // 8, "cpu": 0, "emulator": 0}  # of a CUDA context
+UNKNOWN = 4  # times its inputs and parameters are the results of a model that does not run on shapes
+SECONDS = 2.0  # that a model may take on shapes: a recurrent one takes every step
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a problem in its own precision; `results` are those of all its operators together."""
+
+    inputs: int
+    parameters: int
+    outputs: int
+    results: int
+
+    def of_judgement(self, place, share=1.0):
+        """{"host", "files", "device"}: the bytes that a judgement takes which compares a share of all results.
+
+        Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
+        candidate and the referee have them, the weights; of what is compared, the truth in float64 with its masks for each
+        probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs,
+        and the same in float32 elsewhere. Repeated probes are only there where everything is compared.
+        """
+        own = OWN_PROBES + (REPEATED if share == 1.0 else 0)
+        files = own * self.inputs + 2 * self.outputs
+        whole = PROCESSES * HOST_BYTES[place] + files + 5 * self.inputs + 2 * self.outputs + 13.5 * self.parameters
+        compared = (own + TIMED) * 2.5 * self.outputs + 8 * self.outputs + 9.5 * self.inputs
+        computed = 5 * (self.inputs + self.parameters + self.results) + PROCESSES * DEVICE_BYTES[place]
+        host, on_gpu = int(whole + share * compared), place == "cuda"
+        return {"host": host if on_gpu else host + computed, "files": files, "device": computed if on_gpu else 0}
+
+    def of_call(self, place):
+        """The same for one call of a variant that was just built."""
+        bytes_of_call = self.inputs + self.parameters + self.outputs
+        on_device = bytes_of_call + DEVICE_BYTES[place] if place == "cuda" else 0
+        return {"host": 2 * bytes_of_call + HOST_BYTES[place], "files": 0, "device": on_device}
+
+    def share_for(self, place, host):
+        """The share of all results that can be compared with so many bytes of host memory."""
+        if self.of_judgement(place)["host"] <= host:
+            return 1.0
+        none, nearly_all = (self.of_judgement(place, share)["host"] for share in (0.0, MOST))
+        return min(MOST, max(LEAST, MOST * (host - none) / (nearly_all - none)))
+
+
+def measure(problem):
+    """The Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way."""
+    try:
+        with torch.device("meta"):
+            inputs = tensors.make_inputs(problem, 0)
+    except Exception:  # of the file's own: it asks for values, or names a device
+        inputs = tensors.make_inputs(problem, 0)
+    given, parameters = _bytes(inputs), 0
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = tensors.make_model(problem, problem.Model, 0, "meta")
+            parameters = _bytes((*model.parameters(), *model.buffers()))
+            with _Results() as results:
+                outputs = _pytree.tree_leaves(model(*tensors.to(inputs, "meta")))
+        return Footprint(given, parameters, _bytes(outputs), results.bytes)
+    except Exception:
+        return Footprint(given, parameters, given, UNKNOWN * (given + parameters))
+
+
+class _Results(TorchDispatchMode):
+    """Adds up the bytes of all that operators give. Raises TimeoutError."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+        self._latest = time.monotonic() + SECONDS
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if time.monotonic() > self._latest:
+            raise TimeoutError
+        result = function(*args, **(kwargs or {}))
+        given = {id(leaf) for leaf in _pytree.tree_leaves((args, kwargs))}
+        self.bytes += _bytes(leaf for leaf in _pytree.tree_leaves(result) if id(leaf) not in given)
+        return result
+
+
+def _bytes(values):
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor) and not v._is_view())

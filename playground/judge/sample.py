@@ -1,0 +1,41 @@
+"""Which elements of a large result are compared where host memory has no room for all of them."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+
+PARTS = 4096
+LEAST, MOST = 16 / PARTS, 0.9  # of all, where not all is compared
+SMALL = 1 << 20  # elements: so few are all compared
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A `share` of the parts of each large tensor, drawn from the seed `secret`, others for each probe, and always the last."""
+
+    share: float = 1.0
+    secret: int = 0
+
+    @property
+    def is_part(self):
+        return self.share < 1.0
+
+    @property
+    def text(self):
+        return f"{self.share:.2g} of each result was compared, drawn at random: there is no host memory for all"
+
+    def of(self, tensor, probe):
+        """The sample of a tensor that a probe gives, in one dimension; a small one as it is."""
+        if not self.is_part or tensor.numel() <= SMALL:
+            return tensor
+        length = math.ceil(tensor.numel() / PARTS)
+        count = tensor.numel() // length
+        drawn = random.Random(f"{self.secret} {probe} {tensor.numel()}").sample(range(count), math.ceil(self.share * count))
+        flat = tensor.reshape(-1)
+        parts = flat[: count * length].view(count, length)[torch.tensor(sorted({*drawn, count - 1}), device=flat.device)]
+        return torch.cat([parts.flatten(), flat[count * length :]])
+
+
+ALL = Sample()

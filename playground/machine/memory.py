@@ -1,0 +1,87 @@
+"""Memory of the host and of the GPU, which judgements side by side share."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import psutil
+
+SHARE = 0.85  # of what is free: the rest is for what an estimate leaves out
+LOOK_AGAIN = 0.5  # seconds
+# Of a control group, as a container has one: the limit, what counts to it, and the key of what the kernel takes back from that.
+GROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+RECLAIMED = "inactive_file"
+
+
+def free_on_host(root=Path("/sys/fs/cgroup")):
+    """Bytes, of the machine or of the container that this is."""
+    free = psutil.virtual_memory().available
+    for limit, usage in GROUPS:
+        with contextlib.suppress(OSError, ValueError):  # no such limit: "max" is no number
+            most, used = (int((root / name).read_text()) for name in (limit, usage))
+            told = dict(line.split() for line in (root / limit).with_name("memory.stat").read_text().splitlines())
+            free = min(free, max(0, most - used + int(told.get(RECLAIMED, 0))))
+    return free
+
+
+def free_on_gpu():
+    """Bytes of the GPU that torch calls cuda:0, as nvidia-smi tells; 0 if it does not."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    command = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout) << 20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
+
+
+class Memory:
+    """What is free, and who has been promised how much of it. Threads may share it; all runs of a process have the same.
+
+    `shared_by`: so many processes of this host have an equal part of its memory.
+    """
+
+    def __init__(self):
+        self.shared_by = 1
+        self._taken = {}  # id -> (kind, {"host", "files", "device"}: bytes)
+        self._capacity = {}
+        self._changed = threading.Condition()
+
+    def capacity(self, folder, on_gpu):
+        """{"host", "files", "device"}: the bytes that all together may take; read again when nobody has any. `folder` is where
+        files are."""
+        with self._changed:
+            if not self._taken or not self._capacity:
+                host, files = free_on_host(), shutil.disk_usage(folder).free
+                self._capacity = {"host": SHARE * host / self.shared_by, "files": SHARE * files / self.shared_by, "device": 0}
+            if on_gpu and not self._capacity["device"]:
+                self._capacity["device"] = SHARE * free_on_gpu()
+            return dict(self._capacity)
+
+    @contextlib.contextmanager
+    def taken(self, kind, need, is_over=lambda: False):
+        """Wait until there is room for `need` beside all others, or none of this kind, and have it under `with`.
+
+        So one that takes more than there is has it alone. `is_over()` says that nobody needs to wait any more.
+        """
+        me = object()
+        with self._changed:
+            while not (self._fits(kind, need) or is_over()):
+                self._changed.wait(LOOK_AGAIN)
+            self._taken[me] = kind, need
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._taken[me]
+                self._changed.notify_all()
+
+    def _fits(self, kind, need):
+        others = [each for other, each in self._taken.values()]
+        alone = all(other != kind for other, _ in self._taken.values())
+        return alone or all(sum(each[what] for each in others) + need[what] <= self._capacity[what] for what in need)
+
+
+MEMORY = Memory()
