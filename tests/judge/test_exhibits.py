@@ -11,7 +11,7 @@ import ast
 import contextlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -76,17 +76,18 @@ def task(exhibit, place):
 
 @pytest.fixture(scope="module")
 def court(tmp_path_factory):
-    """court(exhibit, place) -> its result. Files that leave nothing behind share a process."""
+    """court(exhibit, place) -> its result. Files that leave nothing behind share a process, and equal texts what is built."""
     requirements.prepare_environment()
+    options = replace(OPTIONS, builds=str(tmp_path_factory.mktemp("builds")))
     truths = {}
     with Progress() as progress, contextlib.ExitStack() as stack:
-        runner = Runner(OPTIONS, progress)
+        runner = Runner(options, progress)
         shared = stack.enter_context(WorkerProcess())
 
         def truth_at(place):
             if place not in truths:
                 original = runner.original(task(exhibits()[0], place))
-                truths[place] = Truth(original, tmp_path_factory.mktemp(place), runner.probe_seed, OPTIONS.time_limit)
+                truths[place] = Truth(original, tmp_path_factory.mktemp(place), runner.probe_seed, options.time_limit)
                 stack.callback(truths[place].close)
                 truths[place].prepare()
             return truths[place]
@@ -97,12 +98,12 @@ def court(tmp_path_factory):
 
             def renew():
                 another = stack.enter_context(WorkerProcess())
-                load_candidate(another, runner.original(case), case, OPTIONS, truth.weights)
+                load_candidate(another, runner.original(case), case, options, truth.weights)
                 return another
 
             try:
-                give_loaded(result, load_candidate(worker, runner.original(case), case, OPTIONS, truth.weights))
-                judge(worker, truth, result, OPTIONS.time_limit, exhibit.path, renew)
+                give_loaded(result, load_candidate(worker, runner.original(case), case, options, truth.weights))
+                judge(worker, truth, result, options.time_limit, exhibit.path, renew)
             except WorkerFailure as failure:
                 give_failure(result, failure)
             return result
