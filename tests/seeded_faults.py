@@ -283,7 +283,7 @@ driver/board.py: an item is taken twice
 -if taken and not (holder != self._rank and self.is_lost(holder)):
 +if False:
 
-driver/runner.py: a bench is closed at once
+driver/bench.py: a bench is closed at once
     driver/test_runner.py::test_a_bench_is_made_for_the_first_and_closed_after_the_last
 -            if not self._uses_left:
 -                self.close()
