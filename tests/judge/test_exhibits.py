@@ -32,6 +32,14 @@ PROBLEM = FOLDER / "problem.py"
 RECORDS = catalog.ROOT / "results" / "exhibits"
 OPTIONS = Options(quick=True, time_limit=60)
 NO_COMPILER = requirements.missing_for("cpu")
+# Each takes a process of its own, and a faster test or an exhibit like it notices the same fault of the judge.
+OF_THE_FULL_TIER = {
+    *("default_dtype", "grad_mode", "threads"),  # test_behaviour.py
+    "forges_a_type",  # worker/test_replies.py
+    "patched_timer",  # patched_check
+    "decorative_times_zero",  # decorative
+    "falls_back_at_its_own_size",  # falls_back_when_it_runs
+}
 
 
 @dataclass(frozen=True)
@@ -155,11 +163,12 @@ def record(request):
         write_whole(file, json.dumps(text, indent=1).replace(str(Path.home()), "~") + "\n")
 
 
-def identifier(exhibit):
-    return exhibit.name.replace("/", "-") + ("-on_a_gpu" if exhibit.gpus else "")
+def tiered(exhibit):
+    identifier = exhibit.name.replace("/", "-") + ("-on_a_gpu" if exhibit.gpus else "")
+    return pytest.param(exhibit, marks=[pytest.mark.full] if exhibit.path.stem in OF_THE_FULL_TIER else [], id=identifier)
 
 
-@pytest.mark.parametrize("exhibit", exhibits(), ids=identifier)
+@pytest.mark.parametrize("exhibit", map(tiered, exhibits()))
 def test_the_verdict_and_its_reason(court, record, exhibit):
     if exhibit.gpus > torch.cuda.device_count():
         pytest.skip(f"needs {exhibit.needs}, of NVIDIA")
@@ -216,7 +225,8 @@ def test_a_record_counts_for_the_present_file_only():
     assert complaint_about_records(exhibit, [good | {"reason": "out of memory"}]) == "recorded is forward only: out of memory"
 
 
-@pytest.mark.parametrize("name", [pytest.param("decorative_kernel", marks=pytest.mark.full), "own_cuda_kernel"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["decorative_kernel", "own_cuda_kernel"])
 @pytest.mark.skipif(NO_COMPILER is not None, reason="needs a C++ compiler")
 def test_kernels_under_the_emulator(court, name):
     (exhibit,) = [exhibit for exhibit in exhibits() if exhibit.path.stem == name]

@@ -184,6 +184,7 @@ def test_nan(model, variant):
         assert_right(original, new, x)
 
 
+@pytest.mark.full
 @only("conv3d_div_max_gap_bias_sum")
 def test_nan_beside_odd_windows(model, variant):
     """Windows of 3 end inside a tile of 2: what lies beside them must not reach them."""
@@ -415,12 +416,16 @@ def test_opcheck(model, variant):
     assert checked == registered(new.namespace())
 
 
+# With the default backend, too, every run of the judge compiles; it takes a C++ compiler, and as long.
+compiled_of = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+
+
 @ALL
 def test_compile(model, variant):
     """Without a graph break, and without a recompilation that gives other bits."""
     torch._dynamo.reset()
     _, new, x = make(model, variant)
-    compiled = torch.compile(new, fullgraph=True)
+    compiled = compiled_of(new)
     with torch.no_grad():
         assert torch.equal(compiled(x), new(x))
         assert torch.equal(compiled(x[:2]), new(x[:2]))
@@ -430,5 +435,4 @@ def test_compile(model, variant):
 def test_compiled_training(model, variant):
     torch._dynamo.reset()
     _, new, x = make(model, variant)
-    compiled = torch.compile(new, fullgraph=True)
-    assert all(map(torch.equal, gradients(compiled, x), gradients(new, x)))
+    assert all(map(torch.equal, gradients(compiled_of(new), x), gradients(new, x)))
