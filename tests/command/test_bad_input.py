@@ -92,6 +92,7 @@ COMMAND_LINES = {
         2,
         r"--against .*list\.json: document: expected an object",
     ),
+    "a watch keeps no files": ("compare --model {problem} --watch --json {tmp}/a.json", 2, r".*--watch.*leave out --json"),
     "no suite": ("compare --suite {tmp}/none.json", 2, r".*none\.json"),
     "suite and model": (
         "compare --suite {tmp} --model a",
@@ -124,7 +125,11 @@ COMMAND_LINES = {
         2,
         r"--sanitize .* with --device emulator none of these .* \(the emulator finds such mistakes by itself\)",
     ),
-    "debug on the CPU": (f"compare {ALEXNET} --device cpu --debug", 2, r"--debug is for what runs under the emulator"),
+    "debug on the CPU": (
+        f"compare {ALEXNET} --device cpu --debug",
+        2,
+        r"--debug is for what runs under the emulator.*add --device emu",
+    ),
     "nothing to run": (
         f"compare {ALEXNET} --variant v1_direct --device cpu",
         2,
