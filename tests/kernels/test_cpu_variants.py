@@ -416,23 +416,21 @@ def test_opcheck(model, variant):
     assert checked == registered(new.namespace())
 
 
-# With the default backend, too, every run of the judge compiles; it takes a C++ compiler, and as long.
-compiled_of = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
-
-
 @ALL
 def test_compile(model, variant):
     """Without a graph break, and without a recompilation that gives other bits."""
     torch._dynamo.reset()
     _, new, x = make(model, variant)
-    compiled = compiled_of(new)
+    compiled = torch.compile(new, fullgraph=True)
     with torch.no_grad():
         assert torch.equal(compiled(x), new(x))
         assert torch.equal(compiled(x[:2]), new(x[:2]))
 
 
 @ALL
-def test_compiled_training(model, variant):
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_compiled_training(model, variant, backend):
     torch._dynamo.reset()
     _, new, x = make(model, variant)
-    assert all(map(torch.equal, gradients(compiled_of(new), x), gradients(new, x)))
+    compiled = torch.compile(new, fullgraph=True, backend=backend)
+    assert all(map(torch.equal, gradients(compiled, x), gradients(new, x)))
