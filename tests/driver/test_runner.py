@@ -8,7 +8,8 @@ import pytest
 
 from playground import catalog
 from playground.driver import runner
-from playground.driver.runner import Options, Runner, Task, _SharedBench
+from playground.driver.bench import SharedBench
+from playground.driver.runner import Options, Runner, Task
 from playground.driver.verdict import give
 from playground.report.progress import Progress
 
@@ -28,7 +29,7 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
         made.append(Bench())
         return made[-1]
 
-    shared = _SharedBench(make, 3)
+    shared = SharedBench(make, 3)
     assert not made
 
     def use(_):
@@ -44,7 +45,7 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
 
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
-    shared = _SharedBench(lambda: made.append(Bench()) or made[-1], 2)
+    shared = SharedBench(lambda: made.append(Bench()) or made[-1], 2)
     shared.close()
     assert not made
     with shared:
