@@ -31,12 +31,13 @@ from playground.driver.verdict import (
     give_failure,
 )
 from playground.machine import build_locks, ptxas
-from playground.machine.builds import builds_at_once, judged_at_once
+from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
 from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
 from playground.worker.failures import describe
 from playground.worker.truth import GIVEN, sized_up
 
+LOOK_AGAIN = 0.5  # seconds
 PREPARED_AT_ONCE = 4  # originals whose truth and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
@@ -172,6 +173,9 @@ class Runner:
         self._folder = None  # of all that processes exchange
         self._rooms = {}  # {id(task): (task, its Room)}
         self._making_room = threading.RLock()
+        self._turn = threading.Condition()
+        self._turns = {}  # id(task): the place in the order in which tasks are judged
+        self._judged = 0  # of these
         self._shared = {}  # {group: SharedBench}
         self._footprints = {}  # by group
         self._is_over = False
@@ -205,6 +209,8 @@ class Runner:
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
         self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
         self._share_benches(tasks)
+        in_turn = [task for pairs in models.values() for task, _ in _cpu_last(pairs) if task.place != "emulator"]
+        self._turns, self._judged = {id(task): turn for turn, task in enumerate(in_turn)}, 0
         ours = owner.set(self)
         try:
             # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
@@ -246,7 +252,14 @@ class Runner:
             if task.place == "emulator":
                 building.begin(result, functools.partial(self._build_and_check, task, result, finish))
             else:
-                building.begin(result, functools.partial(self.build, task, result))
+                building.begin(result, functools.partial(self._build_in_turn, task, result))
+
+    def _build_in_turn(self, task, result):
+        """Builds do not run ahead by more variants than there are processors: who judges needs those, too."""
+        with self._turn:
+            while self._turns[id(task)] >= self._judged + builds_at_once() + MOST_JUDGED_AT_ONCE and not self._is_over:
+                self._turn.wait(LOOK_AGAIN)
+        self.build(task, result)
 
     def _prepare_ahead(self, preparing, models):
         """Have truth and baselines ready when the first variant that needs them is built.
@@ -302,6 +315,9 @@ class Runner:
         building.wait_for(result)
         if self._is_over:
             return
+        with self._turn:
+            self._judged += 1
+            self._turn.notify_all()
         with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
                 shared.bench().check_and_time(task, result)
@@ -519,7 +535,9 @@ def _cpu_last(pairs):
 
 def _in_building_order(pairs):
     """The longest file first, or the last of all to be built would leave the other processors idle; then the shortest, which
-    is soon to be seen; then the rest."""
+    is soon to be seen; then the rest. Where more are built than at once, in the order in which they are judged."""
+    if len(pairs) > builds_at_once():
+        return _cpu_last(pairs)
     ordered = sorted(pairs, key=lambda pair: -pair[0].variant.path.stat().st_size)
     return ordered[:1] + ordered[:0:-1][:1] + ordered[1:-1] if len(ordered) > 2 else ordered
 

@@ -125,7 +125,7 @@ def run(problem, variants, baselines=("eager",), others=0.0):
         return worker
 
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
-        patch.setattr("playground.driver.runner.judge", no_probes)
+        patch.setattr("playground.driver.bench.judge", no_probes)
         patch.setattr(Runner, "build", lambda *_: None)
         patch.setattr(timing, "judge", lambda *_: None)
         patch.setattr(timing, "names_for", lambda *_: baselines)
