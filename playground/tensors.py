@@ -144,6 +144,19 @@ def seed_draws():
     torch.manual_seed(DRAWS)
 
 
+def made_on(device, make):
+    """What make() gives; the tensors that it makes are on the device where that works.
+
+    A get_inputs that cannot make its tensors there, because it mixes them with others of its own or hands them to NumPy, makes
+    them on the CPU, in every process.
+    """
+    try:
+        with torch.device(device):
+            return make()
+    except (RuntimeError, TypeError):
+        return make()
+
+
 def make_inputs(problem, seed):
     """As inputs_of, after torch's generators were seeded."""
     torch.manual_seed(seed)

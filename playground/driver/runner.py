@@ -6,7 +6,6 @@ built and checked in one go.
 
 import collections
 import contextlib
-import contextvars
 import functools
 import hashlib
 import os
@@ -22,27 +21,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground import catalog
-from playground.driver.race import Patience, Rejected
-from playground.driver.timing import Measured, Stopwatch
+from playground.driver.bench import Bench, SharedBench, load_candidate, submit
+from playground.driver.race import Patience
+from playground.driver.timing import Measured
 from playground.driver.verdict import (
     DROP_IN,
     blank_standards,
     give,
-    give_doubt,
-    give_examination,
     give_failure,
-    give_loaded,
-    judge,
 )
 from playground.machine import build_locks, ptxas
-from playground.machine.builds import builds_at_once, judged_at_once
+from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
-from playground.nvidia.sanitizer import examine, small_case
-from playground.report.figures import TIMED
 from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
 from playground.worker.failures import describe
-from playground.worker.truth import GIVEN, Truth, sized_up
+from playground.worker.truth import GIVEN, sized_up
 
+LOOK_AGAIN = 0.5  # seconds
 PREPARED_AT_ONCE = 4  # originals whose truth and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
@@ -178,7 +173,10 @@ class Runner:
         self._folder = None  # of all that processes exchange
         self._rooms = {}  # {id(task): (task, its Room)}
         self._making_room = threading.RLock()
-        self._shared = {}  # {group: _SharedBench}
+        self._turn = threading.Condition()
+        self._turns = {}  # id(task): the place in the order in which tasks are judged
+        self._judged = 0  # of these
+        self._shared = {}  # {group: SharedBench}
         self._footprints = {}  # by group
         self._is_over = False
         self._niceness = 0  # of builds
@@ -211,6 +209,8 @@ class Runner:
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
         self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
         self._share_benches(tasks)
+        in_turn = [task for pairs in models.values() for task, _ in _cpu_last(pairs) if task.place != "emulator"]
+        self._turns, self._judged = {id(task): turn for turn, task in enumerate(in_turn)}, 0
         ours = owner.set(self)
         try:
             # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
@@ -244,7 +244,7 @@ class Runner:
         self._shared = {}
         for task in tasks:
             if task.group not in self._shared:
-                self._shared[task.group] = _SharedBench(functools.partial(self.bench_for, task), uses[task.group])
+                self._shared[task.group] = SharedBench(functools.partial(self.bench_for, task), uses[task.group])
 
     def _begin_builds(self, building, pairs, finish):
         """Have the pool build a model's variants; those that are emulated are checked as well."""
@@ -252,7 +252,14 @@ class Runner:
             if task.place == "emulator":
                 building.begin(result, functools.partial(self._build_and_check, task, result, finish))
             else:
-                building.begin(result, functools.partial(self.build, task, result))
+                building.begin(result, functools.partial(self._build_in_turn, task, result))
+
+    def _build_in_turn(self, task, result):
+        """Builds do not run ahead by more variants than there are processors: who judges needs those, too."""
+        with self._turn:
+            while self._turns[id(task)] >= self._judged + builds_at_once() + MOST_JUDGED_AT_ONCE and not self._is_over:
+                self._turn.wait(LOOK_AGAIN)
+        self.build(task, result)
 
     def _prepare_ahead(self, preparing, models):
         """Have truth and baselines ready when the first variant that needs them is built.
@@ -308,6 +315,9 @@ class Runner:
         building.wait_for(result)
         if self._is_over:
             return
+        with self._turn:
+            self._judged += 1
+            self._turn.notify_all()
         with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
                 shared.bench().check_and_time(task, result)
@@ -487,178 +497,6 @@ class Runner:
         }
 
 
-class Bench:
-    """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
-
-    `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a bench as
-    long as nothing is timed.
-    """
-
-    def __init__(self, task, original, options, progress, run):
-        self.group = task.group
-        self._options = options
-        self._progress = progress
-        self._run = run
-        self._unusable = None
-        self._description = {}
-        self._open = contextlib.ExitStack()
-        memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
-        folder = run.folder(task.group)
-        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._truth = Truth(original, folder, run.probe_seed, options.time_limit)
-        self._open.callback(self._truth.close)
-        self._original = original | {"weights": self._truth.weights}
-        room = run.new_room(task, []) if options.isolates(task) and task.place != "emulator" else None
-        if room:
-            self._open.callback(room.close)
-        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.measured, room)
-        self._open.callback(self._stopwatch.close)
-        try:
-            room, share = run.room_for_judgement(task, self._truth.size_up)
-            memory.enter_context(room)
-            progress.started("truth", *task.names("float64"))
-            self._description = self._truth.prepare(share)
-            progress.finished("truth", *task.names("float64"), "ready")
-            warming = ThreadPoolExecutor(max_workers=1)
-            self._open.callback(warming.shutdown)
-            self._warmed = _submit(warming, self._stopwatch.warm_up if options.times(task) else lambda: None)
-        except WorkerFailure as failure:
-            self._unusable = failure
-            progress.finished("truth", *task.names("float64"), "error")
-        except BaseException:
-            self.close()
-            raise
-
-    def check_and_time(self, task, result, build=False):
-        """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
-        if self._unusable:
-            why = named_failure(task.model, self._unusable)
-            return give(result, "error", f"the original does not run: {why}", self._unusable.details)
-        try:
-            if not build:
-                self._describe(task, result)
-            if self._options.sanitizes(task):
-                self._sanitize(task, result)
-            if result["verdict"]:
-                return
-            with contextlib.ExitStack() as workers:
-                worker = self._check(workers, task, result, build)
-                if result["verdict"] in TIMED:
-                    give_doubt(result)
-                if result["verdict"] in TIMED and self._options.times(task):
-                    self._warmed.result()
-                    self._time(worker, task, result)
-        except WorkerFailure as failure:
-            give_failure(result, failure)
-
-    def _describe(self, task, result):
-        """Say at what precision and size the variant is judged; of one that cannot be built, nothing is said."""
-        result["precision"] = self._description["precision"]
-        result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
-
-    def _sanitize(self, task, result):
-        names = task.names()
-        self._progress.started("sanitize", *names)
-        limit = self._options.time_limit
-        with small_case(task.model, self._run.original(task), self._run.probe_seed, limit) as (original, probes, folder):
-            load = candidate_arguments(original, task, self._options, original["weights"])
-            examination = examine(load, probes, folder, limit)
-        give_examination(result, examination)
-        self._progress.finished("sanitize", *names, examination.outcome)
-
-    def _check(self, workers, task, result, build):
-        """Judge the variant; `workers` closes the processes that it takes, of which the last is returned."""
-        names = task.names()
-        worker = first = workers.enter_context(self._run.worker_for(task))
-        workers.callback(lambda: result.update(printed=first.printed()))
-
-        def renew():
-            """A process in the place of one that a crash has left in a state of its own."""
-            environment = UNTIMED if task.place == "emulator" else None
-            another = workers.enter_context(WorkerProcess(environment, room=self._run.room(task)))
-            load_candidate(another, self._original, task, self._options, self._truth.weights)
-            return another
-
-        self._progress.started("build" if build else "check", *names)
-        loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
-        give_loaded(result, loaded)
-        if build:
-            self._run.build_in(worker, task, result)
-            self._progress.finished("build", *names, "built")
-            self._describe(task, result)
-            self._progress.started("check", *names)
-
-        def tell(complaint):
-            """What the first probe, on which the variant failed before, says of it now."""
-            self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
-
-        limit, accept = self._options.time_limit, self._options.accept
-        worker = judge(worker, self._truth, result, limit, task.variant.path, renew, accept, task.first, tell)
-        if task.place == "emulator":
-            result["accepted_races"] = worker.ask("candidate.accepted_races", self._options.time_limit)["lines"]
-        self._progress.finished("check", *names, result["verdict"])
-        return worker
-
-    def _time(self, worker, task, result):
-        names = task.names()
-        self._progress.started("time", *names)
-        try:
-            result.update(self._stopwatch.time(worker, result))
-            outcome = f"{result['time_ms']['median']:.3g} ms"
-        except Rejected as rejection:
-            give(result, "fail", str(rejection))
-            outcome = "fail"
-        self._progress.finished("time", *names, outcome)
-
-    def close(self):
-        self._open.close()
-
-
-def named_failure(model, failure):
-    """Why an original does not run, behind the name of its file and the line, where that is known."""
-    line = re.match(rf"{re.escape(str(model.path))}:(\d+): ", failure.details)
-    reason = re.sub(r"^(\w+) in line \d+: ", r"\1: ", str(failure)) if line else str(failure)
-    return f"{model.path}:{line[1]}: {reason}" if line else f"{model.path}: {reason}"
-
-
-class _SharedBench:
-    """A bench for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
-
-    def __init__(self, make, uses):
-        self.made = threading.Event()  # or never will be
-        self.over = threading.Event()
-        self._make = make
-        self._uses_left = uses
-        self._bench = None
-        self._lock = threading.Lock()
-
-    def bench(self):
-        """The bench, which is made when it is first asked for; None when all uses are over."""
-        with self._lock:
-            try:
-                if self._uses_left and not self._bench:
-                    self._bench = self._make()
-                return self._bench if self._uses_left else None
-            finally:
-                self.made.set()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        with self._lock:
-            self._uses_left -= 1
-            if not self._uses_left:
-                self.close()
-
-    def close(self):
-        """Safe to call twice."""
-        self.made.set()
-        self.over.set()
-        if self._bench:
-            self._bench.close()
-
-
 class _Pool:
     """Makes calls side by side, at most so many at once. What one raises ends all.
 
@@ -680,7 +518,7 @@ class _Pool:
 
     def begin(self, key, call):
         """`wait_for(key)` gives what the call returns. The key is told from others by being the same object."""
-        self._calls[id(key)] = _submit(self._pool, call)
+        self._calls[id(key)] = submit(self._pool, call)
 
     def wait_for(self, key):
         return self._calls[id(key)].result()
@@ -691,35 +529,17 @@ def has_several_points(tasks):
     return len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
 
 
-def _submit(pool, call):
-    """A future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
-    return pool.submit(contextvars.copy_context().run, call)
-
-
 def _cpu_last(pairs):
     return sorted(pairs, key=lambda pair: pair[0].place == "cpu")
 
 
 def _in_building_order(pairs):
     """The longest file first, or the last of all to be built would leave the other processors idle; then the shortest, which
-    is soon to be seen; then the rest."""
+    is soon to be seen; then the rest. Where more are built than at once, in the order in which they are judged."""
+    if len(pairs) > builds_at_once():
+        return _cpu_last(pairs)
     ordered = sorted(pairs, key=lambda pair: -pair[0].variant.path.stat().st_size)
     return ordered[:1] + ordered[:0:-1][:1] + ordered[1:-1] if len(ordered) > 2 else ordered
-
-
-def load_candidate(worker, original, task, options, weights):
-    """Have a worker load the task's variant. Raises WorkerFailure."""
-    arguments = candidate_arguments(original, task, options, weights, worker.room)
-    return worker.ask("candidate.load", options.time_limit, **arguments)
-
-
-def candidate_arguments(original, task, options, weights, room=None):
-    """The arguments of candidate.load."""
-    builds = None
-    if not task.variant.is_catalogued:
-        builds = options.builds or f"{build_locks.JUDGED}/{task.hashes['source_sha256'][:16]}"
-    builds = str(room.builds) if room else builds
-    return original | {"variant": str(task.variant.path), "weights": weights, "debug": options.debug, "builds": builds}
 
 
 def blank_result(task):

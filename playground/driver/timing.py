@@ -8,6 +8,7 @@ import contextlib
 import functools
 import math
 import os
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -57,6 +58,7 @@ class Measured:
 
 class Stopwatch:
     """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
+    Threads may share it: they wait for one another.
 
     `original` are the arguments of baselines.load. `truth` is a playground.worker.truth.Truth that has prepared its probes.
     The control runs in the `room`, as variants do in theirs.
@@ -77,11 +79,14 @@ class Stopwatch:
         self._unavailable = {}
         self._secret_seeds = {}
         self._work = {}
+        # Baselines and control have graphs of one mode at a time: a second thread's would end those that are being timed.
+        self._in_use = threading.Lock()
 
     def warm_up(self):
         """Start what the first timing compares with, which it does otherwise."""
-        self._start_baselines("forward", ())
-        self._start_control("forward", ())
+        with self._in_use:
+            self._start_baselines("forward", ())
+            self._start_control("forward", ())
 
     @property
     def workers(self):
@@ -90,6 +95,10 @@ class Stopwatch:
 
     def time(self, worker, result):
         """The timing keys of the result of a variant that `worker` has loaded and judged. Raises Rejected, WorkerFailure."""
+        with self._in_use:
+            return self._time(worker, result)
+
+    def _time(self, worker, result):
         timed = self._time_mode(worker, result, "forward")
         if self._options.training:
             modes = _training_modes(result)
@@ -151,10 +160,10 @@ class Stopwatch:
         control = self._start_control(mode, not_graphed)
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
         rivals = functools.partial(_rivals, variant, others, result)
-        race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
         recheck = functools.partial(self._recheck, variant, result, mode, self._truth.answers(worker))
         secrets = self._secrets(mode)
         with self._alone(worker):
+            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
             race.clocks = [self._sample_clocks()]
             race.run(self._options.seconds, self._measured.patience, secrets, RECHECKS[step_of(mode)], recheck)
             race.clocks.append(self._sample_clocks())

@@ -209,7 +209,8 @@ class Oracle:
 
         `kept(value)` is what of a value leaves the device.
         """
-        inputs = tensors.to(inputs, self._device)
+        on_gpu = self._device.type == "cuda"
+        inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
         inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
         tensors.seed_draws()
         seeded = random_state()

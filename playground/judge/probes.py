@@ -183,7 +183,7 @@ def _impulse(value):
 def with_upstream(probe, outputs, seed):
     """The probe with normal upstream gradients for the outputs that can have one; all float inputs get a gradient."""
     torch.manual_seed(seed)
-    upstream = [torch.randn_like(output) if tensors.differentiable(output) else None for output in outputs]
+    upstream = [torch.randn(o.shape, dtype=o.dtype) if tensors.differentiable(o) else None for o in outputs]
     wanted = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
     return replace(probe, upstream=upstream, wanted_inputs=wanted)
 

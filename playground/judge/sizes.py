@@ -23,6 +23,7 @@ class Sizes:
     """
 
     def __init__(self, path, settings, place, runs, precision=None):
+        self._device = tensors.PLACES[place]
         self._precision = precision
         self._path = path
         self._settings = settings
@@ -119,7 +120,7 @@ class Sizes:
 
     def _shapes(self, problem):
         if problem not in self._known_shapes:
-            inputs = problem.get_inputs()
+            inputs = tensors.made_on(self._device, problem.get_inputs)
             self._known_shapes[problem] = [tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in inputs]
         return self._known_shapes[problem]
 

@@ -24,7 +24,6 @@ from playground.report.figures import (
     baseline_medians,
     baseline_name,
     changed_sizes,
-    fastest_baseline,
     headline,
     machine,
     one_line,
@@ -44,8 +43,10 @@ LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with les
 OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
-HEAD = ("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)")
-TRAINING_HEAD = tuple(f"{title}: ms (over the best)" for title in TRAINING.values())
+HEAD = (
+    *("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
+    *(f"{title}: ms (over the best)" for title in TRAINING.values()),
+)
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
 NOTHING_MEASURED = "Nothing has been measured on a GPU yet."
 
@@ -96,17 +97,16 @@ def files(root):
     """(path from `root`, text) of every file that this command keeps."""
     runs = newest_runs(root)
     models = sorted((file.stem for file in _python_files(root / "models")), key=reading_order)
-    readme = _between((root / README).read_text(encoding="utf-8"), BEST, best(runs, models), README)
-    yield README, _between(readme, RESULTS, table(root, runs, README, models), README)
-    for path in (Path("docs") / f"ladder_{model}.md" for model in models):
-        if (root / path).is_file():
-            text = (root / path).read_text(encoding="utf-8")
-            yield path, _between(text, RESULTS, table(root, runs, path, [path.stem.removeprefix("ladder_")]), path)
+    yield README, _between((root / README).read_text(encoding="utf-8"), BEST, best(runs, models), README)
+    ladders = {model: path for model in models if (root / (path := Path("docs") / f"ladder_{model}.md")).is_file()}
+    for model, path in ladders.items():
+        text = (root / path).read_text(encoding="utf-8")
+        yield path, _between(text, RESULTS, table(root, runs, path, model), path)
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
     timed = {model: [each for each in newest.of(model).values() if each["time_ms"]] for model in models} if newest else {}
     title = f"Forward pass on {machine(newest.environment)}, {_day(newest)}" if newest else NOTHING_MEASURED
     where = f"{machine(newest.environment)}, {_day(newest)}" if newest else ""
-    for model in (each for each in models if (root / "docs" / f"ladder_{each}.md").is_file()):
+    for model in ladders:
         for name, text in [*memories.images(model), ("time", rungs.image(model, timed.get(model, []), where))]:
             if text:
                 yield Path("docs") / "pictures" / f"{model}-{name}.svg", text
@@ -157,7 +157,7 @@ def _between(text, markers, block, path):
 
 
 def best(runs, models):
-    """The text between README's first markers: of each GPU and model the fastest kernel beside PyTorch, and STAND_IN."""
+    """The text between README's markers: of each GPU and model the fastest kernel beside PyTorch, and STAND_IN."""
     return "\n\n".join(f"{_best_rows(run, models)}\n\n{_best_caption(run)}" for run in runs) or NOTHING_MEASURED
 
 
@@ -214,54 +214,49 @@ def _best_caption(run):
     )
 
 
-def table(root, runs, path, models):
-    """The text between a page's second markers. README's has two baselines and no training; a ladder's also names the stale."""
-    return "\n\n".join(_tables_of_run(root, run, path, models) for run in runs) or NOTHING_MEASURED
+def table(root, runs, path, model):
+    """The text between a ladder's markers: of each GPU every variant of the model beside the baselines."""
+    return "\n\n".join(f"{_rows(root, run, path, model)}\n\n{_caption(run, model)}" for run in runs) or NOTHING_MEASURED
 
 
-def _tables_of_run(root, run, path, models):
-    parts = [_model_table(root, run, path, model) for model in models]
+def _caption(run, model):
     remark = run.environment.get("joined")  # on which results of the record are from other runs
-    is_limited_named = path != README and any(each["model"] in models for each in run.limited)
-    is_stale_named = path != README and any(model in models for model, _ in run.stale)
-    parts.append(
+    is_limited_named = any(each["model"] == model for each in run.limited)
+    is_stale_named = any(of == model for of, _ in run.stale)
+    return (
         f"Measured on {cell(machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded in "
         f"`results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
         "convolutions by default, a kernel may still compute in full float32."
         + (f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs." if is_limited_named else "")
         + (" Stale: the file has changed since it was measured." if is_stale_named else "")
     )
-    return "\n\n".join(parts)
 
 
-def _model_table(root, run, path, model):
+def _rows(root, run, path, model):
     results = run.of(model)
     inputs = next(filter(None, ((result.get("shape") or {}).get("inputs") for result in results.values())), [])
     sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
     permitted = {PERMITTED[result["precision"]] for result in results.values() if result["precision"] in PERMITTED}
     title = ", ".join([f"**{model}**", *([f"input {cell(sizes)}"] if sizes else []), *sorted(permitted)])
-    head = HEAD if path == README else HEAD + TRAINING_HEAD
-    rows = [head, ("---", *("--:" for _ in head[1:])), *_baseline_rows(results.values(), short=path == README)]
+    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(results.values())]
     for file in _python_files(root / "kernels" / model):
         key = model, file.stem
-        if not file.stem.startswith("cpu_") and (key not in run.stale or path != README):
+        if not file.stem.startswith("cpu_"):
             figures = ["stale"] if key in run.stale else list(_figures(run.current.get(key)))
-            rows.append([_link(path, *key), *figures, *[""] * len(head)])
-            limited = [each for each in run.limited if (each["model"], each["variant"]) == key and path != README]
-            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each), *[""] * len(head)] for each in limited]
-    return f"{title}\n\n{_joined(row[: len(head)] for row in rows)}"
+            rows.append([_link(path, *key), *figures, *[""] * len(HEAD)])
+            limited = [each for each in run.limited if (each["model"], each["variant"]) == key]
+            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each), *[""] * len(HEAD)] for each in limited]
+    return f"{title}\n\n{_joined(row[: len(HEAD)] for row in rows)}"
 
 
-def _baseline_rows(results, short):
-    """One row a baseline: the median of the medians that were taken beside each variant. `short`: eager and the fastest."""
+def _baseline_rows(results):
+    """One row a baseline: the median of the medians that were taken beside each variant."""
     forward = baseline_medians(results)
     training = [baseline_medians([(result["training"] or {}).get(mode) or {} for result in results]) for mode in TRAINING]
-    shown = {"eager", fastest_baseline(forward)} if short else set(forward)
     for name in ordered_baselines(forward):
-        if name in shown:
-            over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
-            times = [significant(medians[name]) if name in medians else "" for medians in training]
-            yield (cell(baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
+        over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
+        times = [significant(medians[name]) if name in medians else "" for medians in training]
+        yield (cell(baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
 
 
 def _figures(result):

@@ -16,6 +16,7 @@ from playground import tensors
 
 CUDA_FLUSH_BYTES = 256 << 20  # or four times the L2 cache, where that is more
 CPU_FLUSH_BYTES = 128 << 20
+HEAD_START_CYCLES = 500_000  # for which the GPU waits before a call: about 0.3 ms
 CUDA_ERROR_NOT_SUPPORTED = 801
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 _glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
@@ -73,7 +74,11 @@ class CpuClock:
 
 
 class CudaClock:
-    """`flush()` and `time(step)` with CUDA events on the stream that is current when the step begins."""
+    """`flush()` and `time(step)` with CUDA events on the stream that is current when the step begins.
+
+    The GPU waits a moment before the first event, so that the host has launched all of a short step when it begins: what takes
+    4 us on the device would otherwise take anything up to 50, as fast as the host happens to be.
+    """
 
     settling_calls = 1  # after another process had the GPU, caches of code and of addresses are cold
 
@@ -82,6 +87,7 @@ class CudaClock:
         self._record, self._elapsed = self._event.record, self._event.elapsed_time
         self._current_stream = torch.cuda.current_stream
         self._synchronize = torch._C._cuda_synchronize
+        self._sleep = torch._C._cuda_sleep
         self._reset_persisting = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
         self._buffer = None
 
@@ -111,6 +117,7 @@ class CudaClock:
         """
         start, end, idle = (self._event(enable_timing=True) for _ in range(3))
         stream = self._current_stream()
+        self._sleep(HEAD_START_CYCLES)
         self._record(start, stream)
         result = step()
         self._record(end, stream)

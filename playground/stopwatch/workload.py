@@ -29,15 +29,9 @@ class Content:
 def fresh_inputs(problem, seed, device):
     """What the problem's get_inputs gives after every generator was seeded, made on the device where that works.
 
-    The same seed gives the same content in every process on the same kind of device. A get_inputs that cannot make its tensors
-    there (because it mixes them with others of its own, say) makes them on the CPU, in every process.
+    The same seed gives the same content in every process on the same kind of device.
     """
-    try:
-        with torch.device(device):
-            inputs = _seeded(problem, seed)
-    except RuntimeError:
-        inputs = _seeded(problem, seed)
-    return tensors.to(inputs, device)
+    return tensors.to(tensors.made_on(device, lambda: _seeded(problem, seed)), device)
 
 
 def _seeded(problem, seed):

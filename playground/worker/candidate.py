@@ -14,6 +14,7 @@ from playground.judge import behaviour, probes, work
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.stopwatch import timer
+from playground.stopwatch.workload import fresh_inputs
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
@@ -81,7 +82,7 @@ class Candidate(Clocked):
 
     def build(self, seed):
         """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}."""
-        given = tensors.to(tensors.make_inputs(self.problem, seed), self.device)
+        given = fresh_inputs(self.problem, seed, self.device)
         try:
             self._forward(given)
         except (AssertionError, RuntimeError):

@@ -53,7 +53,7 @@ class WorkerFailure(Exception):
 
 
 class WorkerProcess:
-    """A process that answers requests one at a time. Use it as a context manager; leaving it ends the process.
+    """A process that answers requests one at a time, each to the thread that asked. As a context manager, it ends the process.
 
     `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU. It runs in
     the `room`, a sandbox.Room, where there is one.
@@ -65,6 +65,7 @@ class WorkerProcess:
         self.room = room
         self._reached = None  # the limit of the sandbox for which the process was ended
         self._is_over = threading.Event()
+        self._asking = threading.Lock()  # a request and its reply belong together
         self._paused, self._paused_since = 0.0, None  # seconds; the moment
         self._emulates = False  # it runs kernels under the emulator
         if self.owner in _over:
@@ -137,6 +138,10 @@ class WorkerProcess:
         not counted, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is
         gone and every further request fails.
         """
+        with self._asking:
+            return self._ask(what, limit, arguments)
+
+    def _ask(self, what, limit, arguments):
         began = time.perf_counter()
         if what == "candidate.load":
             self._emulates = arguments.get("place") == "emulator"

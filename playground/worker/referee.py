@@ -62,10 +62,10 @@ class Referee:
         self.wider = {}
         self.lowered = {}
         tf32 = self.oracle.tf32_families
-        uses_tf32 = tf32 and tf32 & self.oracle.uses(probes.own(self.problem, seed))
+        own = tensors.made_on(self.device, lambda: probes.own(self.problem, seed))
+        uses_tf32 = tf32 and tf32 & self.oracle.uses(own)
         self.precision = precision or ("tf32" if uses_tf32 else "fp32")
-        inputs = tensors.make_inputs(self.problem, seed)
-        shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs]
+        shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
         return {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
 
     def try_out(self, problem, settings, place, precision=None):
@@ -129,11 +129,11 @@ class Referee:
         if probe in probes.FRESH:
             eager = oracle.sampled(made, eager)
             self.references[probe] = recheck.output_references(oracle.truth(made), eager, self.references["own"][0]), {}
-            self._keep(made, inputs)
+            self._kept(made, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
         if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
-            with_upstream = probes.with_upstream(made, eager.outputs, seed)
+            with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
             differentiated = oracle.eager(with_upstream)
             if any(gradient is not None for gradient in differentiated.gradients.values()):
                 made, eager = with_upstream, differentiated
@@ -147,19 +147,20 @@ class Referee:
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, seed, truth)
-        self.references[probe] = _references(truth, eager, permitted, others, self._decisions(made, truth))
+        kept = self._kept(made, inputs)
+        self.references[probe] = _references(truth, eager, permitted, others, self._decisions(kept, truth))
         if made.clean:
             clean = oracle.truth(replace(made, inputs=made.clean))
-            self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
+            self.references[probe] = special.references(truth, clean, eager, permitted, kept.inputs), {}
         if made.step:
             self.references[f"{probe} not seen"] = self._without_step(made)
-        self._keep(made, inputs)
         return bool(eager.gradients)
 
-    def _keep(self, probe, file):
-        """Save a probe for the variant, and keep it: the inputs as what the file holds, so that both are the same memory."""
+    def _kept(self, probe, file):
+        """Save a probe for the variant. Returns it as it is kept: what the file holds, so that both are the same memory."""
         tensors.save(vars(probe), file)
-        self.probes[probe.name] = replace(probe, inputs=tensors.load(file, mapped=True)["inputs"])
+        self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
+        return self.probes[probe.name]
 
     def _made(self, probe, problem, seed):
         """(the probe, the oracle of its weights, the whole Outcome in eager PyTorch).
@@ -167,7 +168,7 @@ class Referee:
         Values stay positive where the problem's are and the original has no finite result otherwise.
         """
         for positive in (False, True) if self.domain.is_positive else (False,):
-            made = probes.make(probe, problem, seed, dict(self.model.named_parameters()), self.domain, positive)
+            made = self._drawn(probe, problem, seed, positive)
             oracle = self.oracle_of(made)
             eager = oracle.whole(made)
             self.shapes[probe] = _shapes(made, eager.outputs)
@@ -175,13 +176,18 @@ class Referee:
                 break
         return made, oracle, eager
 
+    def _drawn(self, probe, problem, seed, positive=False):
+        """The probe, made on the device: on the CPU a billion random numbers take several seconds."""
+        parameters = dict(self.model.named_parameters())
+        return tensors.made_on(self.device, lambda: probes.make(probe, problem, seed, parameters, self.domain, positive))
+
     def _of_other_inputs(self, made, problem, seed, truth):
         """Eager outputs for more inputs of the probe's kind, where its outputs are few: what varying inputs do to them."""
         if made.clean or not is_few(truth.outputs):
             return []
-        oracle, parameters = self.oracle_of(made), dict(self.model.named_parameters())
+        oracle = self.oracle_of(made)
         seeds = range(seed + 1, seed + 1 + OTHER_INPUTS)
-        more = [probes.make(made.name, problem, other, parameters, self.domain).inputs for other in seeds]
+        more = [self._drawn(made.name, problem, other).inputs for other in seeds]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _decisions(self, probe, truth):

@@ -40,6 +40,9 @@ SYSTEM = ("/usr", "/opt", "/nix/store")
 LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # into /usr on most systems
 OF_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
 OF_SYS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
+# CUDA names its threads, by /proc/self/task/*/comm: it starts only where /proc can be written to. Of what is there for root
+# alone, this is then read-only, as in Docker's containers.
+READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger", "acpi", "asound", "scsi", "driver")
 GPU = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps", "dri", *(f"nvidia{number}" for number in range(16)))
 
 # Control groups, which only root may make on most systems: hierarchies, with the files that hold which limit. RLIMIT_NPROC
@@ -185,7 +188,8 @@ class Room:
             *("--proc", "/proc", "--dev", "/dev", *scratch, "/dev/shm", *scratch, "/tmp", "--dir", "/tmp/home"),
             *(argument for name in GPU for argument in ("--dev-bind-try", f"/dev/{name}", f"/dev/{name}")),
             *map(str, (*shown, *written)),
-            *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
+            *_closed_proc(),
+            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
         ]
 
     def environment(self, more=None):
@@ -312,6 +316,13 @@ def _system():
         mounts += ["--symlink", os.readlink(path), path] if Path(path).is_symlink() else ["--ro-bind", path, path]  # noqa: PTH115
     mounts += [argument for name in OF_ETC for argument in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
     return [*mounts, *(argument for path in (["/sys"] if has_gpu() else OF_SYS) for argument in ("--ro-bind-try", path, path))]
+
+
+def _closed_proc():
+    """What keeps a file from changing the kernel's settings, where it runs as root."""
+    if not has_gpu():
+        return ["--remount-ro", "/proc"]
+    return [argument for name in READ_ONLY for argument in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")]
 
 
 @functools.cache

@@ -46,6 +46,12 @@ COMMAND_LINES = {
         r"no model is called '.*list\.json', and there is no such \.py file",
     ),
     "unknown variant": (f"compare {ALEXNET} --variant v9", 2, r"no variant of alexnet_conv1 is called 'v9'"),
+    "unknown before a known one": (f"compare {TINY} --variant v9", 2, r"no variant of tiny is called 'v9'"),
+    "unknown after a known one": (
+        "compare --model {problem} --variant {right} --variant no_such.py",
+        2,
+        r"no variant of tiny is called 'no_such\.py'",
+    ),
     "misspelt variant": (f"compare {ALEXNET} --variant v3_tild", 2, r"no variant .* 'v3_tild' \(did you mean v3_tiled\?\)"),
     "no variant of it": (
         "compare --model {problem}",
@@ -71,6 +77,11 @@ COMMAND_LINES = {
         r"--json /proc/nowhere/a\.json: cannot be writ",
     ),
     "json below a file": (f"compare {TINY} --json {{problem}}/a.json", 2, r"--json .*tiny\.py/a\.json: cannot be written: "),
+    "page where none can be": (
+        f"compare {TINY} --html /proc/nowhere/a.html",
+        2,
+        r"--html /proc/nowhere/a\.html: cannot be writ",
+    ),
     "page to stdout": (f"compare {TINY} --html -", 2, r"--html -: only --json goes to standard output; name a file"),
     "one file for two": (f"compare {TINY} --json {{tmp}}/a --html {{tmp}}/a", 2, r"--html .*/a: another option names it"),
     "resume of nothing": (f"compare {TINY} --resume {{tmp}}/none.json", 2, r"--resume .*none\.json: No such file"),
@@ -81,6 +92,7 @@ COMMAND_LINES = {
         2,
         r"--against .*list\.json: document: expected an object",
     ),
+    "a watch keeps no files": ("compare --model {problem} --watch --json {tmp}/a.json", 2, r".*--watch.*leave out --json"),
     "no suite": ("compare --suite {tmp}/none.json", 2, r".*none\.json"),
     "suite and model": (
         "compare --suite {tmp} --model a",
@@ -106,9 +118,18 @@ COMMAND_LINES = {
     "sanitize on the CPU": (
         f"compare {ALEXNET} --device cpu --sanitize",
         2,
-        r"--sanitize looks at kernels on a GPU, and with --de",
+        r"--sanitize looks at kernels on a GPU, and with --device cpu none of these variants runs there",
     ),
-    "debug on the CPU": (f"compare {ALEXNET} --device cpu --debug", 2, r"--debug is for what runs under the emulator"),
+    "sanitize under the emulator": (
+        f"compare {ALEXNET} --device emulator --sanitize",
+        2,
+        r"--sanitize .* with --device emulator none of these .* \(the emulator finds such mistakes by itself\)",
+    ),
+    "debug on the CPU": (
+        f"compare {ALEXNET} --device cpu --debug",
+        2,
+        r"--debug is for what runs under the emulator.*add --device emu",
+    ),
     "nothing to run": (
         f"compare {ALEXNET} --variant v1_direct --device cpu",
         2,

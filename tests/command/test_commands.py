@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
 from torch.utils import cpp_extension
 
 from playground.catalog import ROOT
@@ -21,7 +20,6 @@ from playground.command import main, signals
 from playground.report import document
 
 FREEZES = """
-import torch
 from torch.utils.cpp_extension import load_inline
 class ModelNew(torch.nn.Module):
     def __init__(self, features, outputs):
@@ -74,12 +72,6 @@ def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong, tmp_p
     assert "of its spread" in page and "under the ceilings measured in this run" in " ".join(page.split()) and "<svg" in page
 
 
-def test_where_a_page_cannot_be_written_nothing_is_run(tiny_problem):
-    status, out, err = run("compare.py", "--model", str(tiny_problem), "--html", "/proc/nowhere/page.html")
-    assert (status, out) == (2, "")
-    assert "cannot be written" in err and "build" not in err
-
-
 @pytest.mark.full
 def test_training_is_timed_with_grad(tiny_problem, right, tmp_path):
     file = tmp_path / "out.json"
@@ -90,26 +82,6 @@ def test_training_is_timed_with_grad(tiny_problem, right, tmp_path):
     assert set(result["training"]["weights"]["baselines_ms"]) == {"eager", "compile"}
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["compare.py", "--model", "nonsense"], "no model is called 'nonsense'"),
-        (["compare.py", "--model", "alexnet_conv"], "no model is called 'alexnet_conv' (did you mean alexnet_conv1?)"),
-        (["compare.py", "--model", "alexnet_conv1", "--time-limit", "0"], "takes a number of seconds above 0, got '0'"),
-        (["compare.py", "--model", "alexnet_conv1", "--variant", "v9"], "no variant of alexnet_conv1 is called 'v9'"),
-        (["compare.py", "--model", "alexnet_conv1", "--set", "batch_size"], "--set takes NAME=VALUE"),
-        (["compare.py"], "the following arguments are required: --model"),
-        (["run_all.py", "--models", "alexnet_conv1,nonsense"], "no model is called 'nonsense'"),
-        (["run_all.py", "--device", "tpu"], "invalid choice: 'tpu'"),
-    ],
-)
-def test_a_wrong_command_line(arguments, message):
-    status, out, err = run(*arguments)
-    assert (status, out) == (2, "")
-    assert message in err
-    assert "Traceback" not in err
-
-
 def test_a_shell_completes_names_without_waiting_for_pytorch(tmp_path):
     pytest.importorskip("argcomplete")
     line = "compare.py --model alexnet_conv1 --variant v1"
@@ -118,36 +90,6 @@ def test_a_shell_completes_names_without_waiting_for_pytorch(tmp_path):
     _, _, err = run("compare.py", **asked)
     assert (tmp_path / "told").read_text().split() == ["v1_direct"]
     assert "argcomplete" in err and not re.search(r"\| +torch$", err, re.MULTILINE)
-
-
-def test_variants_may_be_named_one_by_one(tiny_problem, right):
-    status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--variant", "no_such.py")
-    assert status == 2 and "no_such.py" in err
-    status, _, err = run("compare.py", "--model", str(tiny_problem), "--variant", "no_such.py", "--variant", right)
-    assert status == 2 and "no_such.py" in err
-
-
-def test_a_constant_that_the_model_lacks(tiny_problem, right):
-    status, out, err = run("compare.py", "--model", str(tiny_problem), "--variant", right, "--set", "depth=3")
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1 and "--set: tiny has no constant called depth; it has: " in err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
-def test_a_device_that_the_machine_lacks():
-    status, out, err = run("run_all.py", "--device", "cuda")
-    assert (status, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
-def test_the_sanitizer_needs_kernels_on_a_gpu(device):
-    status, out, err = run("compare.py", "--model", "conv_pool_sigmoid_sum", "--device", device, "--sanitize")
-    assert (status, out) == (2, "")
-    assert err == (
-        f"--sanitize looks at kernels on a GPU, and with --device {device} none of these variants runs there "
-        "(the emulator finds such mistakes by itself)\n"
-    )
 
 
 def test_a_machine_without_the_sanitizer(monkeypatch, tmp_path):

@@ -143,12 +143,6 @@ def test_what_failed_is_run_alone_and_untimed(tiny_problem, write_forward, tmp_p
     assert (status, out) == (2, "") and "nothing that was asked for failed there" in err
 
 
-def test_a_watch_keeps_no_files(tiny_problem):
-    command = [sys.executable, "compare.py", "--model", tiny_problem, "--watch", "--json", "results.json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 2 and "leave out --json" in done.stderr
-
-
 def test_failed_goes_by_name_and_by_the_standard_asked_for():
     """Whatever the place; of a sweep only the points that failed. What the check begins with is a probe."""
 

@@ -8,8 +8,10 @@ import pytest
 
 from playground import catalog
 from playground.driver import runner
-from playground.driver.runner import Options, Runner, Task, _SharedBench
+from playground.driver.bench import SharedBench
+from playground.driver.runner import Options, Runner, Task
 from playground.driver.verdict import give
+from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once
 from playground.report.progress import Progress
 
 
@@ -28,7 +30,7 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
         made.append(Bench())
         return made[-1]
 
-    shared = _SharedBench(make, 3)
+    shared = SharedBench(make, 3)
     assert not made
 
     def use(_):
@@ -44,7 +46,7 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
 
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
-    shared = _SharedBench(lambda: made.append(Bench()) or made[-1], 2)
+    shared = SharedBench(lambda: made.append(Bench()) or made[-1], 2)
     shared.close()
     assert not made
     with shared:
@@ -79,13 +81,13 @@ def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny
 def on_gpu(tmp_path, monkeypatch):
     """on_gpu(judge, count): results of so many models on a GPU, two at a time, judged by `judge(task, result)`."""
 
-    def run(judge, count):
+    def run(judge, count, build=lambda *_: None):
         files = [tmp_path / f"model_{number}.py" for number in range(count)]
         for file in files:
             file.write_text("class ModelNew: ...")
         tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
         bench = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
-        monkeypatch.setattr(Runner, "build", lambda *_: None)
+        monkeypatch.setattr(Runner, "build", build)
         monkeypatch.setattr(Runner, "bench_for", lambda *_: bench)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
         kept = []
@@ -112,6 +114,18 @@ def test_models_are_judged_side_by_side_and_what_lacked_memory_again_alone(on_gp
     results = on_gpu(judge, 4)
     assert [result["verdict"] for result in results] == ["pass"] * 4
     assert len(judged) == 5 and judged[-1] == ("model_1", ["model_1"])
+
+
+def test_builds_run_ahead_of_the_judge_but_not_far(on_gpu):
+    """Compilers would take the processors from who judges, for variants whose turn comes in an hour."""
+    built, ahead = [], []
+
+    def judge(task, result):
+        ahead.append(len(built) - len(ahead))
+        give(result, "pass", None)
+
+    on_gpu(judge, 100, lambda self, task, result: built.append(task))
+    assert 1 < max(ahead) <= builds_at_once() + MOST_JUDGED_AT_ONCE + 2
 
 
 def test_what_goes_wrong_in_the_driver_costs_one_result(on_gpu):

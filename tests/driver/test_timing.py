@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -123,7 +125,7 @@ def run(problem, variants, baselines=("eager",), others=0.0):
         return worker
 
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
-        patch.setattr("playground.driver.runner.judge", no_probes)
+        patch.setattr("playground.driver.bench.judge", no_probes)
         patch.setattr(Runner, "build", lambda *_: None)
         patch.setattr(timing, "judge", lambda *_: None)
         patch.setattr(timing, "names_for", lambda *_: baselines)
@@ -362,6 +364,27 @@ def test_results_of_the_last_rounds_are_rechecked_too(tmp_path, monkeypatch, pre
     assert (timed["rounds"], timed["rechecked"], len(gpu.compared)) == (rounds, rechecked, rechecked)
     assert max(at[:2]) <= race.MIN_ROUNDS and all(rounds - race.ROUNDS_BETWEEN_LOOKS < each <= rounds for each in at[2:])
     assert len(gpu.truths) == 3, "a pause in the middle would announce a recheck"
+
+
+def test_threads_are_timed_one_after_the_other(tmp_path, monkeypatch):
+    """Another's graph in the baselines' process would take the place of the one that is being timed."""
+    stopwatch = FakeGpu({"variant": 2.0, "eager": 8.0}).stopwatch(tmp_path, monkeypatch)
+    inside, most = [], []
+
+    def time_mode(*_):
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        return {}
+
+    for method in ("_time_mode", "_start_baselines", "_start_control"):
+        monkeypatch.setattr(stopwatch, method, time_mode)
+    monkeypatch.setattr(stopwatch, "_add_graphed", lambda *_: None)
+    with ThreadPoolExecutor(4) as threads:
+        for call in [*[lambda: stopwatch.time(None, {"caveats": []})] * 4, stopwatch.warm_up]:
+            threads.submit(call)
+    assert len(most) == 6 and max(most) == 1
 
 
 def test_a_floor_that_cannot_be_counted_is_asked_for_once(tmp_path, monkeypatch):

@@ -43,15 +43,7 @@ def compare(*arguments):
     return subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
 
 
-def test_nothing_to_debug():
-    done = compare("--variant", "cpu_box_sums", "--device", "cpu")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.strip() == (
-        "--debug is for what runs under the emulator, and on --device cpu nothing does: add --device emulator"
-    )
-
-
+@pytest.mark.full
 def test_the_command_prints_the_recipe():
     done = compare("--device", "emulator", "--time-limit", "0.001")  # what follows is not the matter here
     assert done.returncode == 1

@@ -11,14 +11,15 @@ import ast
 import contextlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from playground import catalog
-from playground.driver.runner import Options, Runner, Task, blank_result, load_candidate
+from playground.driver.bench import load_candidate
+from playground.driver.runner import Options, Runner, Task, blank_result
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.machine import environment, requirements
 from playground.report.document import write_whole
@@ -31,6 +32,14 @@ PROBLEM = FOLDER / "problem.py"
 RECORDS = catalog.ROOT / "results" / "exhibits"
 OPTIONS = Options(quick=True, time_limit=60)
 NO_COMPILER = requirements.missing_for("cpu")
+# Each takes a process of its own, and a faster test or an exhibit like it notices the same fault of the judge.
+OF_THE_FULL_TIER = {
+    *("default_dtype", "grad_mode", "threads"),  # test_behaviour.py
+    "forges_a_type",  # worker/test_replies.py
+    "patched_timer",  # patched_check
+    "decorative_times_zero",  # decorative
+    "falls_back_at_its_own_size",  # falls_back_when_it_runs
+}
 
 
 @dataclass(frozen=True)
@@ -76,17 +85,18 @@ def task(exhibit, place):
 
 @pytest.fixture(scope="module")
 def court(tmp_path_factory):
-    """court(exhibit, place) -> its result. Files that leave nothing behind share a process."""
+    """court(exhibit, place) -> its result. Files that leave nothing behind share a process, and equal texts what is built."""
     requirements.prepare_environment()
+    options = replace(OPTIONS, builds=str(tmp_path_factory.mktemp("builds")))
     truths = {}
     with Progress() as progress, contextlib.ExitStack() as stack:
-        runner = Runner(OPTIONS, progress)
+        runner = Runner(options, progress)
         shared = stack.enter_context(WorkerProcess())
 
         def truth_at(place):
             if place not in truths:
                 original = runner.original(task(exhibits()[0], place))
-                truths[place] = Truth(original, tmp_path_factory.mktemp(place), runner.probe_seed, OPTIONS.time_limit)
+                truths[place] = Truth(original, tmp_path_factory.mktemp(place), runner.probe_seed, options.time_limit)
                 stack.callback(truths[place].close)
                 truths[place].prepare()
             return truths[place]
@@ -97,12 +107,12 @@ def court(tmp_path_factory):
 
             def renew():
                 another = stack.enter_context(WorkerProcess())
-                load_candidate(another, runner.original(case), case, OPTIONS, truth.weights)
+                load_candidate(another, runner.original(case), case, options, truth.weights)
                 return another
 
             try:
-                give_loaded(result, load_candidate(worker, runner.original(case), case, OPTIONS, truth.weights))
-                judge(worker, truth, result, OPTIONS.time_limit, exhibit.path, renew)
+                give_loaded(result, load_candidate(worker, runner.original(case), case, options, truth.weights))
+                judge(worker, truth, result, options.time_limit, exhibit.path, renew)
             except WorkerFailure as failure:
                 give_failure(result, failure)
             return result
@@ -153,11 +163,12 @@ def record(request):
         write_whole(file, json.dumps(text, indent=1).replace(str(Path.home()), "~") + "\n")
 
 
-def identifier(exhibit):
-    return exhibit.name.replace("/", "-") + ("-on_a_gpu" if exhibit.gpus else "")
+def tiered(exhibit):
+    identifier = exhibit.name.replace("/", "-") + ("-on_a_gpu" if exhibit.gpus else "")
+    return pytest.param(exhibit, marks=[pytest.mark.full] if exhibit.path.stem in OF_THE_FULL_TIER else [], id=identifier)
 
 
-@pytest.mark.parametrize("exhibit", exhibits(), ids=identifier)
+@pytest.mark.parametrize("exhibit", map(tiered, exhibits()))
 def test_the_verdict_and_its_reason(court, record, exhibit):
     if exhibit.gpus > torch.cuda.device_count():
         pytest.skip(f"needs {exhibit.needs}, of NVIDIA")
@@ -214,7 +225,8 @@ def test_a_record_counts_for_the_present_file_only():
     assert complaint_about_records(exhibit, [good | {"reason": "out of memory"}]) == "recorded is forward only: out of memory"
 
 
-@pytest.mark.parametrize("name", [pytest.param("decorative_kernel", marks=pytest.mark.full), "own_cuda_kernel"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["decorative_kernel", "own_cuda_kernel"])
 @pytest.mark.skipif(NO_COMPILER is not None, reason="needs a C++ compiler")
 def test_kernels_under_the_emulator(court, name):
     (exhibit,) = [exhibit for exhibit in exhibits() if exhibit.path.stem == name]

@@ -1,6 +1,21 @@
 """What follows from the complaints about a variant: two standards, one verdict, and every caveat."""
 
-from playground.driver.verdict import DROP_IN, FORWARD, Complaint, blank_check, blank_standards, conclude, give, permitted_to
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from playground.driver.verdict import (
+    DROP_IN,
+    FORWARD,
+    Complaint,
+    _Case,
+    blank_check,
+    blank_standards,
+    conclude,
+    give,
+    permitted_to,
+)
 from playground.report import figures
 
 
@@ -89,3 +104,36 @@ def test_which_results_meet_what_was_asked():
     assert not figures.meets({"verdict": "forward only", "standard": "drop-in"})
     assert not figures.meets({"verdict": "forward only"}), "a record of an earlier version knows drop-in alone"
     assert not figures.meets({"verdict": "fail", "standard": "forward"})
+
+
+@pytest.fixture
+def tried_in_a_graph():
+    """tried_in_a_graph(note, stale, *tags): the _Case after the trial of a graph, and the worker that is asked from then on."""
+
+    def run(note, stale, *tags):
+        done = {"complaint": None, "of": "second" if stale else None, "note": note}
+        worker = SimpleNamespace(pid=0, ask=lambda *_, **__: done)
+        truth = SimpleNamespace(
+            answers=lambda worker: Path("nowhere"),
+            habits=[],
+            inputs=lambda probe: "",
+            compare=lambda what, probe, *_, **__: {"complaint": "off" if probe == "ramp" else None},
+        )
+        result = {"ran_on": "cuda", "variant_precision": None, "check": blank_check()}
+        case = _Case(worker, truth, result, 60, file=None, renew=lambda: "another", accept=None)
+        case.complaints = [Complaint(tag, "seen", "drop-in") for tag in tags]
+        case._try_out("a CUDA graph", {"first": "normal", "second": "ramp"})
+        return [each.tag for each in case.complaints if each.text != "seen"], case.worker is not worker
+
+    return run
+
+
+def test_a_stale_replay_remembers_unless_no_graph_can_hold_its_launches(tried_in_a_graph):
+    assert tried_in_a_graph(None, True) == (["remembers"], False)
+    assert tried_in_a_graph(None, True, "default-stream") == (["no-graph"], False)
+
+
+def test_a_process_in_which_a_capture_failed_is_not_timed(tried_in_a_graph):
+    """torch's generator draws other numbers there: a right variant was wrong on the content of a timed call."""
+    assert tried_in_a_graph("raises AcceleratorError: operation failed during capture", False) == ([], True)
+    assert tried_in_a_graph("not run: only CUDA has graphs", False) == ([], False)

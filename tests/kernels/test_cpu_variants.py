@@ -184,6 +184,7 @@ def test_nan(model, variant):
         assert_right(original, new, x)
 
 
+@pytest.mark.full
 @only("conv3d_div_max_gap_bias_sum")
 def test_nan_beside_odd_windows(model, variant):
     """Windows of 3 end inside a tile of 2: what lies beside them must not reach them."""
@@ -427,8 +428,9 @@ def test_compile(model, variant):
 
 
 @ALL
-def test_compiled_training(model, variant):
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_compiled_training(model, variant, backend):
     torch._dynamo.reset()
     _, new, x = make(model, variant)
-    compiled = torch.compile(new, fullgraph=True)
+    compiled = torch.compile(new, fullgraph=True, backend=backend)
     assert all(map(torch.equal, gradients(compiled, x), gradients(new, x)))

@@ -9,10 +9,8 @@ from rich.console import Console
 from playground import catalog
 from playground.report import difference
 
-LADDERS = [
-    pytest.param(old, new, id=f"{model.name}/{new.name}")
-    for model in catalog.models()
-    for old, new in zip(catalog.variants(model), catalog.variants(model)[1:], strict=False)
+VARIANTS = [
+    pytest.param(each, id=f"{model.name}/{each.name}") for model in catalog.models() for each in catalog.variants(model)
 ]
 
 OLD = '''"""m, v1: one.
@@ -125,18 +123,17 @@ def test_a_file_and_itself(pair):
     assert shown(pair[0], pair[0]).endswith("The two files are the same.\n")
 
 
-@pytest.mark.parametrize("old, new", LADDERS)
-def test_every_step_of_a_ladder(old, new):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant(variant):
     """Every line that is not blank is in one piece, but for the quotes around a text, and every kernel is found."""
-    for variant in (old, new):
-        pieces = [piece for section in difference.sections(variant.path).values() for piece in section.values()]
-        numbers = sorted(number for piece in pieces for number, _ in piece.lines)
-        lines = variant.path.read_text().splitlines()
-        filled = [k for k, line in enumerate(lines, start=1) if line.strip() and not re.fullmatch(r'(\w+ = r)?"""', line)]
-        assert len(numbers) == len(set(numbers))
-        assert set(filled) <= set(numbers)
-    kernels = set(re.findall(r"__global__[^;{]*?\b(\w+)\(const", new.path.read_text()))
-    named = {name for section in difference.sections(new.path).values() for name in section}
+    sections = difference.sections(variant.path)
+    numbers = sorted(number for section in sections.values() for piece in section.values() for number, _ in piece.lines)
+    lines = variant.path.read_text().splitlines()
+    filled = [k for k, line in enumerate(lines, start=1) if line.strip() and not re.fullmatch(r'(\w+ = r)?"""', line)]
+    assert len(numbers) == len(set(numbers))
+    assert set(filled) <= set(numbers)
+    kernels = set(re.findall(r"__global__[^;{]*?\b(\w+)\(const", variant.path.read_text()))
+    named = {name for section in sections.values() for name in section}
     assert kernels <= named | {"__launch_bounds__"}, kernels - named
 
 

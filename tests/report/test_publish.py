@@ -13,9 +13,7 @@ from playground.report import publish, times_plot
 from playground.report.document import write
 from playground.report.figures import ROOT
 
-README = (
-    "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\n<!-- results:begin -->\nold\n<!-- results:end -->\n\nThe rest.\n"
-)
+README = "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\nThe rest.\n"
 LADDER = Path("docs/ladder_pool.md")
 MODEL = "batch_size = 128\nheight, width = 384, 384\n"
 VARIANTS = ("v1_fused_tail", "v2_single_kernel", "v10_later", "cpu_box_sums")
@@ -32,7 +30,7 @@ def root(tmp_path):
     for variant in VARIANTS:
         source_of(tmp_path, variant).write_text(f"# {variant}\n")
     (tmp_path / "README.md").write_text(README)
-    (tmp_path / LADDER).write_text(README.replace("best", "other"))
+    (tmp_path / LADDER).write_text(README.replace("best", "results"))
     return tmp_path
 
 
@@ -66,17 +64,17 @@ def cells_of(text):
 
 
 def best_rows(root):
-    """The cells of the rows of README's first table."""
+    """The cells of the rows of README's table."""
     return cells_of(publish.best(publish.newest_runs(root), ["pool"]))[2:]
 
 
-def table(root, path=LADDER):
-    return publish.table(root, publish.newest_runs(root), path, ["pool"])
+def table(root):
+    return publish.table(root, publish.newest_runs(root), LADDER, "pool")
 
 
-def rows(root, path=LADDER):
-    """{first cell: other cells} of a page's second table."""
-    cells = cells_of(table(root, path))
+def rows(root):
+    """{first cell: other cells} of a ladder's table."""
+    cells = cells_of(table(root))
     assert len({len(row) for row in cells}) <= 1
     return {re.sub(r"\[`(.*)`\]\(.*\)", r"\1", first): others for first, *others in cells}
 
@@ -116,7 +114,6 @@ def test_what_is_built_for_less_shared_memory_stands_in_the_ladder(root, record)
     names = list(found)
     assert names[names.index(publish.STAND_IN) + 1 :][:2] == ["... built for 163 KB", "... built for 99 KB"]
     assert found["... built for 99 KB"][0] == "0.250" and found["eager"][0] == "13.6", "beside another's baselines"
-    assert not any("built for" in name for name in rows(root, publish.README))
     source_of(root, publish.STAND_IN).write_text("# edited\n")
     assert not any("built for" in name for name in rows(root))
 
@@ -142,19 +139,10 @@ def test_a_ladder_shows_all_that_was_measured(root, record):
     assert found["torch.compile"][:2] == ["176", "1.61x"]
 
 
-def test_readmes_table_has_two_baselines_and_no_training(root, record):
-    record()
-    found = rows(root, publish.README)
-    assert list(found)[2:] == ["eager", "torch.compile", "v1_fused_tail", "v2_single_kernel", "v10_later"]
-    assert found["v2_single_kernel"] == ["0.142", "79.6x", "49.4x (torch.compile)", "97.9%", "1.10e-5 (1.20e-5)"]
-    assert "(kernels/pool/v2_single_kernel.py)" in table(root, publish.README)
-
-
 def test_fp16_is_shown_by_its_precision_and_in_no_headline(root, record, make_passed):
     baselines = make_passed("pool", "v2_single_kernel")["baselines_ms"]
     record(baselines_ms={**baselines, "compile_fp16": {"median": 0.5, "p20": 0.4, "p80": 0.6}})
     assert rows(root)["fp16 (lower precision)"][0] == "0.500"
-    assert list(rows(root, publish.README))[2:4] == ["eager", "torch.compile"]
     assert "torch.compile" in best_rows(root)[0][2] and "fp16" not in publish.best(publish.newest_runs(root), ["pool"])
     assert publish.main([], root) == 0
     assert "fp16 (lower precision)" not in texts(root / times_plot.FILES["light"])
@@ -169,7 +157,7 @@ def test_what_is_stale_shows_no_figure(root, record):
     found = rows(root)
     assert found["v2_single_kernel"] == ["stale", "", "", "", "", "", ""] and found["v1_fused_tail"] == before["v1_fused_tail"]
     assert found["eager"][0] == "557" and "Stale: the file has changed since it was measured." in table(root)
-    assert "v2_single_kernel" not in table(root, publish.README) and "v1_fused_tail" in best_rows(root)[0][3]
+    assert "v1_fused_tail" in best_rows(root)[0][3]
     assert publish.main([], root) == 0
     shown = texts(root / times_plot.FILES["light"])
     assert "v1_fused_tail" in shown and "v2_single_kernel" not in shown
@@ -276,7 +264,9 @@ def test_the_command_rewrites_and_checks(root, record, capsys):
     assert publish.main([], root) == publish.main(["--check"], root) == 0
     text = (root / "README.md").read_text()
     assert text.startswith("# Title\n\n<!-- best:begin -->\n| model, forward pass") and "\n| pool | " in text
-    assert "\n\n<!-- results:begin -->\n**pool**" in text
+    assert text.endswith("[All results](#results)\n<!-- best:end -->\n\nThe rest.\n")
+    text = (root / LADDER).read_text()
+    assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
     assert text.endswith("may still compute in full float32.\n<!-- results:end -->\n\nThe rest.\n")
     plot = root / times_plot.FILES["dark"]
     plot.write_text(plot.read_text().replace("0.142", "0.141"))
@@ -284,7 +274,7 @@ def test_the_command_rewrites_and_checks(root, record, capsys):
 
 
 @pytest.mark.parametrize(
-    "readme", ["no markers", README.replace("begin", "end"), README + README, "<!-- results:end --> <!-- results:begin -->"]
+    "readme", ["no markers", README.replace("begin", "end"), README + README, "<!-- best:end --> <!-- best:begin -->"]
 )
 def test_markers_that_are_missing_or_doubled(readme, root, capsys):
     (root / "README.md").write_text(readme)

@@ -117,6 +117,18 @@ def test_the_environment_is_added(load):
         load(worker, "reads", "import os; raise RuntimeError(os.environ['PLAYGROUND_TEST'])")
 
 
+def test_each_thread_gets_the_reply_to_its_own_request(worker, load):
+    """Variants of one problem share its baselines' process, and are judged side by side."""
+    load(worker, "any", "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, *_): super().__init__()")
+
+    def ask(wanted):
+        reply = worker.ask("candidate.device_code" if wanted == "texts" else "candidate.accepted_races", 60)
+        return wanted in reply
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, ["texts", "lines"] * 100))
+
+
 def test_it_does_not_read_the_terminal(worker, load):
     with pytest.raises(WorkerFailure, match="EOFError"):
         load(worker, "asks", "input()")
@@ -132,17 +144,18 @@ def test_a_time_limit_ends_its_family(worker, load, tmp_path):
 
 
 ENDLESS = """
+import ctypes
+
 from torch import nn
 from torch.utils.cpp_extension import load_inline
 
 source = '''
-#include <torch/extension.h>
 __global__ void count(float* x) {
     for (;;) x[0] = 1 - x[0];  // here
 }
-void run(at::Tensor x) { count<<<1, 1>>>(x.data_ptr<float>()); }
+extern "C" void run(float* x) { count<<<1, 1>>>(x); }
 '''
-library = load_inline("endless", "void run(at::Tensor x);", source, functions=["run"])
+library = ctypes.CDLL(load_inline("endless", "", source, is_python_module=False, no_implicit_headers=True))
 
 
 class ModelNew(nn.Module):
@@ -150,7 +163,7 @@ class ModelNew(nn.Module):
         super().__init__()
 
     def forward(self, x):
-        library.run(x)
+        library.run(ctypes.c_void_p(x.data_ptr()))
         return x
 """
 

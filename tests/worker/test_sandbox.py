@@ -19,7 +19,8 @@ import pytest
 
 from playground import catalog
 from playground.command import main
-from playground.driver.runner import Options, Runner, Task, blank_result, load_candidate
+from playground.driver.bench import load_candidate
+from playground.driver.runner import Options, Runner, Task, blank_result
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.machine import requirements
 from playground.report.progress import Progress

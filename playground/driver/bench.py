@@ -1,0 +1,208 @@
+"""What the variants of one model share: where each is judged, in its processes, and timed beside the same baselines."""
+
+import contextlib
+import contextvars
+import re
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from playground.driver.race import Rejected
+from playground.driver.timing import Stopwatch
+from playground.driver.verdict import give, give_doubt, give_examination, give_failure, give_loaded, judge
+from playground.machine import build_locks
+from playground.nvidia.sanitizer import examine, small_case
+from playground.report.figures import TIMED
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
+from playground.worker.truth import Truth
+
+
+class Bench:
+    """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
+
+    `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a bench.
+    """
+
+    def __init__(self, task, original, options, progress, run):
+        self.group = task.group
+        self._options = options
+        self._progress = progress
+        self._run = run
+        self._unusable = None
+        self._description = {}
+        self._open = contextlib.ExitStack()
+        memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
+        folder = run.folder(task.group)
+        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._truth = Truth(original, folder, run.probe_seed, options.time_limit)
+        self._open.callback(self._truth.close)
+        self._original = original | {"weights": self._truth.weights}
+        room = run.new_room(task, []) if options.isolates(task) and task.place != "emulator" else None
+        if room:
+            self._open.callback(room.close)
+        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.measured, room)
+        self._open.callback(self._stopwatch.close)
+        try:
+            room, share = run.room_for_judgement(task, self._truth.size_up)
+            memory.enter_context(room)
+            progress.started("truth", *task.names("float64"))
+            self._description = self._truth.prepare(share)
+            progress.finished("truth", *task.names("float64"), "ready")
+            warming = ThreadPoolExecutor(max_workers=1)
+            self._open.callback(warming.shutdown)
+            self._warmed = submit(warming, self._stopwatch.warm_up if options.times(task) else lambda: None)
+        except WorkerFailure as failure:
+            self._unusable = failure
+            progress.finished("truth", *task.names("float64"), "error")
+        except BaseException:
+            self.close()
+            raise
+
+    def check_and_time(self, task, result, build=False):
+        """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
+        if self._unusable:
+            why = named_failure(task.model, self._unusable)
+            return give(result, "error", f"the original does not run: {why}", self._unusable.details)
+        try:
+            if not build:
+                self._describe(task, result)
+            if self._options.sanitizes(task):
+                self._sanitize(task, result)
+            if result["verdict"]:
+                return
+            with contextlib.ExitStack() as workers:
+                worker = self._check(workers, task, result, build)
+                if result["verdict"] in TIMED:
+                    give_doubt(result)
+                if result["verdict"] in TIMED and self._options.times(task):
+                    self._warmed.result()
+                    self._time(worker, task, result)
+        except WorkerFailure as failure:
+            give_failure(result, failure)
+
+    def _describe(self, task, result):
+        """Say at what precision and size the variant is judged; of one that cannot be built, nothing is said."""
+        result["precision"] = self._description["precision"]
+        result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
+
+    def _sanitize(self, task, result):
+        names = task.names()
+        self._progress.started("sanitize", *names)
+        limit = self._options.time_limit
+        with small_case(task.model, self._run.original(task), self._run.probe_seed, limit) as (original, probes, folder):
+            load = candidate_arguments(original, task, self._options, original["weights"])
+            examination = examine(load, probes, folder, limit)
+        give_examination(result, examination)
+        self._progress.finished("sanitize", *names, examination.outcome)
+
+    def _check(self, workers, task, result, build):
+        """Judge the variant; `workers` closes the processes that it takes, of which the last is returned."""
+        names = task.names()
+        worker = first = workers.enter_context(self._run.worker_for(task))
+        workers.callback(lambda: result.update(printed=first.printed()))
+
+        def renew():
+            """A process in the place of one that a crash has left in a state of its own."""
+            environment = UNTIMED if task.place == "emulator" else None
+            another = workers.enter_context(WorkerProcess(environment, room=self._run.room(task)))
+            load_candidate(another, self._original, task, self._options, self._truth.weights)
+            return another
+
+        self._progress.started("build" if build else "check", *names)
+        loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
+        give_loaded(result, loaded)
+        if build:
+            self._run.build_in(worker, task, result)
+            self._progress.finished("build", *names, "built")
+            self._describe(task, result)
+            self._progress.started("check", *names)
+
+        def tell(complaint):
+            """What the first probe, on which the variant failed before, says of it now."""
+            self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
+
+        limit, accept = self._options.time_limit, self._options.accept
+        worker = judge(worker, self._truth, result, limit, task.variant.path, renew, accept, task.first, tell)
+        if task.place == "emulator":
+            result["accepted_races"] = worker.ask("candidate.accepted_races", self._options.time_limit)["lines"]
+        self._progress.finished("check", *names, result["verdict"])
+        return worker
+
+    def _time(self, worker, task, result):
+        names = task.names()
+        self._progress.started("time", *names)
+        try:
+            result.update(self._stopwatch.time(worker, result))
+            outcome = f"{result['time_ms']['median']:.3g} ms"
+        except Rejected as rejection:
+            give(result, "fail", str(rejection))
+            outcome = "fail"
+        self._progress.finished("time", *names, outcome)
+
+    def close(self):
+        self._open.close()
+
+
+class SharedBench:
+    """A bench for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
+
+    def __init__(self, make, uses):
+        self.made = threading.Event()  # or never will be
+        self.over = threading.Event()
+        self._make = make
+        self._uses_left = uses
+        self._bench = None
+        self._lock = threading.Lock()
+
+    def bench(self):
+        """The bench, which is made when it is first asked for; None when all uses are over."""
+        with self._lock:
+            try:
+                if self._uses_left and not self._bench:
+                    self._bench = self._make()
+                return self._bench if self._uses_left else None
+            finally:
+                self.made.set()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        with self._lock:
+            self._uses_left -= 1
+            if not self._uses_left:
+                self.close()
+
+    def close(self):
+        """Safe to call twice."""
+        self.made.set()
+        self.over.set()
+        if self._bench:
+            self._bench.close()
+
+
+def named_failure(model, failure):
+    """Why an original does not run, behind the name of its file and the line, where that is known."""
+    line = re.match(rf"{re.escape(str(model.path))}:(\d+): ", failure.details)
+    reason = re.sub(r"^(\w+) in line \d+: ", r"\1: ", str(failure)) if line else str(failure)
+    return f"{model.path}:{line[1]}: {reason}" if line else f"{model.path}: {reason}"
+
+
+def load_candidate(worker, original, task, options, weights):
+    """Have a worker load the task's variant. Raises WorkerFailure."""
+    arguments = candidate_arguments(original, task, options, weights, worker.room)
+    return worker.ask("candidate.load", options.time_limit, **arguments)
+
+
+def candidate_arguments(original, task, options, weights, room=None):
+    """The arguments of candidate.load."""
+    builds = None
+    if not task.variant.is_catalogued:
+        builds = options.builds or f"{build_locks.JUDGED}/{task.hashes['source_sha256'][:16]}"
+    builds = str(room.builds) if room else builds
+    return original | {"variant": str(task.variant.path), "weights": weights, "debug": options.debug, "builds": builds}
+
+
+def submit(pool, call):
+    """A future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
+    return pool.submit(contextvars.copy_context().run, call)
