@@ -4,8 +4,8 @@
     python tests/seeded_faults.py tolerance race   those whose file or name holds one of these words
     python tests/seeded_faults.py --list           which there are, and whether their texts and tests are still there
 
-A test may go when every fault that it notices is noticed by another one. Exit status 1 if a fault goes unnoticed, or its text or
-a test is gone; a test that also fails without the fault notices nothing.
+A test may go when every fault that it notices is noticed by another one. Exit status 1 if a fault goes unnoticed, or its text
+or a test is gone; a test that also fails without the fault notices nothing.
 """
 
 import argparse
