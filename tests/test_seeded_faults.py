@@ -1,4 +1,4 @@
-"""The list of faults that tests are to notice stays true; seeding them takes an hour, and is done by hand."""
+"""The list of faults that tests are to notice stays true; seeding them is done by hand."""
 
 import pytest
 import seeded_faults
