@@ -112,7 +112,9 @@ def test_every_mutation_is_wrong_somewhere(kind, title):
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_without_a_patch_nothing_changes(kind):
     for function in CALLS[kind]:
-        assert torch.equal(under({}, function), function())
+        with torch.no_grad():  # with gradients a recurrence has other kernels, and on some processors other bits
+            plain = function()
+        assert torch.equal(under({}, function), plain)
 
 
 def test_in_place_operators_work_in_place_unless_they_are_mutated():
