@@ -23,20 +23,9 @@ ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
 RESULT_KEYS = (
     *("model", "variant", "backend", "ran_on", "precision", "variant_precision", "shape", "verdict", "reason", "details"),
     *("standard", "standards", "caveats", "accuracy", "weights", "weights_differ", "printed", "findings", "accepted_races"),
-    *("source_sha256",),
-    *("check", "build_seconds", "built", "ptxas", "time_ms", "peak_mib", "floor_ms", "floor_bound", "work", "ceilings"),
-    *(
-        "speedup",
-        "outcome",
-        "control",
-        "baselines_ms",
-        "baselines_unavailable",
-        "rounds",
-        "calls",
-        "rechecked",
-        "back_to_back_ms",
-    ),
-    *("clocks", "notes", "graphed", "training"),
+    *("source_sha256", "check", "build_seconds", "built", "ptxas", "time_ms", "peak_mib", "floor_ms", "floor_bound", "work"),
+    *("ceilings", "speedup", "outcome", "control", "baselines_ms", "baselines_unavailable", "rounds", "calls", "rechecked"),
+    *("back_to_back_ms", "clocks", "notes", "graphed", "training"),
 )
 CEILING_KEYS = ("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops", "tf32_flops")
 WORK_KEYS = ("bytes", "flops")  # of work["least"] and work["as_written"]
@@ -46,9 +35,14 @@ STANDARD_KEYS = ("verdict", "reasons")
 CAVEAT_KEYS = ("tag", "text", "line", "costs")
 ACCURACY_KEYS = ("class", "error", "limit")
 CHECK_KEYS = ("max_error", "allowed", "eager_error", "permitted_error", "gradients", "mutants_rejected", "mutants_survived")
+ERROR_KEYS = ("max_error", "allowed", "eager_error")  # which a check and each of its gradients must have
 TIME_KEYS = ("median", "p20", "p80")
 RATIO_KEYS = ("ratio", "low", "high")
 OUTCOME_KEYS = ("verdict", "against", *RATIO_KEYS, "precise", "any_precision", "reason")
+INNER_KEYS = {
+    **{"accuracy": ACCURACY_KEYS, "shape": SHAPE_KEYS, "check": CHECK_KEYS},
+    **{"time_ms": TIME_KEYS, "outcome": OUTCOME_KEYS, "control": RATIO_KEYS},
+}
 OUTCOMES = ("win", "tie", "loss", "not measured")
 
 
@@ -138,7 +132,7 @@ def _codes(result):
 
 def validate(document):
     """Raise DocumentError, naming the place, unless `document` is as the contract says. Additional keys are allowed."""
-    _require(isinstance(document, dict), "document", "an object", document)
+    _object(document, "document")
     schema = _field(document, "schema", "document")
     if isinstance(schema, bool) or schema != SCHEMA:
         raise DocumentError(f"schema {_brief(schema)}: this program reads schema {SCHEMA}")
@@ -147,12 +141,12 @@ def validate(document):
     _require(isinstance(results, list), "results", "a list", results)
     for index, result in enumerate(results):
         where = f"results[{index}]"
-        _require(isinstance(result, dict), where, "an object", result)
+        _object(result, where)
         _result(result, where)
 
 
 def _environment(environment):
-    _require(isinstance(environment, dict), "environment", "an object", environment)
+    _object(environment, "environment")
     date = _field(environment, "date", "environment")
     try:
         date_of(environment)
@@ -200,11 +194,9 @@ def _standards(result, where):
     for name, found in _mapping(result.get("standards"), f"{where}.standards"):
         at = f"{where}.standards.{name}"
         _one_of(name, STANDARDS.values(), at)
-        _require(isinstance(found, dict), at, "an object", found)
+        _object(found, at)
         _one_of(_field(found, "verdict", at), ("pass", "fail", "error", "skipped"), f"{at}.verdict", null=True)
-        reasons = _field(found, "reasons", at)
-        are_texts = isinstance(reasons, list) and all(isinstance(each, str) for each in reasons)
-        _require(are_texts, f"{at}.reasons", "a list of texts", reasons)
+        _texts(_field(found, "reasons", at), f"{at}.reasons", null=False)
     caveats = result.get("caveats") or []
     _require(isinstance(caveats, list), f"{where}.caveats", "a list", caveats)
     for caveat in caveats:
@@ -215,14 +207,13 @@ def _standards(result, where):
         _one_of(caveat.get("costs"), ("drop-in",), f"{where}.caveats.costs", null=True)
     if accuracy := dict(_mapping(result.get("accuracy"), f"{where}.accuracy")):
         _text(_field(accuracy, "class", f"{where}.accuracy"), f"{where}.accuracy.class")
-        for key in ("error", "limit"):
-            _number(_field(accuracy, key, f"{where}.accuracy"), f"{where}.accuracy.{key}")
+        _numbers(accuracy, ("error", "limit"), f"{where}.accuracy")
 
 
 def _training(modes, where):
     for mode, timings in _mapping(modes, where):
         if timings is not None:
-            _require(isinstance(timings, dict), f"{where}.{mode}", "an object or null", timings)
+            _object(timings, f"{where}.{mode}", null=True)
             _timings(timings, f"{where}.{mode}")
 
 
@@ -244,9 +235,7 @@ def _circumstances(result, where):
     for key in ("details", "printed"):
         text = result.get(key)
         _require(text is None or isinstance(text, str), f"{where}.{key}", "a text", text)
-    findings = result.get("findings") or []
-    are_texts = isinstance(findings, list) and all(isinstance(each, str) for each in findings)
-    _require(are_texts, f"{where}.findings", "a list of texts", findings)
+    _texts(result.get("findings"), f"{where}.findings")
     for line, count in _mapping(result.get("accepted_races"), f"{where}.accepted_races"):
         _number(count, f"{where}.accepted_races.{line}")
     for key, value in _mapping(result.get("shape"), f"{where}.shape"):
@@ -266,26 +255,21 @@ def _ptxas(found, where):
         for kernel in kernels:
             _require(isinstance(kernel, dict), at, "a list of objects", kernel)
             _text(_field(kernel, "name", at), f"{at}.name")
-            for key in PTXAS_KEYS:
-                _number(_field(kernel, key, at), f"{at}.{key}", null=False)
+            _numbers(kernel, PTXAS_KEYS, at, null=False)
 
 
 def _check(check, where, passed, null):
     if check is None and null:
         return
-    _require(isinstance(check, dict), where, "an object", check)
-    for key in ("max_error", "allowed", "eager_error"):
-        _number(_field(check, key, where), f"{where}.{key}", null=not passed)
+    _object(check, where)
+    _numbers(check, ERROR_KEYS, where, null=not passed)
     _text(check.get("mutants_rejected"), f"{where}.mutants_rejected", null=True)
-    survived = check.get("mutants_survived") or []
-    are_texts = isinstance(survived, list) and all(isinstance(each, str) for each in survived)
-    _require(are_texts, f"{where}.mutants_survived", "a list of texts", survived)
+    _texts(check.get("mutants_survived"), f"{where}.mutants_survived")
     for name, each in _mapping(_field(check, "gradients", where), f"{where}.gradients"):
         if name == "unsupported" and isinstance(each, str):
             continue
-        _require(isinstance(each, dict), f"{where}.gradients.{name}", "an object", each)
-        for key in ("max_error", "allowed", "eager_error"):
-            _number(_field(each, key, f"{where}.gradients.{name}"), f"{where}.gradients.{name}.{key}", null=not passed)
+        _object(each, f"{where}.gradients.{name}")
+        _numbers(each, ERROR_KEYS, f"{where}.gradients.{name}", null=not passed)
 
 
 def _timings(holder, where):
@@ -295,13 +279,12 @@ def _timings(holder, where):
     for name, spread in _mapping(holder.get("baselines_ms"), f"{where}.baselines_ms"):
         _spread(spread, f"{where}.baselines_ms.{name}")
     for name, ratio in _mapping(_field(holder, "speedup", where), f"{where}.speedup"):
-        at = f"{where}.speedup.{name}"
-        _ratio(ratio, at)
+        _ratio(ratio, f"{where}.speedup.{name}")
     if holder.get("control") is not None:
         _ratio(holder["control"], f"{where}.control")
     if holder.get("outcome") is not None:
         at = f"{where}.outcome"
-        _require(isinstance(holder["outcome"], dict), at, "an object", holder["outcome"])
+        _object(holder["outcome"], at)
         _one_of(_field(holder["outcome"], "verdict", at), OUTCOMES, f"{at}.verdict")
         if holder["outcome"]["verdict"] == "not measured":
             _text(_field(holder["outcome"], "reason", at), f"{at}.reason")
@@ -310,19 +293,14 @@ def _timings(holder, where):
             _text(_field(holder["outcome"], "against", at), f"{at}.against")
         _text(holder["outcome"].get("any_precision"), f"{at}.any_precision", null=True)
     for kind, work in _mapping(holder.get("work"), f"{where}.work"):
-        _require(isinstance(work, dict), f"{where}.work.{kind}", "an object", work)
-        for key in WORK_KEYS:
-            _number(_field(work, key, f"{where}.work.{kind}"), f"{where}.work.{kind}.{key}", null=False)
-    notes = holder.get("notes") or []
-    are_texts = isinstance(notes, list) and all(isinstance(each, str) for each in notes)
-    _require(are_texts, f"{where}.notes", "a list of texts", notes)
+        _object(work, f"{where}.work.{kind}")
+        _numbers(work, WORK_KEYS, f"{where}.work.{kind}", null=False)
     for key in ("rounds", "calls", "rechecked", "back_to_back_ms"):
         _number(holder.get(key), f"{where}.{key}")
-    not_graphed = holder.get("not_graphed") or []
-    are_texts = isinstance(not_graphed, list) and all(isinstance(each, str) for each in not_graphed)
-    _require(are_texts, f"{where}.not_graphed", "a list of texts", not_graphed)
+    for key in ("notes", "not_graphed"):
+        _texts(holder.get(key), f"{where}.{key}")
     graphed = holder.get("graphed")
-    _require(graphed is None or isinstance(graphed, dict), f"{where}.graphed", "an object or null", graphed)
+    _object(graphed, f"{where}.graphed", null=True)
     if graphed and "unavailable" in graphed:
         _text(graphed["unavailable"], f"{where}.graphed.unavailable")
     elif graphed is not None:
@@ -330,24 +308,27 @@ def _timings(holder, where):
 
 
 def _ratio(ratio, where):
-    _require(isinstance(ratio, dict), where, "an object", ratio)
-    for key in RATIO_KEYS:
-        _number(_field(ratio, key, where), f"{where}.{key}", null=False)
+    _object(ratio, where)
+    _numbers(ratio, RATIO_KEYS, where, null=False)
     _require(ratio["low"] <= ratio["high"], where, "low <= high", ratio)
 
 
 def _spread(spread, where):
     if spread is None:
         return
-    _require(isinstance(spread, dict), where, "an object or null", spread)
-    for key in TIME_KEYS:
-        _number(_field(spread, key, where), f"{where}.{key}", null=False)
+    _object(spread, where, null=True)
+    _numbers(spread, TIME_KEYS, where, null=False)
     _require(spread["p20"] <= spread["median"] <= spread["p80"], where, "p20 <= median <= p80", spread)
 
 
 def _mapping(value, where):
-    _require(value is None or isinstance(value, dict), where, "an object or null", value)
+    _object(value, where, null=True)
     return (value or {}).items()
+
+
+def _object(value, where, null=False):
+    expected = "an object or null" if null else "an object"
+    _require(isinstance(value, dict) or (null and value is None), where, expected, value)
 
 
 def _field(mapping, key, where):
@@ -360,6 +341,16 @@ def _number(value, where, null=True):
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     _require(is_number or (null and value is None), where, "a number that is not negative", value)
     return value
+
+
+def _numbers(mapping, keys, where, null=True):
+    for key in keys:
+        _number(_field(mapping, key, where), f"{where}.{key}", null)
+
+
+def _texts(value, where, null=True):
+    are_texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    _require(are_texts or (null and not value), where, "a list of texts", value)
 
 
 def _text(value, where, null=False):
@@ -412,14 +403,7 @@ def _result_in_order(result):
     if result.get("standards"):
         of_both = _sorted_keys(result["standards"], STANDARDS.values())
         result["standards"] = {name: _sorted_keys(found, STANDARD_KEYS) for name, found in of_both.items()}
-    of_keys = (
-        ("accuracy", ACCURACY_KEYS),
-        ("shape", SHAPE_KEYS),
-        ("check", CHECK_KEYS),
-        ("time_ms", TIME_KEYS),
-        ("outcome", OUTCOME_KEYS),
-    )
-    for key, inner in (*of_keys, ("control", RATIO_KEYS)):
+    for key, inner in INNER_KEYS.items():
         if result.get(key):
             result[key] = _sorted_keys(result[key], inner)
     for key, inner in (("speedup", RATIO_KEYS), ("baselines_ms", TIME_KEYS)):
