@@ -3,6 +3,7 @@
 Every rewrite keeps the line it stands in, so that the compiler's and the emulator's lines are the text's own.
 """
 
+import collections
 import functools
 import itertools
 import re
@@ -37,6 +38,7 @@ UNSUPPORTED_HEADERS = re.compile(
 UNSUPPORTED_WORDS = {
     "cudaGraphLaunch": "a CUDA graph",
     "cudaMipmappedArray_t": "a mipmapped array",
+    "block_tile_memory": "tiles of several warps",
     "texCubemap": "a cube map",
     "tex2Dgather": "a texture gather",
 }
@@ -50,6 +52,9 @@ DECLARATION_PREFIXES = {"static", "volatile", "const", "extern", "inline", "__de
 NO_TYPE = {"else", "do", "return", "goto", "case", "default"}  # words in front of a declaration that are no part of it
 
 
+# Functions of C's library that C++ overloads: a text may well call its kernel by the same name.
+C_LIBRARY = {"abs", "div", "pow", "exp", "log", "sqrt", "cbrt", "hypot", "sin", "cos", "tan", "tanh", "erf"}
+C_LIBRARY |= {"floor", "ceil", "round", "fabs", "fmax", "fmin", "fmod"}
 ATTRIBUTES = {"alignas", "__align__", "__attribute__"}
 COMMA = Token(",", "symbol", 0)
 
@@ -400,10 +405,28 @@ class Rewriter:
         kernel = next((kernel for kernel in reversed(known) if kernel.line <= launch_line), known[0])
         overloaded = len({other.parameters for other in known if other.scope == kernel.scope}) > 1
         has_address = given >= kernel.template_parameters and not overloaded
+        address = squeezed(expression)
+        if not kernel.template_parameters and self.is_a_function_too(expression[-1].text, len(known)):
+            address = f"(void (*){kernel.parameters}){address}"
+            has_address = has_address and "=" not in kernel.parameters
         return (
             kernel.line,
-            squeezed(expression) if has_address else "nullptr",
+            address if has_address else "nullptr",
             f"dim3({kernel.cluster})" if kernel.cluster else "",
+        )
+
+    def is_a_function_too(self, name, kernels):
+        """Whether other functions have the kernel's name, as the one that launches it may, so that its address is ambiguous."""
+        return name in C_LIBRARY or self.declared_functions[name] > kernels
+
+    @functools.cached_property
+    def declared_functions(self):
+        """How often each name stands between a type and a parenthesis."""
+        words = [token for token in self.tokens if not token.blank]
+        return collections.Counter(
+            name.text
+            for kind, name, behind in zip(words, words[1:], words[2:], strict=False)
+            if name.kind == kind.kind == "word" and behind.text == "(" and kind.text not in NO_TYPE
         )
 
     # ---- asm volatile("..." : outputs : inputs : clobbers);

@@ -63,6 +63,7 @@ def test_the_first_finding_ends_a_program_with_status_1():
         ("symbol", "mistakes.cu", "// symbol", "global memory out of bounds"),
         ("freed twice", "mistakes.cu", "// freed twice", "invalid argument"),
         ("freed inside", "mistakes.cu", "// freed inside", "invalid argument"),
+        ("product", "mistakes.cu", "// product", "uninitialised global read"),
         ("set on host", "mistakes.cu", "// set on host", "invalid argument"),
     ],
 )
@@ -107,6 +108,10 @@ def test_a_broken_program_is_explained_by_its_own_line(tmp_path):
         ("cudaGraph_t graph;", "the emulator does not support cudaGraph_t"),
         ("#include <thrust/sort.h>", "the emulator does not support #include <thrust/sort.h>"),
         ("#include <cub/cub.cuh>", "the emulator does not support #include <cub/cub.cuh>"),
+        (
+            "cooperative_groups::block_tile_memory<64> m;",
+            "the emulator does not support tiles of several warps (block_tile_memory)",
+        ),
         ("#include <curand.h>", "the emulator does not support #include <curand.h>"),
         ("texture<float, 1> t;", "a texture reference (texture<...>), which CUDA 12 removed; use a texture object"),
     ],

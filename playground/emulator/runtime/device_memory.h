@@ -66,8 +66,13 @@ std::string place_in_memory(const void* address);
 
 // Does an allocation hold all the bytes that host code is about to touch, or is it none of device memory? Reports where not.
 bool in_bounds(const void* begin, size_t bytes, const char* function, int line);
+// Has something written all the words that host code is about to compute with? Reports where not.
+bool written(const void* begin, size_t bytes, const char* function, int line);
 
 // Called before an allocation's shadow disappears.
 void forget_split_cells(const Allocation& allocation);
 
 }  // namespace emulator
+
+// The offset of the first word of [begin, begin + bytes) that nothing has written, or -1.
+extern "C" long long emulator_first_unwritten(const char* begin, long long bytes);

@@ -75,19 +75,25 @@ void multiply(int m, int n, int k, double alpha, const GemmOperand& a, const Gem
     }
 }
 
-bool holds(const GemmOperand& x, int rows, int columns, int batch, const char* function, int line) {
+bool holds(const GemmOperand& x, int rows, int columns, int batch, bool is_read, const char* function, int line) {
     if (!rows || !columns || !batch) return true;
     if (x.transposed) std::swap(rows, columns);
     const long long elements = (batch - 1) * x.stride + (columns - 1) * x.leading + rows;
-    return in_bounds(x.data, size_t(elements) * bytes_of(x.type), function, line);
+    if (!in_bounds(x.data, size_t(elements) * bytes_of(x.type), function, line)) return false;
+    for (int item = 0; is_read && item < batch; ++item)
+        for (int column = 0; column < columns; ++column) {
+            const char* first = (const char*)x.data + (item * x.stride + column * x.leading) * bytes_of(x.type);
+            if (!written(first, rows * bytes_of(x.type), function, line)) return false;
+        }
+    return true;
 }
 
 }  // namespace
 
 bool gemm(int m, int n, int k, double alpha, const GemmOperand& a, const GemmOperand& b, double beta, const GemmOperand& c,
           int batch, bool in_double, const char* function, int line) {
-    if (!holds(a, m, k, batch, function, line) || !holds(b, k, n, batch, function, line) ||
-        !holds(c, m, n, batch, function, line))
+    if (!holds(a, m, k, batch, true, function, line) || !holds(b, k, n, batch, true, function, line) ||
+        !holds(c, m, n, batch, beta != 0, function, line))
         return false;
     in_double ? multiply<double>(m, n, k, alpha, a, b, beta, c, batch) : multiply<float>(m, n, k, alpha, a, b, beta, c, batch);
     return true;

@@ -57,6 +57,14 @@ bool in_bounds(const void* begin, size_t bytes, const char* function, int line) 
                   std::string(function) + " of " + count_of_bytes(bytes) + " at " + place_in_memory(begin), line);
 }
 
+bool written(const void* begin, size_t bytes, const char* function, int line) {
+    const long long at = options.checked() ? emulator_first_unwritten((const char*)begin, bytes) : -1;
+    if (at < 0) return true;
+    return report("uninitialised global read",
+                  std::string(function) + " reads " + place_in_memory((const char*)begin + at) + ", which nothing has written",
+                  line);
+}
+
 void* device_allocate(size_t bytes, Owner owner) {
     if (!bytes || bytes > cudaDeviceProp{}.totalGlobalMem - std::min(cudaDeviceProp{}.totalGlobalMem, allocated_bytes.load()))
         return nullptr;

@@ -799,7 +799,6 @@ void device_fence() {
 
 }  // namespace emulator
 
-// The offset of the first element of [begin, begin + bytes) that nothing has written, or -1.
 extern "C" long long emulator_first_unwritten(const char* begin, long long bytes) {
     using namespace emulator;
     if (!bytes || options.extents || !device_memory.contains(begin)) return -1;

@@ -11,7 +11,8 @@ __device__ int over_warp(int value, F combine) {
 __device__ int five() __attribute__((always_inline));
 __device__ int five() { return 5; }
 
-__global__ void combine(int* out) {
+// C's library has a function of this name, with overloads in C++.
+__global__ void div(int* out) {
     out[threadIdx.x] = over_warp(threadIdx.x, sum);
     out[32 + threadIdx.x] = over_warp(threadIdx.x, larger) + five();
 }
@@ -23,14 +24,20 @@ __global__ void turn(int* out) {
     __syncthreads();
     out[threadIdx.x] = values[31 - threadIdx.x] + first;
 }
+// The function that launches a kernel may have its name.
+__global__ void fill(int* out, int value) { out[threadIdx.x] = value; }
+static void fill(int* out, int value, int threads) { fill<<<1, threads>>>(out, value); }
 
 int main() {
     int *out, back[64];
     cudaMalloc(&out, sizeof back);
-    combine<<<1, 32>>>(out);
+    div<<<1, 32>>>(out);
     cudaMemcpy(back, out, sizeof back, cudaMemcpyDeviceToHost);
     EXPECT(back[7] == 31 * 16 && back[32 + 9] == 31 + 5);
     turn<<<1, 32, 32 * sizeof(int)>>>(out);
     cudaMemcpy(back, out, sizeof back, cudaMemcpyDeviceToHost);
     EXPECT(back[0] == 31 * 16 + 31 + 1 && back[31] == 31 * 16 + 1);
+    fill(out, 3, 32);
+    cudaMemcpy(back, out, sizeof back, cudaMemcpyDeviceToHost);
+    EXPECT(back[0] == 3 && back[31] == 3);
 }

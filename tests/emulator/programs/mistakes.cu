@@ -1,4 +1,5 @@
 // Makes the mistake that its argument names, and else none.
+#include <cublas_v2.h>
 #include <stdio.h>
 
 #include <string>
@@ -16,6 +17,14 @@ __global__ void endless(volatile int* flag, int* out) {
 }
 __global__ void speak(const int* in) { printf("thread %d of %d\n", in[threadIdx.x], blockDim.x); }
 
+void product(int* written) {
+    float *unwritten, one = 1, zero = 0;
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    cudaMalloc(&unwritten, 4 * sizeof(float));
+    cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &one, (float*)written, 2, unwritten, 2, &zero, unwritten, 2);  // product
+}
+
 int main(int count, char** arguments) {
     const std::string mistake = count > 1 ? arguments[1] : "none";
     int *device, host[4] = {}, many[8] = {};
@@ -29,6 +38,7 @@ int main(int count, char** arguments) {
     if (mistake == "symbol") cudaMemcpyToSymbol(scale, many, sizeof many);  // symbol
     if (mistake == "set on host") cudaMemset(host, 0, sizeof host);  // set on host
     if (mistake == "freed inside") cudaFree(device + 1);  // freed inside
+    if (mistake == "product") product(device);
     speak<<<1, 4>>>(device);
     cudaMemcpy(host, device, sizeof host, cudaMemcpyDeviceToHost);
     printf("sum %d\n", host[0] + host[1] + host[2] + host[3]);

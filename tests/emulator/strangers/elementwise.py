@@ -6,21 +6,26 @@ source = """
 #include <torch/extension.h>
 #include <cuda_runtime.h>
 
-__global__ void swish_scale_kernel(const float* __restrict__ x, float* __restrict__ y, float scale, int size) {
-    int idx = blockIdx.x * blockDim.x + threadIdx.x;
-    if (idx < size) {
-        float v = x[idx];
-        y[idx] = v / (1.0f + expf(-v)) * scale;
+template <typename scalar_t>
+__global__ void swish_scale_kernel(const torch::PackedTensorAccessor32<scalar_t, 2, torch::RestrictPtrTraits> x,
+                                   torch::PackedTensorAccessor32<scalar_t, 2, torch::RestrictPtrTraits> y, scalar_t scale) {
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column < x.size(1)) {
+        const scalar_t v = x[blockIdx.y][column];
+        y[blockIdx.y][column] = v / (1 + exp(-v)) * scale;
     }
 }
 
 torch::Tensor swish_scale_cuda(torch::Tensor x, double scale) {
     TORCH_CHECK(x.is_cuda(), "x must be a CUDA tensor");
     auto y = torch::empty_like(x);
-    int size = x.numel();
-    const int block_size = 256;
-    const int num_blocks = (size + block_size - 1) / block_size;
-    swish_scale_kernel<<<num_blocks, block_size>>>(x.data_ptr<float>(), y.data_ptr<float>(), (float)scale, size);
+    const dim3 blockDim(256);
+    const dim3 gridDim((x.size(1) + blockDim.x - 1) / blockDim.x, x.size(0));
+    AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "swish_scale_cuda", ([&] {
+        swish_scale_kernel<scalar_t><<<gridDim, blockDim>>>(x.packed_accessor32<scalar_t, 2, torch::RestrictPtrTraits>(),
+                                                            y.packed_accessor32<scalar_t, 2, torch::RestrictPtrTraits>(),
+                                                            static_cast<scalar_t>(scale));
+    }));
     return y;
 }
 """
@@ -55,4 +60,4 @@ def get_inputs():
     return [torch.randn(7, 300)]
 
 
-BROKEN = ("if (idx < size)", "if (idx <= size)", "global memory out of bounds")
+BROKEN = ("if (column < x.size(1))", "if (column <= x.size(1))", "race between blocks")
