@@ -217,6 +217,8 @@ def parse_settings(texts):
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise CatalogError(f"--set takes NAME=VALUE, for example batch_size=4; got {text!r}")
+        if name in settings:
+            raise CatalogError(f"--set {name} is given twice; for several values use --sweep {name}=V1,V2")
         try:
             settings[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

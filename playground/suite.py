@@ -126,7 +126,7 @@ def _from_list(file):
 
 def _listed(entry, number, file):
     """The pair of one entry. An entry that names no pair at all is a mistake in the list: raises CatalogError."""
-    entry = dict(zip(("problem", "solution"), entry, strict=False)) if isinstance(entry, list) else entry
+    entry = dict(zip(("problem", "solution"), entry, strict=True)) if isinstance(entry, list) and len(entry) == 2 else entry
     where = f"--suite {file}: entry {number}"
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("problem", "solution")):
         raise CatalogError(f"{where} names no problem and solution: expected {LIST_FORM}")

@@ -26,6 +26,8 @@ def parse(texts):
         name, equals, values = text.partition("=")
         if not equals or not name.isidentifier() or not values.strip():
             raise CatalogError(f"--sweep takes NAME=VALUE,VALUE,..., for example batch_size=1,8,64; got {text!r}")
+        if name in axes:
+            raise CatalogError(f"--sweep {name} is given twice; name all its values in one, with commas between")
         try:
             axes[name] = tuple(dict.fromkeys(ast.literal_eval(f"({values},)")))
         except (ValueError, SyntaxError, TypeError):

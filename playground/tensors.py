@@ -1,9 +1,12 @@
 """Tensors of a model: how they are made, moved, flattened, and carried from process to process."""
 
+import contextlib
+import errno
 import json
 import math
 import numbers
 import os
+import shutil
 import stat
 import struct
 from dataclasses import dataclass, field
@@ -15,9 +18,39 @@ import torch
 PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
 
 
+FULL = 1 << 16  # bytes that are left of a file system where a file did not fit
+NO_ROOM = "no room "  # begins the reason of what failed for the machine, and by no fault of a file's
+
+
+class NoRoom(Exception):
+    """A folder of this machine is full; the text says which, and what to do."""
+
+
+def is_full(error):
+    """Whether it says that a file system, or a share of it, is full."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+
+
+@contextlib.contextmanager
+def _writing(path):
+    """Raises NoRoom where its block cannot write the file for want of room."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's says nothing of the reason
+        folder = Path(path).parent
+        if is_full(error) or (isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < FULL):
+            raise NoRoom(no_room_in(folder)) from None
+        raise
+
+
+def no_room_in(folder):
+    return f"{NO_ROOM}in {folder}, where processes exchange tensors: make some there, or set TMPDIR to a folder that has it"
+
+
 def save(content, path):
-    """Write a dict or list of tensors (moved to the CPU first), for `load`."""
-    torch.save(torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), content), path)
+    """Write a dict or list of tensors (moved to the CPU first), for `load`. Raises NoRoom."""
+    with _writing(path):
+        torch.save(torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), content), path)
 
 
 def load(path, mapped=False):
@@ -50,7 +83,7 @@ class Results:
 
 
 def save_results(results, path):
-    """Write a Results for `load_results`. Raises TypeError for tensors that are not dense."""
+    """Write a Results for `load_results`. Raises TypeError for tensors that are not dense, and NoRoom."""
     named = {f"{OUTPUT}{i}": value for i, value in enumerate(results.outputs)}
     named |= {GRADIENT + name: value for name, value in results.gradients.items()}
     listed, contents = [], []
@@ -64,7 +97,7 @@ def save_results(results, path):
         value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         contents.append(value.reshape(-1).view(torch.uint8).numpy())
     header = json.dumps({"detached": results.detached, "tensors": listed}).encode()
-    with Path(path).open("wb") as file:
+    with _writing(path), Path(path).open("wb") as file:
         file.write(LENGTH.pack(len(header)) + header)
         for content in contents:
             file.write(content)
@@ -193,7 +226,10 @@ def make_model(problem, cls, seed, device="cpu"):
     torch.manual_seed(seed)
     init_inputs = to(problem.get_init_inputs(), device)
     torch.manual_seed(seed)
-    return cls(*init_inputs).to(device, getattr(problem, "converted_to", None))
+    made = cls(*init_inputs)
+    if not isinstance(made, torch.nn.Module):
+        raise TypeError(f"{cls.__name__} must make a torch.nn.Module, got {type(made).__name__}")
+    return made.to(device, getattr(problem, "converted_to", None))
 
 
 def differentiable(tensor):

@@ -9,7 +9,7 @@ from pathlib import Path
 from playground import catalog, suite, sweep
 from playground.command import look, signals
 from playground.command.options import HALF, beside, compare_parser, run_all_parser
-from playground.driver import plan, ranks, torchrun
+from playground.driver import plan, ranks, runner, torchrun
 from playground.driver.measurement import CannotMeasure, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
@@ -25,6 +25,7 @@ from playground.report.output import CannotWrite, Output
 from playground.report.progress import Progress
 from playground.report.sweep_plot import CannotPlot
 from playground.worker import sandbox
+from playground.worker.failures import is_of_machine
 
 PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
 STDOUT = Path("-")
@@ -70,8 +71,8 @@ def run_all(arguments=None):
         return _run_extra(lambda: look.list_all(given.models.split(",") if given.models else None))
 
     def tasks():
-        names = given.models.split(",") if given.models else [model.name for model in catalog.models()]
-        chosen = [catalog.find_model(name) for name in names]
+        names = [model.name for model in catalog.models()] if given.models is None else given.models.split(",")
+        chosen = list(dict.fromkeys(catalog.find_model(name) for name in names))
         points = {model: _points(given, model, {}) for model in chosen}
         planned = [plan.of_variants(m, catalog.variants(m), given.device, points[m], given.standard) for m in chosen]
         return [task for of_model in planned for task in of_model]
@@ -93,7 +94,8 @@ def compare(arguments=None):
 
     def tasks():
         model = catalog.find_model(given.model)
-        chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
+        named = dict.fromkeys(catalog.find_variant(model, name) for name in given.variant or ())
+        chosen = list(named) or catalog.variants(model)
         if not chosen:
             raise catalog.CatalogError(f"{model.name} has no variants here; name a solution file with --variant FILE")
         points = _points(given, model, catalog.parse_settings(given.set))
@@ -229,6 +231,8 @@ def _points(given, model, settings):
     axes = sweep.parse(given.sweep)
     for option, names in (("--set", settings), ("--sweep", axes)):
         catalog.require_constants(model, option, names)
+    if both := sorted(settings.keys() & axes.keys()):
+        raise catalog.CatalogError(f"--set and --sweep both name {', '.join(both)}: leave out one of them")
     return [settings | point for point in sweep.grid(axes)]
 
 
@@ -250,7 +254,8 @@ def _run(given, make_tasks, options, view, add=lambda report: report):
         return FAILED
     except signals.Interrupted as interrupt:
         kept = outputs.get("--json")
-        _say(f"interrupted; --resume {kept.path} goes on" if kept and kept.path.is_file() else "interrupted")
+        if torchrun.is_first(torchrun.current_rank()):
+            _say(f"interrupted; --resume {kept.path} goes on" if kept and kept.path.is_file() else "interrupted")
         return interrupt.status
 
 
@@ -270,14 +275,18 @@ def _measured(given, make_tasks, options, view, add, outputs):
         )
     except signals.Interrupted:
         if shown.report:
+            report = finish(shown.report)
             with contextlib.suppress(OSError):  # the terminal may be gone
-                _show_end(given, shown, finish(shown.report))
+                _show_end(given, shown, report)
+            _write_files(outputs, tasks, report, axes)
         raise
     if report is None:  # rank 0 has it
         return PASSED
     _show_end(given, shown, report)
     _write_files(outputs, tasks, report, axes)
     if any(output.is_elsewhere for output in outputs.values()):
+        return IMPOSSIBLE
+    if any(is_of_machine(result["reason"]) for result in report["results"]):
         return IMPOSSIBLE
     return PASSED if _passed(report, axes) else FAILED
 
@@ -495,6 +504,7 @@ def _require_folders(tasks):
 def _clear_locks():
     """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
     toolchain.sweep()
+    runner.sweep()
     locks = build_locks.clear_stale_locks()
     for path in locks.cleared:
         print(f"removed a stale build lock whose builder is dead: {path}", file=sys.stderr)

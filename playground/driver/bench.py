@@ -60,6 +60,8 @@ class Bench:
 
     def check_and_time(self, task, result, build=False):
         """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
+        if self._unusable and self._unusable.is_of_machine:
+            return give_failure(result, self._unusable)
         if self._unusable:
             why = named_failure(task.model, self._unusable)
             return give(result, "error", f"the original does not run: {why}", self._unusable.details)

@@ -58,8 +58,8 @@ def _work_off(left, options, record, rank, passes):
         named = {_plain(_identity_of_task(task)): task for task in left}
 
         def conclude(collected):
-            record.keep(collected.results)
             record.environment |= {"ranks": collected.ranks, "lost_ranks": collected.lost}
+            record.keep(collected.results, is_last=True)
             return passes(record.document())
 
         ranks.run(rank, named, options, record.keep, conclude)
@@ -139,10 +139,10 @@ class _Record:
             self.keep(settled)
         return self.left()
 
-    def keep(self, results):
-        """Write and show what is new. Returns what `show` gives."""
+    def keep(self, results, is_last=False):
+        """Write and show what is new, if only what is known of all at the end. Returns what `show` gives."""
         new = {_identity_of_row(row): row for row in results}
-        if not new.keys() <= self._rows.keys():
+        if not new.keys() <= self._rows.keys() or (is_last and new):
             self._rows |= new
             self._deferred = bool(self._file) and not self._file.is_special  # a pipe gets all at once
             pause = WRITING_PAUSE * self._writing_took if self._writing_took > SHORT_WRITING else 0.0

@@ -20,6 +20,7 @@ Who announces what on the board, in this order:
 
 import contextlib
 import fcntl
+import functools
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,7 @@ from pathlib import Path
 import torch
 from torch.distributed import DistError
 
+from playground.driver.bench import submit
 from playground.driver.board import ATTEMPTS, LOST_AFTER, PAUSE, Board, work_off
 from playground.driver.runner import Runner, blank_result
 from playground.driver.verdict import give
@@ -42,7 +44,7 @@ from playground.machine import environment
 from playground.machine.builds import builds_at_once
 from playground.machine.memory import MEMORY
 from playground.report.progress import Progress
-from playground.worker import kill_all
+from playground.worker import kill_all, owner
 
 RUN = "run"
 COLLECTOR = "collector"  # rank 0's watching process gives its signs of life under this name
@@ -73,8 +75,9 @@ def run(rank, tasks, options, keep, conclude):
 
     Those of rank 0 count; the others must have tasks of the same identities and may have more. On rank 0 `keep(results)` is
     called with all results so far whenever there is a new one, and at the end `conclude(Collected)`, which says whether the run
-    passed; interrupted, it is called with what there is. Raises RunLost, and RunFailed on other hosts than that of rank 0:
-    there torchrun would end rank 0, which has still to show the results, when another rank fails.
+    passed; interrupted, it is called with what there is, and the interrupt is raised again. Raises RunLost, and RunFailed on
+    other hosts than that of rank 0: there torchrun would end rank 0, which has still to show the results, when another rank
+    fails.
     """
     try:
         board = Board(rank.connect(serve=rank.rank == 0), rank.rank)
@@ -162,8 +165,8 @@ def _cause(status):
 
 def _collect(rank, board, worker, tasks, keep, conclude):
     everybody = range(rank.world_size)
-    results, lost, told, interrupted = {}, [], set(), True
-    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+    results, lost, told, interrupt = {}, [], set(), None
+    try:
         while len(results) < len(tasks):
             board.sign_of_life(COLLECTOR)
             _watch(rank, board, worker)
@@ -177,15 +180,22 @@ def _collect(rank, board, worker, tasks, keep, conclude):
             if len(lost) == rank.world_size:
                 break
             time.sleep(PAUSE)
-        interrupted = False
+    except (KeyboardInterrupt, SystemExit) as ended:
+        interrupt = ended
+        worker.terminate()
     _gather(board, tasks, results)
     board.announce("over", True)
     ranks = [board.announced(f"rank/{each}") for each in everybody]
-    others = set() if interrupted else set(everybody) - {rank.rank}  # interrupted, torchrun gives little time
+    others = set() if interrupt else set(everybody) - {rank.rank}  # interrupted, torchrun gives little time
     absent = _wait_for(board, others - set(lost), LOST_AFTER, "present", "farewell")  # one may have just been started
     absent |= _wait_for(board, others & set(lost), FAREWELL_SECONDS, "present", "farewell")
-    passed = conclude(Collected(_ordered(tasks, results), [each for each in ranks if each], sorted({*lost, *absent})))
-    board.announce("passed", passed)
+    collected = Collected(_ordered(tasks, results), [each for each in ranks if each], sorted({*lost, *absent}))
+    if interrupt:
+        board.announce("passed", False)
+        if results:
+            conclude(collected)
+        raise interrupt
+    board.announce("passed", conclude(collected))
     _wait_for(board, others - absent, FAREWELL_SECONDS, "farewell")
 
 
@@ -224,22 +234,32 @@ def _abandoned(task):
 
 def _work(rank, tasks, options):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above decides
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    runner = Runner(options, progress := Progress(prefix=f"[{rank}] "))
+    owner.set(runner)
+    # In a thread of its own: the main one may wait for a file that does not come to an end.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_end_at_once, args=(runner,)).start())
+    threading.Thread(target=_end_with_parent, args=(runner,), daemon=True).start()
     threading.Thread(target=_live, args=(rank,), daemon=True).start()
     try:
-        with Progress(prefix=f"[{rank}] ") as progress:
-            _Worker(rank, tasks, options, progress).work()
+        with progress:
+            _Worker(rank, tasks, options, runner).work()
     except DistError:
         sys.exit(1)  # the process above says that the store is gone
     finally:
-        kill_all()
+        kill_all(runner)
 
 
-def _end_with_parent():
+def _end_at_once(runner):
+    try:
+        kill_all(runner)
+        runner.close()
+    finally:
+        os._exit(1)
+
+
+def _end_with_parent(runner):
     wait([multiprocessing.parent_process().sentinel])
-    kill_all()
-    os._exit(1)
+    _end_at_once(runner)
 
 
 def _live(rank):
@@ -253,11 +273,12 @@ def _live(rank):
 class _Worker:
     """Builds its share of what its host needs, then judges and times what nobody else has taken."""
 
-    def __init__(self, rank, tasks, options, progress):
+    def __init__(self, rank, tasks, options, runner):
         self._rank = rank
         self._tasks = tasks
         self._board = Board(rank.connect(), rank.rank)
-        self._runner = Runner(options, progress)
+        self._options = options
+        self._runner = runner
         MEMORY.shared_by = rank.local_world_size
         self._builds = f"build on host {rank.host}"
         self._group = None
@@ -284,12 +305,14 @@ class _Worker:
         most = builds_at_once(shared_by=self._rank.local_world_size)
         with ThreadPoolExecutor(min(most, len(items))) as pool:
             boards = [Board(self._rank.connect(), self._rank.rank) for _ in range(min(most, len(items)))]
-            for building in [pool.submit(work_off, board, self._builds, items, self._build) for board in boards]:
+            calls = [functools.partial(work_off, board, self._builds, items, self._build) for board in boards]
+            for building in [submit(pool, call) for call in calls]:
                 building.result()
 
     def _build(self, item):
         result = blank_result(self._tasks[item])
-        self._runner.build(self._tasks[item], result)
+        if not self._options.isolates(self._tasks[item]):  # a build in a sandbox is of use there alone
+            self._runner.build(self._tasks[item], result)
         return result
 
     def _run(self, item):
@@ -297,6 +320,8 @@ class _Worker:
         self._group = task.group
         result = self._board.outcome(self._builds, item) or _abandoned(task)
         result["device"] = self._device(task.place)
+        if result["verdict"] is None and self._options.isolates(task):
+            self._runner.build(task, result)
         if result["verdict"] is None:
             with _share_of_host(self._rank, alone=task.place == "cpu"):
                 self._runner.check_and_time(task, result)

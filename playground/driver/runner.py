@@ -30,14 +30,17 @@ from playground.driver.verdict import (
     give,
     give_failure,
 )
+from playground.emulator import toolchain
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
+from playground.tensors import NoRoom, is_full, no_room_in
 from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
 from playground.worker.failures import describe
 from playground.worker.truth import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
+SHARED_MEMORY = "/dev/shm"
 PREPARED_AT_ONCE = 4  # originals whose truth and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
@@ -170,7 +173,7 @@ class Runner:
         self._spare = Spare()
         self._taking = threading.Lock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
-        self._folder = None  # of all that processes exchange
+        self._folder, self._hold = None, contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
         self._rooms = {}  # {id(task): (task, its Room)}
         self._making_room = threading.RLock()
         self._turn = threading.Condition()
@@ -336,12 +339,15 @@ class Runner:
             self.close_room(task)
         if self._folder:
             self._folder.cleanup()
+            self._hold.close()
             self._folder = None
 
     def folder(self, group=None):
         """Where processes exchange tensors: of the whole run, or of those that share an original."""
         with self._making_room:
-            self._folder = self._folder or tempfile.TemporaryDirectory(prefix="playground-", dir=_roomy_folder())
+            if not self._folder:
+                self._folder = tempfile.TemporaryDirectory(prefix=sandbox.RUN, dir=roomy_folder())
+                self._hold.enter_context(toolchain.held(self._folder.name))
             folder = Path(self._folder.name)
             if group is not None:
                 folder /= hashlib.sha256(repr(group).encode()).hexdigest()[:16]
@@ -387,17 +393,18 @@ class Runner:
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
         self._progress.started("build", *task.names())
-        try:
-            with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
-                worker.make_nice(self._niceness)
-                with contextlib.suppress(WorkerFailure):  # which is said of the original when its truth is computed
-                    self.footprint(task, lambda: sized_up(worker, self.original(task), self._options.time_limit))
-                load_candidate(worker, self.original(task), task, self._options, None)
-                with self._room_for_call(task):
-                    self.build_in(worker, task, result)
-        except WorkerFailure as failure:
-            if not OUT_OF_MEMORY.search(f"{failure} {failure.details}"):  # then it is called again when it is judged
-                give_failure(result, failure)
+        with self.answering_for(result):
+            try:
+                with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
+                    worker.make_nice(self._niceness)
+                    with contextlib.suppress(WorkerFailure):  # which is said of the original when its truth is computed
+                        self.footprint(task, lambda: sized_up(worker, self.original(task), self._options.time_limit))
+                    load_candidate(worker, self.original(task), task, self._options, None)
+                    with self._room_for_call(task):
+                        self.build_in(worker, task, result)
+            except WorkerFailure as failure:
+                if not OUT_OF_MEMORY.search(f"{failure} {failure.details}"):  # then it is called again when it is judged
+                    give_failure(result, failure)
         self._progress.finished("build", *task.names(), result["verdict"] or "built")
 
     def footprint(self, task, size_up):
@@ -463,7 +470,11 @@ class Runner:
         """What goes wrong here, and not in a worker, costs one result, not the run: it may have gone on for hours."""
         try:
             yield
+        except NoRoom as full:
+            give(result, "error", str(full))
         except Exception as exception:
+            if is_full(exception):
+                return give(result, "error", no_room_in(tempfile.gettempdir()))
             reason, details = describe(exception)
             give(result, "error", f"the judge failed, not the variant: {reason}", details)
 
@@ -601,10 +612,14 @@ def _make_emulator():
     subprocess.run(command, cwd=catalog.ROOT, capture_output=True)
 
 
-def _roomy_folder():
-    """Where tensors are exchanged: memory where there is plenty of it, the disk otherwise."""
-    shared_memory = Path("/dev/shm")
+def roomy_folder():
+    """Where tensors are exchanged: the folder that TMPDIR names, else memory where there is plenty of it, else the disk."""
     enough = 8 << 30
-    if shared_memory.is_dir() and os.access(shared_memory, os.W_OK) and shutil.disk_usage(shared_memory).free > enough:
-        return str(shared_memory)
-    return None
+    if "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > enough:
+        return SHARED_MEMORY
+    return tempfile.gettempdir()
+
+
+def sweep():
+    """Remove what runs have left that were killed."""
+    sandbox.sweep({SHARED_MEMORY, tempfile.gettempdir()})

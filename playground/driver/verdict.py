@@ -248,7 +248,7 @@ class _Case:
             check()
             return True
         except WorkerFailure as failure:
-            if failure.is_finding or isinstance(failure, RefereeFailure):
+            if failure.is_finding or failure.is_of_machine or isinstance(failure, RefereeFailure):
                 raise
             self._complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
             if self._renew is None:

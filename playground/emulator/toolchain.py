@@ -115,7 +115,7 @@ def kept(kind, suffix, key, make):
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(path), tempfile.TemporaryDirectory(dir=folder, prefix=MAKING) as temporary, _held(temporary):
+    with _one_at_a_time(path), tempfile.TemporaryDirectory(dir=folder, prefix=MAKING) as temporary, held(temporary):
         if not path.exists():
             made = Path(temporary) / path.name
             make(made)
@@ -125,15 +125,30 @@ def kept(kind, suffix, key, make):
 
 def sweep():
     """Remove the folders in which a process was making something when it was killed."""
-    for folder in [path for kind in entries(cache_folder()) for path in entries(kind) if path.name.startswith(MAKING)]:
+    for kind in entries(cache_folder()):
+        remove_unheld(kind, MAKING)
+
+
+def remove_unheld(parent, prefix):
+    """Remove the folders below `parent` whose names begin so and that no process holds, as far as this user may."""
+    for folder in [path for path in entries(parent) if path.name.startswith(prefix)]:
         with contextlib.suppress(OSError):
             if fcntl and time.time() - folder.stat().st_mtime > JUST_MADE:
-                with _held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    shutil.rmtree(folder, ignore_errors=True)
+                with held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    remove_folder(folder)
+
+
+def remove_folder(folder):
+    """Whatever modes and depths it has."""
+    with contextlib.suppress(OSError, RecursionError):
+        shutil.rmtree(folder)
+    if folder.exists():
+        subprocess.run(["chmod", "-R", "u+rwx", "--", folder], stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
-def _held(folder, how=None):
+def held(folder, how=None):
     """Hold a lock on a folder, which ends with this process. Raises BlockingIOError where `how` says not to wait for it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

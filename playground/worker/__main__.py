@@ -55,7 +55,10 @@ def main(request_fd, reply_fd, parent, limits):
         try:
             reply = {"result": answer(message["request"], message["arguments"])}
         except BaseException as exception:  # SystemExit and KeyboardInterrupt too: a judged file may raise anything
-            reason, details = describe(exception)
+            try:
+                reason, details = describe(exception)
+            except Exception as another:  # a judged file's exception may not even have a text
+                reason, details = f"{type(exception).__name__}, whose text raises {type(another).__name__}", ""
             reply = {"error": reason, "details": details, "is_finding": type(exception).__name__ == "Finding"}
         flush()
         channel.send(reply)

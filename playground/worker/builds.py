@@ -13,6 +13,7 @@ from torch.utils import _pytree
 from playground.emulator import toolchain
 from playground.judge import work
 from playground.machine import build_locks
+from playground.tensors import NO_ROOM, NoRoom, is_full
 from playground.worker import light_headers
 from playground.worker.failures import describe
 
@@ -54,7 +55,10 @@ class BuildWatch:
                 self.own.operators |= work.all_operators() - operators
                 return library
             except BaseException as exception:
-                self.failure, _ = describe(exception)
+                failure = self._no_room() if is_full(exception) else exception
+                self.failure, _ = describe(failure)
+                if failure is not exception:
+                    raise failure from None
                 raise
             finally:
                 self.seconds += time.perf_counter() - start
@@ -81,6 +85,13 @@ class BuildWatch:
             if before is not None:
                 versions[args[0]] = before
             return function(*args, **kwargs)
+
+    def _no_room(self):
+        folder, variable = build_locks.extensions_root(), "TORCH_EXTENSIONS_DIR"
+        if self._emulated:
+            folder, variable = toolchain.cache_folder(), "PLAYGROUND_EMULATOR_CACHE"
+        where = f"in {folder} or in that of temporary files"
+        return NoRoom(f"{NO_ROOM}for builds, {where}: make some, or set {variable} or TMPDIR to a folder that has it")
 
     def _has_new_library(self, name, wall_clock):
         """Whether a library of this name, as others are built side by side, was written since `wall_clock`."""

@@ -176,9 +176,14 @@ class Candidate(Clocked):
             answer["own_share"] = work.own_share(answer["kernels"], names)
         if own.calls:
             tensors.seed_draws()
-            with contextlib.suppress(Exception), _poisoned_memory(), own.watched(spoiling=True):  # those may well raise
-                tensors.save_results(Results(self._forward(given)), outputs)
+            try:
+                with _poisoned_memory(), own.watched(spoiling=True):
+                    tensors.save_results(Results(self._forward(given)), outputs)
                 answer["spoiled"] = True
+            except tensors.NoRoom:
+                raise
+            except Exception:  # random numbers may well be refused
+                pass
         return answer
 
     def _complaints(self):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from playground.emulator.sourcemap import line_map, lines_of_file
 from playground.sweep import COMPILED
+from playground.tensors import NO_ROOM
 
 # "main.cpp:8:1: error: ..." of GCC and clang, "cuda.cu(8): error: ..." of nvcc
 COMPILER_ERROR = re.compile(
@@ -21,6 +22,7 @@ OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platst
 FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
 CALLS_OF_COMPILED = (f"{OURS}judge{os.sep}work.py", f"{OURS}emulator{os.sep}outputs.py")
 CRASH = "Fatal Python error: "
+SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
 
 
 def describe(exception):
@@ -34,7 +36,7 @@ def describe(exception):
         return _reason(exception), _source_line(exception) + str(exception)
     if isinstance(exception, SyntaxError) and exception.filename:
         told = "".join(traceback.format_exception_only(exception))
-        return _reason(exception), f"{exception.filename}:{exception.lineno}: {exception.msg}\n{told}"
+        return _reason(exception), f"{exception.filename}:{exception.lineno or 1}: {exception.msg}\n{told}"
     told = traceback.TracebackException.from_exception(exception)
     frames = [frame for frame in told.stack if is_of_user(frame.filename)]
     if not frames:
@@ -44,6 +46,11 @@ def describe(exception):
     _strip(told)
     place = f"{frames[-1].filename}:{frames[-1].lineno}: in {frames[-1].name}\n"
     return _reason(exception), place + "".join(told.format())
+
+
+def is_of_machine(reason):
+    """Whether a failure's reason is the machine's. A file in a sandbox that has filled what it has there is at fault itself."""
+    return (reason or "").startswith(NO_ROOM) and SANDBOX_ALLOWS not in reason
 
 
 def is_of_user(file):
@@ -84,7 +91,7 @@ def without_our_frames(output):
 def _reason(exception):
     name = type(exception).__name__
     if isinstance(exception, SyntaxError):
-        return f"{name} in line {exception.lineno}: {exception.msg}"
+        return f"{name}{f' in line {exception.lineno}' if exception.lineno else ''}: {exception.msg}"
     if isinstance(exception, SystemExit):
         return f"the file called sys.exit({exception.code!r})"
     if (
@@ -94,9 +101,8 @@ def _reason(exception):
     ):
         return f"out of memory: {_first_line(exception)}"
     if "Error building extension" in str(exception):
-        full = "No space left on device" in str(exception)
-        return f"{'cannot be built, no space left on device' if full else 'does not compile'}: {_compiler_error(exception)}"
-    if name in ("CatalogError", "Finding", "EmulatorError"):
+        return f"does not compile: {_compiler_error(exception)}"
+    if name in ("CatalogError", "Finding", "EmulatorError", "NoRoom"):
         return _first_line(exception)
     return f"{name}: {_first_line(exception)}"
 

@@ -17,9 +17,10 @@ import psutil
 
 from playground.catalog import ROOT
 from playground.emulator.runtime import CALL_OFF, SECONDS_TO_ANSWER
+from playground.tensors import NoRoom
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
-from playground.worker.failures import crash_place, without_our_frames
+from playground.worker.failures import SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
 from playground.worker.replies import malformed
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
@@ -43,13 +44,14 @@ spent = collections.defaultdict(float)  # seconds by request, of all workers of 
 class WorkerFailure(Exception):
     """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
 
-    `is_finding` says that the emulator found a mistake in a kernel.
+    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room.
     """
 
     def __init__(self, reason, details="", is_finding=False):
         super().__init__(reason)
         self.details = details
         self.is_finding = is_finding
+        self.is_of_machine = is_of_machine(reason)
 
 
 class WorkerProcess:
@@ -63,7 +65,7 @@ class WorkerProcess:
         self.owner = owner.get()
         self.bears_a_gpu = bears_a_gpu
         self.room = room
-        self._reached = None  # the limit of the sandbox for which the process was ended
+        self._reached = None  # why the process was ended: a limit of the sandbox's
         self._is_over = threading.Event()
         self._asking = threading.Lock()  # a request and its reply belong together
         self._paused, self._paused_since = 0.0, None  # seconds; the moment
@@ -109,9 +111,12 @@ class WorkerProcess:
         """End a process in a sandbox that takes more than it may."""
         while not self._is_over.wait(LOOK_AT_LIMITS):
             try:
-                self._reached = self.room.reached(self.pid)
+                reached = self.room.reached(self.pid)
+                self._reached = reached and f"was ended: {SANDBOX_ALLOWS}{reached}"
+            except NoRoom as full:
+                self._reached = str(full)
             except OSError as error:
-                self._reached = f"nothing that cannot be looked at: {error}"
+                self._reached = f"was ended: {SANDBOX_ALLOWS}nothing that cannot be looked at: {error}"
             if self._reached:
                 return self.kill()
 
@@ -205,7 +210,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return "closed its connection to the driver"
         if self._reached:
-            return f"was ended: the sandbox allows {self._reached}"
+            return self._reached
         if self.room and status > OF_SIGNALS:  # bubblewrap's way to say it
             status = OF_SIGNALS - status
         if status >= 0:

@@ -24,6 +24,9 @@ import psutil
 
 from playground.catalog import ROOT
 from playground.emulator import toolchain
+from playground.machine import build_locks
+from playground.tensors import NO_ROOM, NoRoom, no_room_in
+from playground.worker.failures import SANDBOX_ALLOWS
 
 INSTALL = "install bubblewrap 0.8.0 or newer (apt-get install bubblewrap)"
 MODES = ("auto", "require", "off")
@@ -33,17 +36,20 @@ PARENT = 1  # what a worker inside sees as its parent: bubblewrap's own process 
 # Of the environment; with an asterisk what begins so.
 PASSED = {"PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "CC", "CXX", "CUDAHOSTCXX", "MAX_JOBS", "CUDA_*", "NVCC_*", "NVIDIA_*"}
 PASSED |= {"TORCH_*", "PYTORCH_*", "TRITON_*", "CUBLAS_*", "CUDNN_*", "OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"}
-PASSED |= {"MALLOC_*", "LD_LIBRARY_PATH"}
-NOT_PASSED = {"TORCH_HOME", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TRITON_HOME"}
+PASSED |= {"MALLOC_*"}
+NOT_PASSED = {"TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TRITON_HOME"}
+FOLDERS = ("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # passed as far as they exist
+CACHES = ("CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")  # kept beside the builds, for the file's processes
+OF_TOOLKITS = ("lib/gcc", "lib/clang", "nvvm")  # which of them is beside bin says that all there belongs to a compiler
 
-SYSTEM = ("/usr", "/opt", "/nix/store")
+SYSTEM = ("/usr", "/opt", "/nix/store", "/run/opengl-driver")  # the last are NixOS's
 LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # into /usr on most systems
 OF_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
 OF_SYS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 # CUDA names its threads, by /proc/self/task/*/comm: it starts only where /proc can be written to. Of what is there for root
 # alone, this is then read-only, as in Docker's containers.
 READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger", "acpi", "asound", "scsi", "driver")
-GPU = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps", "dri", *(f"nvidia{number}" for number in range(16)))
+GPU = ("nvidiactl", "nvidia[0-9]*", "nvidia-uvm*", "nvidia-caps*", "dri", "dxg")  # names in /dev; the last is WSL's
 
 # Control groups, which only root may make on most systems: hierarchies, with the files that hold which limit. RLIMIT_NPROC
 # does not bind root.
@@ -52,13 +58,15 @@ GROUPS = {
     "/sys/fs/cgroup/pids": {"pids.max": "processes"},
     "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"},
 }
+GROUP = "playground-"  # begins a group's name; the driver's process id follows
+RUN, BUILDS = "playground-run-", "builds-"  # begin the names of the folders of a run, and of a room
 MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
-RESERVE = 0.02  # of the file system that these are on: less must not be free
+RESERVE, MOST_RESERVE = 0.02, GIB  # of the file system that these are on: less must not be free
 # What Python, torch and compilers say when they have reached a limit -> the limit's name.
 SAID = {
     r"\[Errno 27\]|File too large|SIGXFSZ": "file",
     r"\[Errno 24\]|Too many open files": "open_files",
-    r"\[Errno 28\]|No space left on device": "scratch",
+    r"\[Errno 28\]|No space left on device|^no room for builds": "scratch",
     r"\[Errno 11\] Resource temporarily unavailable|can't start new thread": "processes",
     r"MemoryError|out of memory|Cannot allocate memory|bad_alloc": "memory",
 }
@@ -134,25 +142,37 @@ class Missing(Exception):
 
 
 def has_gpu():
-    return Path("/dev/nvidiactl").exists()
+    return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg"))
+
+
+def _gpus():
+    """The devices that there are by now: the first process to use CUDA makes some of them."""
+    return [str(path) for name in GPU for path in sorted(Path("/dev").glob(name))]
 
 
 class Room:
     """What one judged file is given: it sees `shown`, files and folders, at their own paths, and can write to two folders.
 
     Of these `exchange` is for its results and `builds` for its extensions; both are made new, in the folders named so. Every
-    process of the file runs in the same room, and no other file does. `close` removes them.
+    process of the file runs in the same room, and no other file does. `close` removes them. Raises NoRoom where the disk is
+    full.
     """
 
     def __init__(self, shown, exchange, builds):
         self._shown = list(map(Path, shown))
         self.exchange, self.builds = (
-            Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-            for prefix, folder in (("results-", exchange), ("builds-", builds))
+            Path(tempfile.mkdtemp(prefix=prefix, dir=folder)) for prefix, folder in (("results-", exchange), (BUILDS, builds))
         )
+        self._open = contextlib.ExitStack()
+        self._open.enter_context(toolchain.held(self.builds))
+        self._free = {folder: shutil.disk_usage(folder).free for folder in (self.exchange, self.builds)}
         self.limits = limits(self.exchange)
         self._groups = list(_groups(self.exchange.name, self.limits))
         self._looks = 0
+        for folder in self._free:
+            if _lacks_reserve(folder):
+                self.close()
+                raise NoRoom(_no_room(folder, builds))
 
     def __enter__(self):
         return self
@@ -170,12 +190,8 @@ class Room:
                     break
                 time.sleep(0.05)
         for folder in (self.exchange, self.builds):
-            if folder.exists():
-                with contextlib.suppress(OSError, RecursionError):
-                    shutil.rmtree(folder)
-            if folder.exists():
-                subprocess.run(["chmod", "-R", "u+rwx", "--", folder], stderr=subprocess.DEVNULL)
-                subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
+            toolchain.remove_folder(folder)
+        self._open.close()
 
     def command(self, command):
         """The command line that runs `command` in the room."""
@@ -186,7 +202,7 @@ class Room:
             *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"),
             *_system(),
             *("--proc", "/proc", "--dev", "/dev", *scratch, "/dev/shm", *scratch, "/tmp", "--dir", "/tmp/home"),
-            *(argument for name in GPU for argument in ("--dev-bind-try", f"/dev/{name}", f"/dev/{name}")),
+            *(argument for path in _gpus() for argument in ("--dev-bind-try", path, path)),
             *map(str, (*shown, *written)),
             *_closed_proc(),
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
@@ -195,8 +211,8 @@ class Room:
     def environment(self, more=None):
         """All of the environment inside; `more` is added."""
         passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
-        if "LD_LIBRARY_PATH" in passed:
-            passed["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, _library_folders()))
+        passed |= {name: os.pathsep.join(map(str, folders)) for name in FOLDERS if (folders := _folders_in(name))}
+        passed |= {name: str(self.builds / name.lower()) for name in CACHES}
         return passed | {
             "HOME": "/tmp/home",
             "USER": "sandbox",
@@ -242,17 +258,43 @@ class Room:
         folders = [self.exchange] if self._looks % 5 else [self.exchange, self.builds]  # builds are the larger, and slower
         if sum(map(size_of, folders)) > self.limits.folder:
             return self.limits.describe("folder")
-        for folder in folders:
-            free = os.statvfs(folder)
-            if free.f_bavail < RESERVE * free.f_blocks:
-                return f"{RESERVE:.0%} of the file system of {folder} to be left free"
+        for folder in filter(_lacks_reserve, folders):
+            if size_of(folder) < self._free[folder] / 2:  # others have taken more
+                raise NoRoom(_no_room(folder, self.builds.parent))
+            return f"{_reserve(folder) / GIB:.2g} GiB of the file system of {folder} to be left free"
         return None
+
+
+def sweep(exchange):
+    """Remove what rooms have left whose driver was killed: `exchange` are the folders in which runs make theirs."""
+    toolchain.remove_unheld(build_locks.extensions_root() / build_locks.JUDGED, BUILDS)
+    for folder in exchange:
+        toolchain.remove_unheld(Path(folder), RUN)
+    for parent in map(Path, GROUPS):
+        for group in parent.glob(f"{GROUP}*"):
+            if not psutil.pid_exists(int(group.name.split("-")[1])):
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+
+
+def _reserve(folder):
+    return min(RESERVE * shutil.disk_usage(folder).total, MOST_RESERVE)
+
+
+def _lacks_reserve(folder):
+    return shutil.disk_usage(folder).free < _reserve(folder)
+
+
+def _no_room(folder, builds):
+    if folder.parent == Path(builds):
+        return f"{NO_ROOM}for builds in {builds}: make some there, or set TORCH_EXTENSIONS_DIR to a folder that has it"
+    return no_room_in(folder.parent)
 
 
 def _groups(name, limits):
     """Control groups with these limits, where this user may make them."""
     for parent, files in GROUPS.items():
-        group = Path(parent) / f"playground-{os.getpid()}-{name}"
+        group = Path(parent) / f"{GROUP}{os.getpid()}-{name}"
         if not (group.parent / "cgroup.procs").exists():
             continue
         with contextlib.suppress(OSError):
@@ -302,7 +344,7 @@ def size_of(folder):
 def named(reason, limits):
     """The reason of a failure, with the limit that it sounds like; as it is where it sounds like none."""
     name = next((name for said, name in SAID.items() if re.search(said, reason, re.IGNORECASE)), None)
-    return f"{reason} (the sandbox allows {limits.describe(name)})" if name else reason
+    return f"{reason} ({SANDBOX_ALLOWS}{limits.describe(name)})" if name else reason
 
 
 def _is_passed(name):
@@ -330,11 +372,15 @@ def _programs():
     """The folders of this Python, its packages, the project's code, compilers and what the emulator has made of its own."""
     roots = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("include"), *_site_folders()]
     roots += [Path(sys.executable).parent, Path(sys.executable).resolve().parent, ROOT / "playground", ROOT / "models"]
-    roots += [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + _library_folders()
-    roots += [Path(found).resolve().parent for name in ("nvcc", "ninja", "c++", "g++", "gcc") if (found := shutil.which(name))]
+    roots += [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    roots += [folder for name in FOLDERS for folder in _folders_in(name)]
+    for program in filter(None, map(shutil.which, ("nvcc", "ninja", "c++", "g++", "gcc"))):
+        folder = Path(program).resolve().parent
+        roots += [folder, *([folder.parent] if any((folder.parent / name).is_dir() for name in OF_TOOLKITS) else [])]
     roots += [toolchain.cache_folder() / kind for kind in toolchain.MADE_OF_ITS_OWN]
     private = {Path("/"), Path.home(), Path.home().parent, ROOT}
-    return [path for path in _existing(dict.fromkeys(map(Path, filter(None, roots)))) if path not in private]
+    paths = [path for root in filter(None, roots) for path in (Path(root), Path(root).resolve())]  # links may lead elsewhere
+    return [path for path in _existing(dict.fromkeys(paths)) if path not in private]
 
 
 def _existing(paths):
@@ -350,8 +396,8 @@ def _site_folders():
     return [Path(folder) for folder in dict.fromkeys(folders)]
 
 
-def _library_folders():
-    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+def _folders_in(variable):
+    folders = os.environ.get(variable, "").split(os.pathsep)
     return [Path(folder) for folder in folders if folder.startswith("/") and Path(folder).is_dir()]
 
 

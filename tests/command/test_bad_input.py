@@ -61,6 +61,21 @@ COMMAND_LINES = {
     "set without value": (f"compare {ALEXNET} --set batch_size", 2, r"--set takes NAME=VALUE, for example batch_size=4; got"),
     "set to a word": (f"compare {ALEXNET} --set batch_size=many", 2, r"--set batch_size=many: 'many' is not a Python literal"),
     "unknown constant": (f"compare {TINY} --set depth=3", 2, r"--set: tiny has no constant called depth; it has: batch_size"),
+    "set twice": (
+        f"compare {TINY} --set features=3 --set features=4",
+        2,
+        r"--set features is given twice; for several values use",
+    ),
+    "swept twice": (
+        f"compare {TINY} --sweep features=3 --sweep features=4",
+        2,
+        r"--sweep features is given twice; name all its",
+    ),
+    "set and swept": (
+        f"compare {TINY} --set features=3 --sweep features=3,4",
+        2,
+        r"--set and --sweep both name features: leave",
+    ),
     "sweep of nothing": (f"compare {ALEXNET} --sweep batch_size", 2, r"--sweep .*batch_size"),
     "sweep of words": (f"compare {ALEXNET} --sweep batch_size=a,b", 2, r"--sweep batch_size=a,b: expected Python literals"),
     "sweep of what is not": (f"compare {TINY} --sweep depth=3,4", 2, r"--sweep: tiny has no constant called depth"),
@@ -92,6 +107,7 @@ COMMAND_LINES = {
         2,
         r"--against .*list\.json: document: expected an object",
     ),
+    "a list of three": ("compare --suite {tmp}/three.json", 2, r"--suite .*three\.json: entry 0 names no problem and solution"),
     "a watch keeps no files": ("compare --model {problem} --watch --json {tmp}/a.json", 2, r".*--watch.*leave out --json"),
     "no suite": ("compare --suite {tmp}/none.json", 2, r".*none\.json"),
     "suite and model": (
@@ -157,6 +173,7 @@ INPUTS = "def get_inputs():\n    return [torch.rand(n)]\ndef get_init_inputs():\
 # name -> (the problem's text, more arguments, pattern of the first line); all end with status 2 before anything is built
 PROBLEMS = {
     "no_python": ("class Model(\n", "", r"FILE:1: SyntaxError: '\(' was never closed"),
+    "no_text": ("\0", "", r"FILE: SyntaxError: source code string cannot contain null bytes"),
     "no_model": ("import torch\n" + INPUTS, "", r"FILE: .*does not define Model"),
     "no_inputs": (MODEL, "", r"FILE: .*does not define get_inputs, get_init_inputs"),
     "missing_import": ("import no_such_module\n", "", r"FILE:1: ModuleNotFoundError: No module named 'no_such_module'"),
@@ -215,6 +232,18 @@ VARIANTS = {
         r"Fatal Python error",
     ),
     "v_hangs": ("while True: pass", "error", r"no answer within the time limit of 30 s", None),
+    "v_makes_none": (
+        "import torch\ndef ModelNew(*sizes): pass\n",
+        "error",
+        r"TypeError: ModelNew must make a torch\.nn\.Mod",
+        None,
+    ),
+    "v_has_no_text": (
+        "class NoText(Exception):\n    def __str__(self):\n        return 1 / 0\nraise NoText()",
+        "error",
+        r"NoText, whose text raises ZeroDivisionError",
+        None,
+    ),
     "v_grabs": ("return torch.empty(1 << 50) + x", "error", r"out of memory: ", r"FILE:\d+: in forward"),
     "v_returns_none": ("return None", "error", r"TypeError: forward must return a tensor", None),
     "v_wrong_shape": (
@@ -230,6 +259,7 @@ VARIANTS = {
 def filled(tiny_problem, write_forward, tmp_path):
     """filled(text) -> the text with the names of files in it."""
     (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "three.json").write_text('[["a.py", "b.py", "c.py"]]')
     right = write_forward("right", "return torch.tanh(self.linear(x))").path
     return lambda text: text.format(problem=tiny_problem, right=right, tmp=tmp_path)
 

@@ -166,7 +166,9 @@ def test_an_interrupt_while_pytorch_is_imported():
 @pytest.mark.full
 def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, wrong, write_forward, tmp_path):
     hangs, file = write_forward("hangs", "while True: pass").path, tmp_path / "out.json"
-    command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", wrong, str(hangs), "--json", str(file)]
+    page = tmp_path / "out.html"
+    command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", wrong, str(hangs)]
+    command += ["--json", str(file), "--html", str(page)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
         deadline = time.monotonic() + 120
         while not file.exists():
@@ -178,7 +180,8 @@ def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, wrong, writ
     assert err.splitlines()[-1] == f"interrupted; --resume {file} goes on"
     assert "wrong fail" in out and "hangs" not in out
     assert [result["variant"] for result in document.read(file)["results"]] == ["wrong"]
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json"]
+    assert "wrong" in page.read_text() and "hangs" not in page.read_text()
 
 
 def test_an_interrupted_summary_has_a_table_of_what_is_finished(monkeypatch, capsys):
@@ -211,6 +214,26 @@ return torch.sigmoid(self.linear(x))"""
     told = re.search(rf"--json {file}: No space left on device; what was to be written is in (\S+)", err)
     assert [result["verdict"] for result in document.read(told[1])["results"]] == ["fail"]
     Path(told[1]).unlink()
+
+
+@pytest.mark.full
+def test_no_room_for_what_processes_exchange(tiny_problem, write_forward, small_disk):
+    """The referee's inputs do not fit; then a variant's result does not, since something else has filled the disk."""
+    fill = f"""
+with open({str(small_disk / "filler")!r}, "ab", buffering=0) as file:
+    try:
+        while True: file.write(bytes(4096))
+    except OSError: pass
+return torch.tanh(self.linear(x))"""
+    for size, body in ((20_000, "return torch.tanh(self.linear(x))"), (5, fill)):
+        variant = write_forward(f"exchanges_{size}", body)
+        command = ["compare.py", "--model", str(tiny_problem), "--variant", str(variant.path), "--set", f"batch_size={size}"]
+        status, out, err = run(*command, "--device", "cpu", "--sandbox", "off", "--quick", TMPDIR=str(small_disk))
+        assert status == 2, err
+        told = re.search(rf"exchanges_{size} error\n +reason +(.*)", out)[1]
+        assert re.fullmatch(
+            rf"no room in {small_disk}\S*, where processes exchange tensors: make some there, or set TMPDIR.*", told
+        )
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from playground.catalog import ROOT
 from playground.report import document
+from playground.worker import sandbox
 
 pytestmark = pytest.mark.full
 
@@ -111,7 +113,7 @@ def started(launcher, problem, variants, arguments, **variables):
     """compare.py below a torchrun, which ends with the block."""
     files = [str(variant.path) for variant in variants]
     command = [sys.executable, "-m", "torch.distributed.run", *launcher, "compare.py", "--model", str(problem), "--quick"]
-    command += ["--variant", *files, *map(str, arguments)]
+    command += ["--sandbox", "off", "--variant", *files, *map(str, arguments)]  # out of which these files reach further
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "PYTEST"))}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment | variables, **pipes) as process:
@@ -184,6 +186,38 @@ def test_a_run_resumes_where_it_ended(shared, torchrun, right, tmp_path):
     assert "right_a" not in err and "build tiny/right_b" in err
     whole = document.read(tmp_path / "whole.json")
     assert whole["results"][0] == report["results"][0] and whole["results"][1]["verdict"] == "pass"
+
+
+def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, right, write_forward, tmp_path):
+    """The status is torchrun's own, which it gives whatever its processes end with."""
+    body = KILLS_FOREBEARS.format(until=f"os.path.exists({str(tmp_path / 'never')!r})", doomed=0, mark="")
+    hangs, file = write_forward("hangs_when_checked", body), tmp_path / "out.json"
+    launcher = ["--standalone", "--nproc-per-node=2"]
+    with started(launcher, tiny_problem, [right[0], hangs], ["--json", file, "--html", tmp_path / "out.html"]) as process:
+        latest = time.monotonic() + 300
+        while not file.exists() and time.monotonic() < latest:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert "forcefully exiting" not in err, "torchrun kills what does not end within 30 s"
+    assert "right_a pass" in out and "hangs_when_checked" not in out
+    assert [line for line in err.splitlines() if "interrupted" in line] == [f"interrupted; --resume {file} goes on"]
+    assert [result["variant"] for result in document.read(file)["results"]] == ["right_a"]
+    assert "right_a" in (tmp_path / "out.html").read_text()
+
+
+def test_each_rank_builds_what_it_runs_in_a_sandbox(torchrun, right, tmp_path):
+    try:
+        sandbox.version()
+    except sandbox.Missing as missing:
+        pytest.skip(str(missing))
+    status, out, err = torchrun(2, right, "--sandbox", "require", "--json", tmp_path / "out.json")
+    assert status == 0, err
+    assert f"sandbox: on ({sandbox.version()})" in out
+    for name in ("right_a", "right_b"):
+        (builder,) = re.findall(rf"\[rank (\d)\] build tiny/{name}: built", err)
+        assert f"[rank {builder}] check tiny/{name}: pass" in err
 
 
 def test_two_hosts_share_the_work_and_what_an_earlier_run_has(shared, two_hosts, right, tmp_path):

@@ -9,6 +9,7 @@ from playground.report.figures import (
     by_device,
     geometric_means,
     gradients_unsupported,
+    isolation,
     machine,
     mutants,
     on_device,
@@ -46,7 +47,7 @@ def page(document, known):
     return {
         "machine": machine(environment),
         "device": one_line(environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"),
-        "joined": one_line(environment.get("joined") or ""),
+        "remarks": list(_remarks(environment)),
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
         "environment": list(_environment(environment)),
         "tally": _tally(results),
@@ -102,6 +103,15 @@ def _environment(environment, prefix=""):
             yield name, "yes" if value else "no"
         else:
             yield name, "unknown" if value is None else str(value)
+
+
+def _remarks(environment):
+    if environment.get("joined"):
+        yield one_line(environment["joined"])
+    if line := isolation(environment):
+        yield line
+    if environment.get("complete") is False:
+        yield "the run did not come to its end: this is what was finished"
 
 
 def _tally(results):

@@ -99,6 +99,15 @@ def test_results_of_other_runs_are_told_apart_at_the_top(make_passed, make_envir
     assert "m v1 is from 2026-11-20" in page.render(document, []).split("</header>")[0].split("<nav")[0]
 
 
+def test_a_run_that_was_interrupted_is_told_at_the_top(make_passed, make_environment):
+    def told(**more):
+        document = {"schema": 1, "environment": make_environment() | more, "results": [make_passed("m", "v1_x")]}
+        return page.render(document, []).split("</header>")[0]
+
+    assert "sandbox: on (bubblewrap 0.8.0)" in told(sandbox="on (bubblewrap 0.8.0)")
+    assert "did not come to its end" in told(complete=False) and "did not come to its end" not in told(complete=True)
+
+
 def test_what_was_raised_is_not_counted_as_right(make_passed, make_environment):
     result = make_passed("m", "v1_x")
     held, raised = {"complaint": None, "note": None}, {"complaint": None, "note": "raises Unsupported: graph break"}

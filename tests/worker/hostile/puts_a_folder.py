@@ -1,6 +1,6 @@
-"""In the place of its results there is a folder that is not to be removed.
+"""In the place of its results there is a folder that is not to be removed, but by root.
 
-Verdict: fail: .*
+Verdict: fail or error: (?!the judge)
 Needs: the whole check
 """
 

@@ -1,6 +1,6 @@
 r"""It has every Python from now on run a text of its own.
 
-Verdict: error: OSError: \[Errno 30\] Read-only file system
+Verdict: error: OSError: \[Errno 30\] Read-only file system|PermissionError:
 """
 
 import sysconfig

@@ -1,6 +1,6 @@
 r"""It changes the tolerance.
 
-Verdict: error: OSError: \[Errno 30\] Read-only file system
+Verdict: error: OSError: \[Errno 30\] Read-only file system|PermissionError:
 """
 
 from pathlib import Path
