@@ -321,7 +321,7 @@ struct Winograd {
                 }
             }
         }
-        static constexpr int point(int i) { return i < COUNT - 1 ? i : POINTS - 1; }  // its place among all POINTS
+        static constexpr int point(int i) { return i < COUNT - 1 ? i : POINTS - 1; }  // its index among all POINTS
     };
     template <int N>
     static constexpr Transform<N> TRANSFORM{};
@@ -360,7 +360,7 @@ struct Winograd {
             while (n < pieces.count && (point == POINTS - 1 || point < TILE + pieces.list[n].taps - 2)) ++n;
             return n;
         }
-        constexpr int place(int i, int l, int c, int h, int w) const {
+        constexpr int index(int i, int l, int c, int h, int w) const {
             return before[i][l] + (c * rows[i] + h) * columns[l] + w;
         }
     };
@@ -410,7 +410,7 @@ struct Winograd {
             for (int l = 0; l < Transform<W>::COUNT; ++l) {
                 Double sum{};
                 for (int b = 0; b < W; ++b) sum += TRANSFORM<W>.taps[l][b] * half[b];
-                store(points + TERMS.place(Transform<H>::point(i), Transform<W>::point(l), c, h, w) * CHANNELS,
+                store(points + TERMS.index(Transform<H>::point(i), Transform<W>::point(l), c, h, w) * CHANNELS,
                       __builtin_convertvector(sum, Register));
             }
         }
@@ -426,7 +426,7 @@ struct Winograd {
             for (int l = 0; l < Transform<W>::COUNT; ++l)
                 for (int b = 0; b < W; ++b)
                     half[b] += float(TRANSFORM<W>.taps[l][b]) *
-                               load(sums + TERMS.place(Transform<H>::point(i), Transform<W>::point(l), c, h, w) * CHANNELS);
+                               load(sums + TERMS.index(Transform<H>::point(i), Transform<W>::point(l), c, h, w) * CHANNELS);
             for (int a = 0; a < H; ++a)
                 for (int b = 0; b < W; ++b) gathered[a][b] += float(TRANSFORM<H>.taps[i][a]) * half[b];
         }
@@ -517,7 +517,7 @@ struct Winograd {
             }
     }
 
-    // One register of tiles: the transform along the width for piece W; values[l] is point l's place for piece 0.
+    // One register of tiles: the transform along the width for piece W; values[l] is where point l is for piece 0.
     template <int W>
     static NOINLINE void transform_columns(const float* lines, float* const* values) {
         constexpr Piece piece = COLUMNS.list[W];
@@ -558,7 +558,7 @@ struct Winograd {
                 for (int i = 0; i < count; ++i) {
                     const int point = i < count - 1 ? i : POINTS - 1;
                     float* first[POINTS];
-                    for (int l = 0; l < POINTS; ++l) first[l] = values + TERMS.place(point, l, c, h, 0) * LANES;
+                    for (int l = 0; l < POINTS; ++l) first[l] = values + TERMS.index(point, l, c, h, 0) * LANES;
                     transform_all_columns(space.lines + i * LINES * LINE, first, EACH_COLUMN);
                 }
             }
@@ -596,7 +596,7 @@ struct Winograd {
         return multiply<std::max(1, MAX_TILES / 4)>;
     }
 
-    // One register of channels of a tile: product (POINTS, POINTS, MAX_TILES, CHANNELS) at its place -> outputs (TILE, TILE),
+    // One register of channels of a tile: product (POINTS, POINTS, MAX_TILES, CHANNELS) at its index -> outputs (TILE, TILE),
     // LANES floats each, rows `pitch` floats apart. Returns 0, or NaN in the lanes of which something is not finite.
     static INLINE Register transform_output(const float* product, Register bias, float* outputs, int64_t pitch) {
         Register half[POINTS][TILE];
@@ -637,12 +637,12 @@ struct Winograd {
         const float* sample = arguments.x + strip.sample * IN_CHANNELS * size.height * size.width;
         for (int64_t r = 0; r < strip.rows; ++r)
             for (int64_t s = 0; s < strip.columns; ++s) {
-                float* place = outputs + r * pitch + s * LANES;
-                const Lanes finite = is_finite(load(place));
+                float* to = outputs + r * pitch + s * LANES;
+                const Lanes finite = is_finite(load(to));
                 if (all(finite)) continue;
                 const float* taps = arguments.taps + o * TAPS;
                 const Register sum = convolve_directly(size, sample, taps, strip.row + r, strip.column + s);
-                store(place, finite ? load(place) : sum + load(arguments.bias + o));
+                store(to, finite ? load(to) : sum + load(arguments.bias + o));
             }
     }
 
@@ -760,8 +760,8 @@ struct Winograd {
         }
     };
 
-    // slopes (POINTS, POINTS, strips, tiles, CHANNELS), from a strip's place on = its transformed gradients for the group that
-    // begins with channel o; `pitch` floats lie between points.
+    // slopes (POINTS, POINTS, strips, tiles, CHANNELS), from a strip's first tile on = its transformed gradients for the group
+    // that begins with channel o; `pitch` floats lie between points.
     static void transform_strip(const Sizes& size, const Plan& plan, const float* grad, const Strip& strip, int64_t o,
                                 float* gradients, float* slopes, int64_t pitch) {
         for (int n = 0; n < VECTORS; ++n, slopes += LANES) {
@@ -891,7 +891,7 @@ struct Winograd {
                 for (int i = 0; i < count; ++i) {
                     const int point = i < count - 1 ? i : POINTS - 1;
                     const float* first[POINTS];
-                    for (int l = 0; l < POINTS; ++l) first[l] = sums + TERMS.place(point, l, c, h, 0) * CHANNELS;
+                    for (int l = 0; l < POINTS; ++l) first[l] = sums + TERMS.index(point, l, c, h, 0) * CHANNELS;
                     scatter_all_columns(first, space.lines + i * LINES * LINE, EACH_COLUMN);
                 }
                 for (int i = 0; i < count; ++i)  // a line beyond the period is overwritten by the next tile's first

@@ -95,7 +95,7 @@ struct Position {
     __device__ int64_t at(const Chunk& chunk, int o) const { return (sample * OUT_CHANNELS + o) * chunk.plane() + in_sample; }
 };
 
-// columns (TERMS, chunk.count). Neighbouring threads have neighbouring positions, so their stores are coalesced.
+// columns (TERMS, chunk.count). Adjacent threads have adjacent positions, so their stores are coalesced.
 __global__ void __launch_bounds__(THREADS)
     im2col(Chunk chunk, const float* __restrict__ x, float* __restrict__ columns) {
     const int blocks = ceil_div(chunk.count, THREADS), k = blockIdx.x % blocks * THREADS + threadIdx.x;
@@ -621,7 +621,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -632,15 +632,8 @@ def main():
     x = torch.randn(2, 3, 67, 63) if emulated else torch.randn(256, 3, 224, 224, device="cuda")
     plain = model.conv1
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

@@ -1,13 +1,13 @@
 """alexnet_conv1, v4: implicit GEMM on the tensor cores, on scaled fp16 operands; producer warps load and convert beside it.
 
 Like v3, rows of the image pass by the weights in shared memory, but a warp multiplies with mma.sync and the kernels are
-warp-specialized. PyTorch's precision setting is obeyed: TF32's precision where it permits that, else fp32's by three products.
+warp-specialized. PyTorch's precision setting is obeyed: TF32's precision where it permits that, else fp32's (fp16x3).
 
 Why it is faster
     v3 is bound by fp32 multiply-adds. An fp16 value has TF32's 11 bits, if not its range, and mma.sync multiplies it at twelve
     times that rate on an H200; a power of two for each tile of x restores the range. Four columns of two rows of x are 16 bytes
-    of fp16, and neighbouring outputs, at stride 4, read neighbouring pieces: so a row of an ldmatrix is a position's piece as
-    it lies, another tap is another address, and im2col is written nowhere. In the forward pass four producer warps load, scale,
+    of fp16, and neighbouring outputs, at stride 4, read neighbouring pieces: so a row of ldmatrix's matrix is a position's
+    piece, another tap is another address, and im2col is written nowhere. In the forward pass four producer warps load, scale,
     convert and store ahead in a multistage pipeline, so that eight consumer warps issue little but ldmatrix and mma.
 
 Mathematics
@@ -67,18 +67,16 @@ CUDA = r"""
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "alexnet_conv1 v4_tensor_core needs a GPU of compute capability 8.0 or later"
 #endif
+#define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 template <class T>
-__host__ __device__ __forceinline__ constexpr T smaller(T a, T b) {
-    return a < b ? a : b;
-}
+__host__ DEVICE constexpr T smaller(T a, T b) { return a < b ? a : b; }
 template <class T>
-__host__ __device__ __forceinline__ constexpr T larger(T a, T b) {
-    return a > b ? a : b;
-}
+__host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side
 constexpr int64_t WEIGHTS = static_cast<int64_t>(OUT_CHANNELS) * IN_CHANNELS * TAPS;
@@ -103,91 +101,85 @@ constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 
 // ---- instructions
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
+DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
                  ::"r"(barrier), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void named_barrier(int name, int threads) {
+DEVICE void named_barrier(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from) {
+DEVICE void cp_async_16(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ __forceinline__ uint32_t ld_shared(uint32_t address) {
+DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE uint32_t ld_shared(uint32_t address) {
     uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
     return v;
 }
-__device__ __forceinline__ void st_shared(uint32_t address, uint32_t v) {
+DEVICE void st_shared(uint32_t address, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
-__device__ __forceinline__ void st_shared_v2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
+DEVICE void st_shared_v2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
                  ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
 }
 // Four 8 x 8 matrices of fp16 values. Lane 8i + r gives the address of row r of matrix i, 16 bytes. With g = lane / 4 and
 // t = lane % 4 a lane gets elements 2t and 2t + 1 of row g of each; transposed: of column g.
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&v)[4], uint32_t row) {
+DEVICE void ldmatrix_x4(uint32_t (&v)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
 }
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
+DEVICE void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
 }
 // d (16 x 8) += a (16 x 16) * b (16 x 8). a: rows g and g + 8 of columns 2t, 2t + 1, then of columns 2t + 8, 2t + 9;
 // b: rows 2t, 2t + 1 of column g, then rows 2t + 8, 2t + 9; d: columns 2t, 2t + 1 of row g, then of row g + 8.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+DEVICE void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// d += a * b; STRICT: by three products of high and low parts, small terms first.
+// d += a * b; STRICT: error-compensated, three products of high and low parts, small terms first.
 template <bool STRICT>
-__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_low)[4], const uint32_t* b,
-                                         const uint32_t* b_low) {
+DEVICE void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_low)[4], const uint32_t* b,
+                     const uint32_t* b_low) {
     if (STRICT) mma_m16n8k16_f16(d, a_low, b[0], b[1]), mma_m16n8k16_f16(d, a, b_low[0], b_low[1]);
     mma_m16n8k16_f16(d, a, b[0], b[1]);
 }
-__device__ __forceinline__ uint32_t half_pair(float a, float b) {
+DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 // What rounding to fp16 leaves of two values, as fp16; NaN of an infinity.
-__device__ __forceinline__ uint32_t rest_pair(float a, float b) {
+DEVICE uint32_t fp16_rest(float a, float b) {
     const float2 rounded = __half22float2(__floats2half2_rn(a, b));
-    return half_pair(a - rounded.x, b - rounded.y);
+    return fp16_pair(a - rounded.x, b - rounded.y);
 }
-__device__ __forceinline__ uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
+DEVICE uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
 
 // ---- powers of two
 constexpr float LARGEST_POWER = 0x1p127f;
 constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
 constexpr int MOST_EXPONENT = 124;
-__device__ __forceinline__ float power_of_2(int exponent) {
-    return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-}
+DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 // v * 2^exponent, for exponents of -252 to 254.
-__device__ __forceinline__ float scaled(float v, int exponent) {
-    return v * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2);
-}
+DEVICE float scaled(float v, int exponent) { return v * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2); }
 // The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
-__device__ __forceinline__ int scale_exponent(uint32_t largest, int target) {
+DEVICE int scale_exponent(uint32_t largest, int target) {
     return smaller(target + 126 - static_cast<int>(largest >> 23), MOST_EXPONENT);  // largest < 2^((largest >> 23) - 126)
 }
 // For values of x and grad: multiples of 4, so that neighbouring planes mostly have the same.
-__device__ __forceinline__ int plane_exponent(uint32_t largest) { return scale_exponent(largest, 15) & ~3; }
+DEVICE int plane_exponent(uint32_t largest) { return scale_exponent(largest, 15) & ~3; }
 
 // ---- the work
 struct Shape {
@@ -195,8 +187,8 @@ struct Shape {
     int height, width, out_h, out_w;
     bool paired;  // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
 
-    __host__ __device__ __forceinline__ int64_t plane() const { return static_cast<int64_t>(height) * width; }
-    __host__ __device__ __forceinline__ int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
+    __host__ DEVICE int64_t plane() const { return static_cast<int64_t>(height) * width; }
+    __host__ DEVICE int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
 };
 
 // A line is output positions that lie side by side in memory: a channel's whole plane, or a row of it where the image is so
@@ -207,8 +199,8 @@ struct Plan {
     int positions, columns, pitch, rows, stages, blocks;  // blocks: that share the tiles
     int line, lines, tiles_of_line, tiles;                // positions; lines of a sample; tiles of the whole batch
 
-    __host__ __device__ __forceinline__ int row_pairs() const { return PLANES * rows; }
-    __host__ __device__ __forceinline__ int x_bytes() const { return row_pairs() * pitch * UNIT_BYTES; }
+    __host__ DEVICE int row_pairs() const { return PLANES * rows; }
+    __host__ DEVICE int x_bytes() const { return row_pairs() * pitch * UNIT_BYTES; }
 };
 
 struct Tile {
@@ -216,7 +208,7 @@ struct Tile {
     int row, left, column;  // of the output: the stage's first; and the first position's column in the stage
     int count;
 
-    __device__ __forceinline__ Tile(const Plan& plan, int number) {
+    DEVICE Tile(const Plan& plan, int number) {
         const int in_order = number / plan.tiles_of_line, begin = (number - in_order * plan.tiles_of_line) * plan.positions;
         sample = plan.by_rows ? in_order / plan.lines : in_order;
         row = plan.by_rows ? in_order - sample * plan.lines : begin / plan.columns;
@@ -225,14 +217,14 @@ struct Tile {
         count = smaller(plan.positions, plan.line - begin);
     }
     // The unit of plane 0 at which position i begins; where there is none, the last one's.
-    __device__ __forceinline__ int unit(const Plan& plan, int i) const {
-        const int place = column + smaller(i, count - 1), down = place / plan.columns;
-        return down * plan.pitch + place - down * plan.columns;
+    DEVICE int unit(const Plan& plan, int i) const {
+        const int from_row = column + smaller(i, count - 1), down = from_row / plan.columns;
+        return down * plan.pitch + from_row - down * plan.columns;
     }
 };
 
 // From a position's first unit to another of those that it reads.
-__device__ __forceinline__ int unit_offset(const Plan& plan, int unit) {
+DEVICE int unit_offset(const Plan& plan, int unit) {
     unit = smaller(unit, UNITS - 1);  // weights of one more are zeros
     return unit % PLANES * (plan.rows * plan.pitch) + unit / PLANES / QUADS * plan.pitch + unit / PLANES % QUADS;
 }
@@ -240,18 +232,18 @@ __device__ __forceinline__ int unit_offset(const Plan& plan, int unit) {
 struct Tap {
     int u, v;
     bool exists;
-    __device__ __forceinline__ Tap(int unit, int e) {
+    DEVICE Tap(int unit, int e) {
         u = (unit / PLANES / QUADS * PHASES + unit % PLANES) * 2 + e / 2 % 2, v = unit / PLANES % QUADS * 4 + e / 4 * 2 + e % 2;
         exists = unit < UNITS && u < KERNEL_H && v < KERNEL_W;
     }
 };
 
 // A stage of the pipeline, and the parity of its barriers' phases.
-struct Turn {
+struct PipelineState {
     int stage = 0;
     uint32_t parity = 0;
 
-    __device__ __forceinline__ void advance(int stages) {
+    DEVICE void advance(int stages) {
         if (++stage == stages) stage = 0, parity ^= 1;
     }
 };
@@ -262,28 +254,28 @@ struct Pipeline {
     uint32_t* warp_largest;  // [2][PRODUCER_WARPS]
     int stage_bytes, stages;
 
-    static __host__ __device__ __forceinline__ int64_t bytes(int stage_bytes, int stages) {
+    static __host__ DEVICE int64_t bytes(int stage_bytes, int stages) {
         return static_cast<int64_t>(stages) * (stage_bytes + 16 + 4) + 2 * PRODUCER_WARPS * 4;
     }
-    __device__ __forceinline__ Pipeline(char* memory, int stage_bytes, int stages) : stage_bytes(stage_bytes), stages(stages) {
+    DEVICE Pipeline(char* memory, int stage_bytes, int stages) : stage_bytes(stage_bytes), stages(stages) {
         data = shared_address(memory), memory += stages * stage_bytes;
         barriers = shared_address(memory), memory += stages * 16;
         exponents = reinterpret_cast<int*>(memory);
         warp_largest = reinterpret_cast<uint32_t*>(exponents + stages);
     }
-    __device__ __forceinline__ uint32_t full(int stage) const { return barriers + stage * 8; }
-    __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
-    __device__ __forceinline__ void init() const {
+    DEVICE uint32_t full(int stage) const { return barriers + stage * 8; }
+    DEVICE uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
+    DEVICE void init() const {
         for (int stage = 0; stage < stages; ++stage)
             mbarrier_init(full(stage), PRODUCERS), mbarrier_init(empty(stage), CONSUMERS);
     }
-    __device__ __forceinline__ uint32_t address(const Turn& turn) const { return data + turn.stage * stage_bytes; }
-    __device__ __forceinline__ int& exponent(const Turn& turn) const { return exponents[turn.stage]; }
-    __device__ __forceinline__ void wait_full(const Turn& turn) const { mbarrier_wait(full(turn.stage), turn.parity); }
-    __device__ __forceinline__ void wait_empty(const Turn& turn) const { mbarrier_wait(empty(turn.stage), turn.parity ^ 1); }
+    DEVICE uint32_t address(const PipelineState& state) const { return data + state.stage * stage_bytes; }
+    DEVICE int& exponent(const PipelineState& state) const { return exponents[state.stage]; }
+    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_wait(full(state.stage), state.parity); }
+    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_wait(empty(state.stage), state.parity ^ 1); }
     // Each lane arrives for itself.
-    __device__ __forceinline__ void arrive_full(const Turn& turn) const { mbarrier_arrive(full(turn.stage)); }
-    __device__ __forceinline__ void arrive_empty(const Turn& turn) const { mbarrier_arrive(empty(turn.stage)); }
+    DEVICE void producer_commit(const PipelineState& state) const { mbarrier_arrive(full(state.stage)); }
+    DEVICE void consumer_release(const PipelineState& state) const { mbarrier_arrive(empty(state.stage)); }
 };
 
 // ---- producers: from device memory through registers to a stage
@@ -291,7 +283,7 @@ struct Pipeline {
 // overflow to the smallest.
 constexpr uint32_t RAISE = 0x01000000u;
 template <bool FINITE>
-__device__ __forceinline__ uint32_t larger_key(uint32_t key, float2 v) {
+DEVICE uint32_t larger_key(uint32_t key, float2 v) {
     const uint32_t a = 2 * __float_as_uint(v.x) + (FINITE ? RAISE : 0), b = 2 * __float_as_uint(v.y) + (FINITE ? RAISE : 0);
     return larger(key, larger(a, b));
 }
@@ -301,7 +293,7 @@ struct Rows {
     const float* x;  // their first column, of row 0
     int top, left;
 
-    __device__ __forceinline__ Rows(const Shape& shape, const Tile& tile, const float* all, int channel) {
+    DEVICE Rows(const Shape& shape, const Tile& tile, const float* all, int channel) {
         top = tile.row * STRIDE_H - PAD_H, left = tile.left * STRIDE_W - PAD_W;
         x = all + (static_cast<int64_t>(tile.sample) * IN_CHANNELS + channel) * shape.plane() + left;
     }
@@ -314,18 +306,15 @@ struct Batch {
     float2 values[CHANNELS][SIZE];  // [channel][row pair, column pair, row]
 
     // Whether a batch holds all rows.
-    static __device__ __forceinline__ bool is_whole(const Plan& plan) {
-        return plan.row_pairs() <= ROW_PAIRS && 2 * plan.pitch <= COLUMN_PAIRS;
-    }
-    __device__ __forceinline__ void load(const Shape& shape, const Plan& plan, const Rows& rows, int pair, int column,
-                                         int channels) {
+    static DEVICE bool is_whole(const Plan& plan) { return plan.row_pairs() <= ROW_PAIRS && 2 * plan.pitch <= COLUMN_PAIRS; }
+    DEVICE void load(const Shape& shape, const Plan& plan, const Rows& rows, int pair, int column, int channels) {
         if (shape.paired) load_if<true>(shape, plan, rows, pair, column, channels);
         else load_if<false>(shape, plan, rows, pair, column, channels);
     }
     // PAIRED: rows of x begin at multiples of 8 bytes, and pairs of columns exist as a whole or not at all.
     template <bool PAIRED>
-    __device__ __forceinline__ void load_if(const Shape& shape, const Plan& plan, const Rows& rows, int first_pair,
-                                            int first_column, int channels) {
+    DEVICE void load_if(const Shape& shape, const Plan& plan, const Rows& rows, int first_pair, int first_column,
+                        int channels) {
         const int first = first_column + threadIdx.x % WARP;
         bool left_exists[PASSES], right_exists[PASSES];  // of a pair of columns
         UNROLL for (int k = 0; k < PASSES; ++k) {
@@ -358,15 +347,15 @@ struct Batch {
         }
     }
     template <bool FINITE>
-    __device__ __forceinline__ uint32_t largest(int channel) const {
+    DEVICE uint32_t largest(int channel) const {
         uint32_t key = 0;
         UNROLL for (int i = 0; i < SIZE; ++i) key = larger_key<FINITE>(key, values[channel][i]);
         return warp_max(key);
     }
-    // fp16 values of v * scale; STRICT: what they leave of it, too, `low` bytes behind.
+    // fp16 values of v * scale; STRICT: what rounding leaves of it, too, `low` bytes behind.
     template <bool STRICT>
-    __device__ __forceinline__ void store(int channel, uint32_t to_rows, int low, const Plan& plan, int first_pair,
-                                          int first_column, float scale) const {
+    DEVICE void store(int channel, uint32_t to_rows, int low, const Plan& plan, int first_pair, int first_column,
+                      float scale) const {
         const int first = first_column + threadIdx.x % WARP;
         UNROLL for (int i = 0; i < PAIRS; ++i) {
             const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
@@ -377,8 +366,8 @@ struct Batch {
                 const float2 *v = values[channel] + (i * PASSES + k) * 2, upper = v[0], lower = v[1];
                 const float a = upper.x * scale, b = upper.y * scale, c = lower.x * scale, d = lower.y * scale;
                 const uint32_t address = to + WARP * k * (UNIT_BYTES / 2);
-                st_shared_v2_if(exists, address, half_pair(a, b), half_pair(c, d));
-                if (STRICT) st_shared_v2_if(exists, address + low, rest_pair(a, b), rest_pair(c, d));
+                st_shared_v2_if(exists, address, fp16_pair(a, b), fp16_pair(c, d));
+                if (STRICT) st_shared_v2_if(exists, address + low, fp16_rest(a, b), fp16_rest(c, d));
             }
         }
     }
@@ -397,7 +386,7 @@ struct Forward {
     // Weights: [high, low][channel][unit][output], 16 bytes each.
     static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * STEPS * 2 * OUTS * UNIT_BYTES;
     static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
-    // A warp's outputs on their way out: 8 channels, whose rows begin in different banks.
+    // A warp's outputs on their way out: 8 channels. The pitch avoids bank conflicts.
     static constexpr int STAGING_ROW = WARP_POSITIONS + 4, STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * 4;
     static constexpr int64_t FIXED_BYTES = WEIGHT_BYTES + STAGING_BYTES + 2 * OUTS * 4;
     static constexpr int64_t PACKED_FLOATS = GROUPS * (WEIGHT_BYTES / 4 + OUTS);  // then what undoes their scales
@@ -440,9 +429,9 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const float* __rest
             w[e] = exists ? mine[i / (2 * STEPS) * TAPS + tap.u * KERNEL_W + tap.v] * power_of_2(exponent) : 0;
         }
         uint4* const to = packed + static_cast<int64_t>(group) * F::PARTS * PART + i * F::OUTS + o % F::OUTS;
-        to[0] = make_uint4(half_pair(w[0], w[1]), half_pair(w[2], w[3]), half_pair(w[4], w[5]), half_pair(w[6], w[7]));
+        to[0] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
         if (F::STRICT)
-            to[PART] = make_uint4(rest_pair(w[0], w[1]), rest_pair(w[2], w[3]), rest_pair(w[4], w[5]), rest_pair(w[6], w[7]));
+            to[PART] = make_uint4(fp16_rest(w[0], w[1]), fp16_rest(w[2], w[3]), fp16_rest(w[4], w[5]), fp16_rest(w[6], w[7]));
     }
     float* const unscales = reinterpret_cast<float*>(packed + static_cast<int64_t>(F::GROUPS) * F::PARTS * PART);
     if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
@@ -450,21 +439,20 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const float* __rest
 
 // Producers load a channel's rows for a tile, find their scale, convert and store them. The next batch is asked for as soon as
 // one is stored. Where rows take more than a batch, each batch is loaded twice: for the scale, and to be stored.
-constexpr int PLAIN = -1000;  // in the place of a tile's exponent: x holds a NaN or an infinity
+constexpr int PLAIN = -1000;  // instead of a tile's exponent: x holds a NaN or an infinity
 template <class F>
-__device__ __forceinline__ void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const float* x) {
+DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const float* x) {
     using RowBatch = Batch<1, F::PAIRS, PRODUCER_WARPS>;
     const bool whole = RowBatch::is_whole(plan);
     const int warp = threadIdx.x / WARP % PRODUCER_WARPS;
     int number = blockIdx.x / F::GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
     bool storing = whole;
     uint32_t key = 0;
-    Turn turn;
+    PipelineState state;
     Rows rows(shape, Tile(plan, number), x, 0);
     RowBatch batch;
     batch.load(shape, plan, rows, 0, 0, 1);
-#pragma unroll 1
-    while (number < plan.tiles) {
+    UNROLL_1 while (number < plan.tiles) {
         const bool is_last = first_column + RowBatch::COLUMN_PAIRS >= 2 * plan.pitch &&  // of the rows' batches
                              first_pair + RowBatch::ROW_PAIRS >= plan.row_pairs();
         if (whole || !storing) key = larger(key, batch.template largest<false>(0));
@@ -476,15 +464,15 @@ __device__ __forceinline__ void produce(const Shape& shape, const Plan& plan, co
             UNROLL for (int i = 0; i < PRODUCER_WARPS; ++i) key = larger(key, keys[i]);
             exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : PLAIN);
             key = 0;
-            pipeline.wait_empty(turn);
+            pipeline.producer_acquire(state);
         }
         if (storing)
-            batch.template store<F::STRICT>(0, pipeline.address(turn), plan.x_bytes(), plan, first_pair, first_column,
+            batch.template store<F::STRICT>(0, pipeline.address(state), plan.x_bytes(), plan, first_pair, first_column,
                                             power_of_2(exponent));
         if (is_last && storing) {
-            if (threadIdx.x == CONSUMERS) pipeline.exponent(turn) = exponent;
-            pipeline.arrive_full(turn);
-            turn.advance(plan.stages);
+            if (threadIdx.x == CONSUMERS) pipeline.exponent(state) = exponent;
+            pipeline.producer_commit(state);
+            state.advance(plan.stages);
             rows.x += shape.plane();
             if (++channel == IN_CHANNELS) {
                 channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
@@ -502,8 +490,8 @@ __device__ __forceinline__ void produce(const Shape& shape, const Plan& plan, co
 // sums += the products of a channel's taps. x: the address of the lane's first unit, of each 16 positions; weights: the address
 // of the first that the lane loads.
 template <class F>
-__device__ __forceinline__ void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, const Plan& plan,
-                                               float (&sums)[F::M_TILES][F::N_TILES][4]) {
+DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, const Plan& plan,
+                           float (&sums)[F::M_TILES][F::N_TILES][4]) {
     const bool second = threadIdx.x % WARP >= 16;  // of a step's units
     float parts[F::STRICT ? F::M_TILES : 1][F::N_TILES][4] = {};
 #pragma unroll (F::STRICT ? 1 : UNROLLED_STEPS)
@@ -534,9 +522,8 @@ __device__ __forceinline__ void multiply_stage(const uint32_t (&x)[F::M_TILES], 
 // Writes a warp's outputs, `count` positions from `out` on. Through shared memory, 8 channels at a time, so that stores are
 // coalesced. The first rows of scales are what undoes the weights' scales, the second the biases.
 template <class F>
-__device__ __forceinline__ void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int exponent, const float* scales,
-                                              float* staging, float* __restrict__ out, int64_t out_plane, int channels,
-                                              int count) {
+DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int exponent, const float* scales, float* staging,
+                          float* __restrict__ out, int64_t out_plane, int channels, int count) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
     UNROLL for (int j = 0; j < F::N_TILES; ++j) {
@@ -559,17 +546,15 @@ __device__ __forceinline__ void write_outputs(const float (&sums)[F::M_TILES][F:
 }
 
 // An output in plain fp32.
-__device__ __forceinline__ float plain_output(const Shape& shape, const Tensors& tensors, int64_t sample, int o,
-                                              int64_t place) {
-    const int i = static_cast<int>(place / shape.out_w), j = static_cast<int>(place - static_cast<int64_t>(i) * shape.out_w);
+DEVICE float plain_output(const Shape& shape, const Tensors& tensors, int64_t sample, int o, int64_t position) {
+    const int i = static_cast<int>(position / shape.out_w);
+    const int j = static_cast<int>(position - static_cast<int64_t>(i) * shape.out_w);
     const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
     float sum = 0;
-#pragma unroll 1
-    for (int c = 0; c < IN_CHANNELS; ++c) {
+    UNROLL_1 for (int c = 0; c < IN_CHANNELS; ++c) {
         const float* plane = tensors.x + (sample * IN_CHANNELS + c) * shape.plane();
         const float* taps = tensors.weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
-#pragma unroll 1
-        for (int k = 0; k < TAPS; ++k) {
+        UNROLL_1 for (int k = 0; k < TAPS; ++k) {
             const int h = top + k / KERNEL_W, w = left + k % KERNEL_W;
             const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
             if (inside) sum += plane[static_cast<int64_t>(h) * shape.width + w] * taps[k];
@@ -579,17 +564,16 @@ __device__ __forceinline__ float plain_output(const Shape& shape, const Tensors&
 }
 
 template <class F>
-__device__ __forceinline__ void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, const Pipeline& pipeline,
-                                        const char* weights, const float* scales, float* staging) {
+DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, const Pipeline& pipeline, const char* weights,
+                    const float* scales, float* staging) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first_out = warp % F::WARPS_ACROSS * F::WARP_OUTS;
     const int first_channel = blockIdx.x % F::GROUPS * F::OUTS + first_out;
     staging += warp * 8 * F::STAGING_ROW, scales += first_out;
     const uint32_t first_weight =
         shared_address(weights) + (lane / 8 % 2 * F::OUTS + first_out + lane / 16 * 8 + lane % 8) * UNIT_BYTES;
-    Turn turn;
-#pragma unroll 1
-    for (int number = blockIdx.x / F::GROUPS; number < plan.tiles; number += plan.blocks) {
+    PipelineState state;
+    UNROLL_1 for (int number = blockIdx.x / F::GROUPS; number < plan.tiles; number += plan.blocks) {
         const Tile tile(plan, number);
         const int first_position = warp / F::WARPS_ACROSS * F::WARP_POSITIONS;
         uint32_t units[F::M_TILES];
@@ -597,10 +581,9 @@ __device__ __forceinline__ void consume(const Shape& shape, const Plan& plan, co
             units[m] = tile.unit(plan, first_position + 16 * m + lane % 16) * UNIT_BYTES;
         float sums[F::M_TILES][F::N_TILES][4] = {};
         int exponent = 0;
-#pragma unroll 1
-        for (int channel = 0; channel < IN_CHANNELS; ++channel) {
-            pipeline.wait_full(turn);
-            const int change = pipeline.exponent(turn) - exponent;
+        UNROLL_1 for (int channel = 0; channel < IN_CHANNELS; ++channel) {
+            pipeline.consumer_wait(state);
+            const int change = pipeline.exponent(state) - exponent;
             exponent += change;
             if (channel > 0 && change != 0)
                 UNROLL for (int i = 0; i < F::M_TILES * F::N_TILES * 4; ++i) {
@@ -608,23 +591,22 @@ __device__ __forceinline__ void consume(const Shape& shape, const Plan& plan, co
                     sum = scaled(sum, change);
                 }
             uint32_t x[F::M_TILES];
-            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address(turn) + units[m];
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address(state) + units[m];
             multiply_stage<F>(x, first_weight + channel * F::CHANNEL_BYTES, plan, sums);
-            pipeline.arrive_empty(turn);
-            turn.advance(plan.stages);
+            pipeline.consumer_release(state);
+            state.advance(plan.stages);
         }
         const int count = smaller(tile.count - first_position, F::WARP_POSITIONS);
         const int channels = smaller(F::WARP_OUTS, OUT_CHANNELS - first_channel);
         const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
-        const int place = tile.first + first_position;
-        float* const out = tensors.out + plane * shape.out_plane() + place;
+        const int position = tile.first + first_position;
+        float* const out = tensors.out + plane * shape.out_plane() + position;
         if (exponent != PLAIN) {
             write_outputs<F>(sums, exponent, scales, staging, out, shape.out_plane(), channels, count);
         } else {  // zero weights would spread a NaN or an infinity
-#pragma unroll 1
-            for (int i = lane; i < count * channels; i += WARP)
+            UNROLL_1 for (int i = lane; i < count * channels; i += WARP)
                 out[i / count * shape.out_plane() + i % count] =
-                    plain_output(shape, tensors, tile.sample, first_channel + i / count, place + i % count);
+                    plain_output(shape, tensors, tile.sample, first_channel + i / count, position + i % count);
         }
     }
 }
@@ -672,7 +654,7 @@ struct Gradient {
     static constexpr bool FITS = FITS_UNITS && MOST_CHUNK > 0;
     static constexpr int CHUNKS = ceil_div(IN_CHANNELS, larger(MOST_CHUNK, 1)), CHUNK = ceil_div(IN_CHANNELS, CHUNKS);
     static constexpr int M_TILES = FITS ? ceil_div(CHUNK * STEPS, WARPS_DOWN) : 1;
-    static constexpr int GRAD_ROW = (POSITIONS + 8) * 2, GRAD_BYTES = OUTS * GRAD_ROW;  // bytes; rows begin in different banks
+    static constexpr int GRAD_ROW = (POSITIONS + 8) * 2, GRAD_BYTES = OUTS * GRAD_ROW;  // bytes; no bank conflicts
     // A block's sums, as in registers: [chunk][group][tile of taps][8 outputs][thread], a float4 each; then the biases'.
     static constexpr int64_t PART_FLOATS = 4ll * M_TILES * N_TILES * THREADS;
     static constexpr int BIAS_FLOATS = GROUPS * OUTS;
@@ -680,7 +662,7 @@ struct Gradient {
     static constexpr int UNITS_OF_TAPS = 2 * M_TILES * WARPS_DOWN;  // two a tile of taps
     static constexpr int KEYS_BYTES = round_up((CHUNK + 1) * WARPS * 4 + 2 * CHUNK * 4 + UNITS_OF_TAPS * 4, 16);
 
-    static __host__ __device__ __forceinline__ int low_bytes(const Plan& plan) { return CHUNK * plan.x_bytes() + GRAD_BYTES; }
+    static __host__ DEVICE int low_bytes(const Plan& plan) { return CHUNK * plan.x_bytes() + GRAD_BYTES; }
     static __host__ int64_t bytes(const Plan& plan) {
         return KEYS_BYTES + static_cast<int64_t>(PARTS) * low_bytes(plan) + POSITIONS * 4;
     }
@@ -700,11 +682,11 @@ struct GradientTile {
     RowBatch rows;
     float2 grads[OUTS][RUNS];
 
-    static __device__ __forceinline__ int output(int i) { return i * G::WARPS + threadIdx.x / WARP; }
+    static DEVICE int output(int i) { return i * G::WARPS + threadIdx.x / WARP; }
     // Whether they hold all rows; strict sums leave too few registers.
-    static __device__ __forceinline__ bool is_whole(const Plan& plan) { return !G::STRICT && RowBatch::is_whole(plan); }
-    __device__ __forceinline__ void load(const Shape& shape, const Plan& plan, const GradientPart& part, const Tile& tile,
-                                         const float* x, const float* grad) {
+    static DEVICE bool is_whole(const Plan& plan) { return !G::STRICT && RowBatch::is_whole(plan); }
+    DEVICE void load(const Shape& shape, const Plan& plan, const GradientPart& part, const Tile& tile, const float* x,
+                     const float* grad) {
         const int lane = threadIdx.x % WARP;
         const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + part.first_out + output(0);
         const float* from = grad + plane * shape.out_plane() + tile.first + 2 * lane;
@@ -754,12 +736,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     // Visits all batches of a tile whose rows take more than one a channel.
     const auto visit_batches = [&](const Tile& tile, const auto& visit) {
         RowBatch batch;
-#pragma unroll 1
-        for (int c = 0; c < part.channels; ++c)
-#pragma unroll 1
-            for (int pair = 0; pair < plan.row_pairs(); pair += RowBatch::ROW_PAIRS)
-#pragma unroll 1
-                for (int column = 0; column < 2 * plan.pitch; column += RowBatch::COLUMN_PAIRS) {
+        UNROLL_1 for (int c = 0; c < part.channels; ++c)
+            UNROLL_1 for (int pair = 0; pair < plan.row_pairs(); pair += RowBatch::ROW_PAIRS)
+                UNROLL_1 for (int column = 0; column < 2 * plan.pitch; column += RowBatch::COLUMN_PAIRS) {
                     batch.load(shape, plan, Rows(shape, tile, x, first_channel + c), pair, column, 1);
                     visit(batch, c, pair, column);
                 }
@@ -776,8 +755,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     Registers next;
     Tile tile(plan, part.first);
     if (!G::STRICT) next.load(shape, plan, part, tile, x, grad);
-#pragma unroll 1
-    for (int number = part.first; number < part.last; ++number) {
+    UNROLL_1 for (int number = part.first; number < part.last; ++number) {
         const Tile following(plan, smaller(number + 1, part.last - 1));
         if (G::STRICT) next.load(shape, plan, part, tile, x, grad);  // strict sums leave no registers for it before
         // The scales: of grad, and of each channel.
@@ -817,8 +795,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             UNROLL for (int k = 0; k < Registers::RUNS; ++k) {
                 const float2 v = next.grads[i][k];
                 const uint32_t address = grad_rows + Registers::output(i) * G::GRAD_ROW + (lane + k * WARP) * 4;
-                st_shared(address, half_pair(v.x * grad_scale, v.y * grad_scale));
-                if (G::STRICT) st_shared(address + low, rest_pair(v.x * grad_scale, v.y * grad_scale));
+                st_shared(address, fp16_pair(v.x * grad_scale, v.y * grad_scale));
+                if (G::STRICT) st_shared(address + low, fp16_rest(v.x * grad_scale, v.y * grad_scale));
                 bias_sums[i] += v.x + v.y;
             }
         if (threadIdx.x < G::POSITIONS) st_shared(units + threadIdx.x * 4, tile.unit(plan, threadIdx.x) * UNIT_BYTES);
@@ -842,8 +820,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         UNROLL for (int group = 0; group < G::M_TILES; group += AT_ONCE) {
             float parts[AT_ONCE][G::N_TILES][4] = {};
             uint32_t next_unit = ld_shared(lane_unit);
-#pragma unroll 1
-            for (int first = 0; first < tile.count; first += 16) {
+            UNROLL_1 for (int first = 0; first < tile.count; first += 16) {
                 const uint32_t unit = next_unit;
                 next_unit = ld_shared(lane_unit + smaller(first + 16, G::POSITIONS - 16) * 4);
                 uint32_t b[G::PARTS][2][4];  // of outputs 0 to 15 and 8 to 23
@@ -899,18 +876,18 @@ __global__ void __launch_bounds__(SUM_THREADS)
         }
     shares[share][lane_of_4] = sum;
     __syncthreads();
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + threadIdx.x;
-    if (threadIdx.x >= SUM_TERMS || place >= G::FLOATS) return;
+    const int64_t term = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + threadIdx.x;
+    if (threadIdx.x >= SUM_TERMS || term >= G::FLOATS) return;
     float total = 0;
     UNROLL for (int i = 0; i < SUM_WARPS; ++i) total += reinterpret_cast<const float*>(shares[i])[threadIdx.x];
-    const int64_t of_bias = place - (G::FLOATS - G::BIAS_FLOATS);
+    const int64_t of_bias = term - (G::FLOATS - G::BIAS_FLOATS);
     if (of_bias >= 0) {
         if (grad_bias && of_bias < OUT_CHANNELS) grad_bias[of_bias] = total;
         return;
     }
-    const int element = place % 4, thread = place / 4 % THREADS, lane = thread % WARP, warp = thread / WARP;
-    const int of_8 = place / (4 * THREADS) % G::N_TILES, m = place / (4 * THREADS) / G::N_TILES % G::M_TILES;
-    const int part = place / G::PART_FLOATS, step = m * G::WARPS_DOWN + warp / G::WARPS_ACROSS;
+    const int element = term % 4, thread = term / 4 % THREADS, lane = thread % WARP, warp = thread / WARP;
+    const int of_8 = term / (4 * THREADS) % G::N_TILES, m = term / (4 * THREADS) / G::N_TILES % G::M_TILES;
+    const int part = term / G::PART_FLOATS, step = m * G::WARPS_DOWN + warp / G::WARPS_ACROSS;
     const int o = part % G::GROUPS * G::OUTS + warp % G::WARPS_ACROSS * G::WARP_OUTS + of_8 * 8 + lane % 4 * 2 + element % 2;
     const int channel = part / G::GROUPS * G::CHUNK + step / STEPS;
     const Tap tap(step % STEPS * 2 + element / 2, lane / 4);
@@ -921,29 +898,27 @@ __global__ void __launch_bounds__(SUM_THREADS)
 // ---- plain kernels in fp32, for shapes that the others do not take: a thread an output; a warp a weight, then one a bias
 constexpr int PLAIN_THREADS = 256;
 __global__ void __launch_bounds__(PLAIN_THREADS) plain_convolve(const Shape shape, const Tensors tensors) {
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, plane = shape.out_plane();
-    if (place >= shape.batch * OUT_CHANNELS * plane) return;
-    tensors.out[place] =
-        plain_output(shape, tensors, place / plane / OUT_CHANNELS, place / plane % OUT_CHANNELS, place % plane);
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, plane = shape.out_plane();
+    if (index >= shape.batch * OUT_CHANNELS * plane) return;
+    tensors.out[index] =
+        plain_output(shape, tensors, index / plane / OUT_CHANNELS, index / plane % OUT_CHANNELS, index % plane);
 }
 
 // Either gradient may be null.
 __global__ void __launch_bounds__(PLAIN_THREADS)
     plain_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
                     float* __restrict__ grad_weight, float* __restrict__ grad_bias) {
-    const int64_t place = (static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x) / WARP;
-    const bool of_bias = place >= WEIGHTS;
-    if (place >= WEIGHTS + OUT_CHANNELS || !(of_bias ? grad_bias : grad_weight)) return;
-    const int o = of_bias ? place - WEIGHTS : place / (IN_CHANNELS * TAPS);
-    const int channel = of_bias ? 0 : place / TAPS % IN_CHANNELS, tap = of_bias ? 0 : place % TAPS;
+    const int64_t index = (static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x) / WARP;
+    const bool of_bias = index >= WEIGHTS;
+    if (index >= WEIGHTS + OUT_CHANNELS || !(of_bias ? grad_bias : grad_weight)) return;
+    const int o = of_bias ? index - WEIGHTS : index / (IN_CHANNELS * TAPS);
+    const int channel = of_bias ? 0 : index / TAPS % IN_CHANNELS, tap = of_bias ? 0 : index % TAPS;
     float sum = 0;
-#pragma unroll 1
-    for (int64_t sample = 0; sample < shape.batch; ++sample) {
+    UNROLL_1 for (int64_t sample = 0; sample < shape.batch; ++sample) {
         const float* of_sample = grad + (sample * OUT_CHANNELS + o) * shape.out_plane();
         const float* plane = x + (sample * IN_CHANNELS + channel) * shape.plane();
         float sum_of_sample = 0;
-#pragma unroll 1
-        for (int64_t k = threadIdx.x % WARP; k < shape.out_plane(); k += WARP) {
+        UNROLL_1 for (int64_t k = threadIdx.x % WARP; k < shape.out_plane(); k += WARP) {
             const int h = static_cast<int>(k / shape.out_w) * STRIDE_H - PAD_H + tap / KERNEL_W;
             const int w = static_cast<int>(k % shape.out_w) * STRIDE_W - PAD_W + tap % KERNEL_W;
             const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
@@ -953,7 +928,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
         sum += sum_of_sample;
     }
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (threadIdx.x % WARP == 0) (of_bias ? grad_bias[o] : grad_weight[place]) = sum;
+    if (threadIdx.x % WARP == 0) (of_bias ? grad_bias[o] : grad_weight[index]) = sum;
 }
 
 // ---- launchers
@@ -1129,7 +1104,7 @@ cudaError_t launch_parameter_gradients(const float*, const float*, float*, float
 
 constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W;
 
-// PyTorch's setting for convolutions, as its own read it at each call: one for all operations before PyTorch 2.9.
+// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
 static bool is_strict() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
     return !at::globalContext().allowTF32CuDNN();
@@ -1252,7 +1227,7 @@ std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_in, co
     return result;
 }
 
-// PyTorch's own: nobody needs the gradient of images fast.
+// PyTorch's own: the gradient of images is rarely needed.
 at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef stride,
                       at::IntArrayRef padding) {
     const Call call(x, weight, stride, padding);
@@ -1397,7 +1372,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -1408,15 +1383,8 @@ def main():
     x = torch.randn(2, 3, 67, 63) if emulated else torch.randn(256, 3, 224, 224, device="cuda")
     plain = model.conv1
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

@@ -8,7 +8,7 @@ Why it is faster
     shared memory, and one instruction multiplies 64 positions x 96 outputs. Four columns of two rows of x are 16 bytes of fp16,
     and neighbouring outputs, at stride 4, read neighbouring pieces: so rows of x are wgmma's operand as they are, and a tap is
     an address in a descriptor. Two consumer warpgroups have a tile each, so that one writes while the other multiplies; each
-    has a producer warpgroup of its own. What binds is the instructions around products, loads and copies.
+    has a producer warpgroup of its own. It is issue bound: by the instructions around products and copies.
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
@@ -96,7 +96,7 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 template <class T>
-__host__ __device__ __forceinline__ T larger(T a, T b) { return a > b ? a : b; }
+__host__ DEVICE T larger(T a, T b) { return a > b ? a : b; }
 
 // ---- constants and layout
 // A unit is 16 bytes of fp16: 4 columns of 2 rows of x, in the order shown. Neighbouring output positions, at stride 4, read
@@ -233,14 +233,14 @@ DEVICE uint64_t uniform(uint64_t v) {
 }
 
 // ---- fp16 values and powers of two
-constexpr float LARGEST_HALF = 65504, LARGEST_POWER = 0x1p127f;
+constexpr float LARGEST_FP16 = 65504, LARGEST_POWER = 0x1p127f;
 constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
-DEVICE uint32_t half2_of(float a, float b) {
+DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 // What rounding to fp16 leaves of x; nothing of an infinity.
-DEVICE float half_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
+DEVICE float fp16_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
 DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 // The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
@@ -264,7 +264,7 @@ struct Shape {
 
     DEVICE int64_t plane() const { return static_cast<int64_t>(height) * width; }
     DEVICE int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
-    __host__ __device__ __forceinline__ int64_t row_runs() const { return batch * runs * out_h; }
+    __host__ DEVICE int64_t row_runs() const { return batch * runs * out_h; }
 };
 
 struct Plan {
@@ -273,10 +273,8 @@ struct Plan {
     int lines, step, outs, stages, blocks;   // lines: of a sample; step: from tile to tile; blocks: of a group of outputs
     int64_t line, tiles_of_line, all_tiles;  // line: its positions
 
-    __host__ __device__ __forceinline__ int stage_bytes(bool strict) const {
-        return (strict ? 2 : 1) * PLANES * rows * pitch * UNIT_BYTES;
-    }
-    __host__ __device__ __forceinline__ int groups() const { return ceil_div(OUT_CHANNELS, outs); }
+    __host__ DEVICE int stage_bytes(bool strict) const { return (strict ? 2 : 1) * PLANES * rows * pitch * UNIT_BYTES; }
+    __host__ DEVICE int groups() const { return ceil_div(OUT_CHANNELS, outs); }
 };
 
 // The static tile scheduler: blocks and their consumers take tiles in turn. `ordinal` counts a consumer's own.
@@ -320,7 +318,7 @@ struct SharedLayout {
     int weights, stages, staging, scales, infos, largest, barriers;
     int64_t bytes;
 
-    __host__ __device__ __forceinline__ SharedLayout(const Plan& plan, bool strict) {
+    __host__ DEVICE SharedLayout(const Plan& plan, bool strict) {
         const int64_t weight_bytes = (strict ? 2 : 1) * weight_units(plan.outs) * UNIT_BYTES;
         const int64_t stage_bytes = static_cast<int64_t>(CONSUMERS) * plan.stages * plan.stage_bytes(strict);
         const int64_t staging_bytes = CONSUMERS * STAGING_BUFFERS * STAGING * 4;
@@ -358,16 +356,16 @@ struct Pipeline {
     DEVICE uint32_t full(int stage) const { return barriers + stage * 8; }
     DEVICE uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
     DEVICE void consumer_wait(const PipelineState& at) const { mbarrier_wait(full(at.stage), at.parity); }
-    DEVICE void consumer_arrive(const PipelineState& at) const { mbarrier_arrive(empty(at.stage)); }
-    DEVICE void producer_wait(const PipelineState& at) const { mbarrier_wait(empty(at.stage), at.parity ^ 1); }
-    DEVICE void producer_arrive(const PipelineState& at) const { mbarrier_arrive(full(at.stage)); }
+    DEVICE void consumer_release(const PipelineState& at) const { mbarrier_arrive(empty(at.stage)); }
+    DEVICE void producer_acquire(const PipelineState& at) const { mbarrier_wait(empty(at.stage), at.parity ^ 1); }
+    DEVICE void producer_commit(const PipelineState& at) const { mbarrier_arrive(full(at.stage)); }
 };
 
 // ---- weights as right operands: [group of outputs][high, low][channel][unit][output], 16 bytes each; then what undoes their
 // scales. A block an output channel: it finds the largest weight, and scales, converts and packs.
 constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62;  // so that the product of two scales can be undone
 
-// A unit's place among those that a position reads, and element e of it as the tap (u, v).
+// A unit's number among those that a position reads, and element e of it as the tap (u, v).
 struct Unit {
     int number;
     DEVICE int plane() const { return number / (QUADS * TAP_ROWS); }
@@ -403,10 +401,10 @@ __global__ void __launch_bounds__(WARPGROUP)
             w[e] = exists ? mine[channel * TAPS + u * KERNEL_W + v] * power_of_2(exponent) : 0;
         }
         uint4* const to = packed + group * (strict ? 2 : 1) * part + static_cast<int64_t>(i) * outs + o % outs;
-        to[0] = make_uint4(half2_of(w[0], w[1]), half2_of(w[2], w[3]), half2_of(w[4], w[5]), half2_of(w[6], w[7]));
+        to[0] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
         if (!strict) continue;
-        UNROLL for (int e = 0; e < 8; ++e) w[e] = half_rest(w[e]);
-        to[part] = make_uint4(half2_of(w[0], w[1]), half2_of(w[2], w[3]), half2_of(w[4], w[5]), half2_of(w[6], w[7]));
+        UNROLL for (int e = 0; e < 8; ++e) w[e] = fp16_rest(w[e]);
+        to[part] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
     }
     float* const unscales = reinterpret_cast<float*>(packed + groups * (strict ? 2 : 1) * part);
     if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
@@ -521,10 +519,10 @@ DEVICE void store_batch(uint32_t stage, const Plan& plan, const Cursor& at, floa
             const bool exists = pair < at.row_pairs && first_pair + WARP * k < 2 * plan.pitch;
             float v[4];
             UNROLL for (int r = 0; r < 2; ++r) v[2 * r] = values[i][k][r].x * scale, v[2 * r + 1] = values[i][k][r].y * scale;
-            st_shared_v2_if(exists, to + WARP * k * PAIR_BYTES, half2_of(v[0], v[1]), half2_of(v[2], v[3]));
+            st_shared_v2_if(exists, to + WARP * k * PAIR_BYTES, fp16_pair(v[0], v[1]), fp16_pair(v[2], v[3]));
             if (STRICT)
                 st_shared_v2_if(exists, to + plan.stage_bytes(false) + WARP * k * PAIR_BYTES,
-                                half2_of(half_rest(v[0]), half_rest(v[1])), half2_of(half_rest(v[2]), half_rest(v[3])));
+                                fp16_pair(fp16_rest(v[0]), fp16_rest(v[1])), fp16_pair(fp16_rest(v[2]), fp16_rest(v[3])));
         }
     }
 }
@@ -552,7 +550,7 @@ DEVICE void produce(const float* __restrict__ x, const Shape& shape, const Plan&
             plain = true;
         } else if (!plain && largest > 0) {
             const bool begins = exponent == NO_EXPONENT;
-            if (begins || __uint_as_float(largest) * power_of_2(exponent) > LARGEST_HALF) {
+            if (begins || __uint_as_float(largest) * power_of_2(exponent) > LARGEST_FP16) {
                 exponent = scale_exponent(__uint_as_float(largest), FIRST_TARGET);
                 if (!begins) {
                     at.begin_attempt();
@@ -561,7 +559,7 @@ DEVICE void produce(const float* __restrict__ x, const Shape& shape, const Plan&
                 }
             }
         }
-        if (at.begins_stage()) pipeline.producer_wait(state);
+        if (at.begins_stage()) pipeline.producer_acquire(state);
         const int used_exponent = exponent == NO_EXPONENT ? 0 : exponent;
         store_batch<STRICT>(pipeline.address(state), plan, at, power_of_2(used_exponent), values);
         if (at.next(plan)) {
@@ -571,7 +569,7 @@ DEVICE void produce(const float* __restrict__ x, const Shape& shape, const Plan&
                 info.exponent = used_exponent, info.is_first = at.channel == 1, info.is_last = is_last, info.plain = plain;
             }
             fence_proxy_async();
-            pipeline.producer_arrive(state);
+            pipeline.producer_commit(state);
             state.advance(plan.stages);
             if (is_last) {
                 ++at.ordinal;
@@ -722,7 +720,7 @@ DEVICE void write_plain_tile(const Shape& shape, const Plan& plan, int64_t numbe
     }
 }
 
-// A consumer warpgroup: for each of its tiles, waits for a channel's stage, multiplies, and gives the stage back; after the
+// A consumer warpgroup: for each of its tiles, waits for a channel's stage, multiplies, and releases the stage; after the
 // last channel it writes the outputs. Sums of 192 positions x OUTS are in registers. Plain tiles come at the end.
 template <int OUTS, bool STRICT>
 DEVICE void consume(const Shape& shape, const Plan& plan, char* memory, const SharedLayout& layout, const Tensors& tensors,
@@ -752,7 +750,7 @@ DEVICE void consume(const Shape& shape, const Plan& plan, char* memory, const Sh
                 multiply_stage(x, weights, plan, !info.is_first, sums);
                 wgmma_commit();
                 wgmma_wait();
-                pipeline.consumer_arrive(state);
+                pipeline.consumer_release(state);
             } else {
                 // The tensor core cuts off what a sum does not hold, always towards zero: so a stage is summed from zero, small
                 // terms first, and the sums of stages are added as fp32 numbers are.
@@ -766,7 +764,7 @@ DEVICE void consume(const Shape& shape, const Plan& plan, char* memory, const Sh
                     }
                     wgmma_commit();
                     wgmma_wait();
-                    if (m == M_TILES - 1) pipeline.consumer_arrive(state);
+                    if (m == M_TILES - 1) pipeline.consumer_release(state);
                     UNROLL for (int i = 0; i < OUTS / 2; ++i) sums[m][i] = part[0][i] + (info.is_first ? 0 : sums[m][i]);
                 }
             }
@@ -839,7 +837,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, 1)
 // What a block of weight_gradient keeps in shared memory, in bytes, at the original's size:
 //
 //     0           64                                86,976                                                       211,116
-//     | mbarriers | stages of grad [4][high, low]   | x [channel][44 rows][235 columns]: a ring of rows, of which a stage's   |
+//     | mbarriers | stages of grad [4][high, low]   | x [channel][44 rows][235 columns], a circular buffer of rows. A stage's |
 //     | 4 x 2     | [14 x 4 positions][output] 16 B | 11 lie anywhere, and neighbouring stages share 7                        |
 constexpr int GRAD_CONSUMERS = 2, GRAD_PRODUCERS = 2, GRAD_THREADS = (GRAD_CONSUMERS + GRAD_PRODUCERS) * WARPGROUP;
 constexpr int GRAD_CONSUMER_LANES = GRAD_CONSUMERS * WARPGROUP, GRAD_PRODUCER_LANES = GRAD_PRODUCERS * WARPGROUP;
@@ -859,8 +857,8 @@ constexpr int PITCH = alike(RUN_COLUMNS, KERNEL_W);
 // stores of a warp, 32 positions, free of bank conflicts.
 __host__ __device__ constexpr int grad_plane(int outs) { return outs * 16 + 16; }
 __host__ __device__ constexpr int grad_part(int outs) { return 2 * RUN_STEPS * grad_plane(outs); }
-__host__ __device__ constexpr int ring_rows(int stages) { return stages * KERNEL_H; }
-__host__ __device__ constexpr int channel_pitch(int stages) { return alike(ring_rows(stages) * PITCH, TAPS); }
+__host__ __device__ constexpr int buffer_rows(int stages) { return stages * KERNEL_H; }
+__host__ __device__ constexpr int channel_pitch(int stages) { return alike(buffer_rows(stages) * PITCH, TAPS); }
 __host__ __device__ constexpr int64_t gradient_bytes(bool strict, int outs, int channels, int stages) {
     return static_cast<int64_t>(stages) * (16 + (strict ? 2 : 1) * grad_part(outs)) +
            static_cast<int64_t>(channels) * channel_pitch(stages) * 4;
@@ -900,12 +898,12 @@ DEVICE Split split(float v) {
 }
 
 // What a stage holds: a run of an output row. Rows of a run's column follow each other, then runs, then samples. Where the row
-// before it was in the stage before, the ring still holds the rows of x that both read.
+// before it was in the stage before, the buffer still holds the rows of x that both read.
 constexpr int FRESH_ROWS = smaller(STRIDE_H, KERNEL_H), SHARED_ROWS = KERNEL_H - FRESH_ROWS;
 struct OutputRow {
     int64_t sample;
     int run, row;
-    int x_row = 0;  // where its first row of x is in the ring
+    int x_row = 0;  // of the buffer of x: where its first row is
     bool follows = false;
 
     DEVICE OutputRow(const Shape& shape, int64_t number) {
@@ -913,14 +911,14 @@ struct OutputRow {
         row = static_cast<int>(number - column * shape.out_h);
         sample = column / shape.runs, run = static_cast<int>(column - sample * shape.runs);
     }
-    DEVICE void advance(const Shape& shape, int ring_rows) {
+    DEVICE void advance(const Shape& shape, int buffer_rows) {
         follows = ++row < shape.out_h;
         if (!follows) {
             row = 0;
             if (++run == shape.runs) run = 0, ++sample;
         }
         x_row += follows ? FRESH_ROWS : KERNEL_H;
-        if (x_row >= ring_rows) x_row -= ring_rows;
+        if (x_row >= buffer_rows) x_row -= buffer_rows;
     }
     DEVICE int columns(const Shape& shape) const { return smaller(RUN, shape.out_w - run * RUN); }
 };
@@ -933,7 +931,7 @@ struct GradientPart {
 
 template <bool STRICT, int OUTS>
 struct GradientMemory {
-    static constexpr int STAGES = most_stages(STRICT, OUTS), ROWS = ring_rows(STAGES), CHANNEL = channel_pitch(STAGES);
+    static constexpr int STAGES = most_stages(STRICT, OUTS), ROWS = buffer_rows(STAGES), CHANNEL = channel_pitch(STAGES);
     static constexpr int STAGE_BYTES = (STRICT ? 2 : 1) * grad_part(OUTS);
     static constexpr int64_t BYTES = gradient_bytes(STRICT, OUTS, CHUNK, STAGES);
     uint32_t barriers, stages, rows;  // shared addresses
@@ -946,13 +944,13 @@ struct GradientMemory {
 };
 
 // ---- producers
-// A column of x in an output row's window: its rows go to the ring.
+// A column of x in an output row's window: its rows go to the circular buffer.
 template <bool STRICT, class Memory>
 struct WindowColumn {
     const float* x;  // row 0 of the first channel
     int top, x_row;
     bool exists;
-    uint32_t ring;
+    uint32_t buffer;
 
     DEVICE WindowColumn(const Memory& memory, const Shape& shape, const GradientPart& part, const OutputRow& at,
                         const float* all, int column) {
@@ -960,7 +958,7 @@ struct WindowColumn {
         x = all + (at.sample * IN_CHANNELS + part.first_channel) * shape.plane() + w;
         top = at.row * STRIDE_H - PAD_H, x_row = at.x_row;
         exists = column < RUN_COLUMNS && w >= 0 && w < shape.width;
-        ring = memory.rows + column * 4;
+        buffer = memory.rows + column * 4;
     }
     DEVICE float load(const Shape& shape, int channel, int row) const {
         const int h = top + row;
@@ -968,8 +966,8 @@ struct WindowColumn {
         return exists && row_exists ? x[channel * shape.plane() + static_cast<int64_t>(h) * shape.width] : 0;
     }
     DEVICE void store(int channel, int row, float v) const {
-        const int ring_row = x_row + row - (x_row + row >= Memory::ROWS ? Memory::ROWS : 0);
-        st_shared(ring + (channel * Memory::CHANNEL + ring_row * PITCH) * 4, STRICT ? v : cvt_rna_tf32(v));
+        const int buffer_row = x_row + row - (x_row + row >= Memory::ROWS ? Memory::ROWS : 0);
+        st_shared(buffer + (channel * Memory::CHANNEL + buffer_row * PITCH) * 4, STRICT ? v : cvt_rna_tf32(v));
     }
     DEVICE void copy(const Shape& shape, int channel, int first, int last) const {
         constexpr int BATCH = 8;  // on their way at a time
@@ -997,7 +995,7 @@ struct RowsAhead {
             if (channel < part.channels) values[channel][row] = window.load(shape, channel, SHARED_ROWS + row);
         }
     }
-    // These, and what else of the window is not in the ring.
+    // These, and what else of the window is not in the buffer.
     DEVICE void store(const Memory& memory, const Shape& shape, const GradientPart& part, const OutputRow& at,
                       const float* x) const {
         if (column() < RUN_COLUMNS) {
@@ -1106,7 +1104,7 @@ DEVICE void produce_gradient(const Shape& shape, const GradientPart& part, const
     UNROLL for (int k = 0; k < 2; ++k) batches[k].load(k, shape, part, at, grad);
     UNROLL_1 for (int64_t left = part.last - part.first; left > 0; --left) {
         const uint32_t stage = memory.stage(state), full = memory.full(state.stage);
-        mbarrier_wait(memory.empty(state.stage), state.parity ^ 1);  // so the ring has room for a stage's rows, too
+        mbarrier_wait(memory.empty(state.stage), state.parity ^ 1);  // so there is room for its rows of x, too
         rows.store(memory, shape, part, at, x);
         at.advance(shape, Memory::ROWS);
         if (left > 1) rows.load(memory, shape, part, at, x);
@@ -1158,9 +1156,9 @@ __host__ __device__ constexpr int64_t split_floats(int outs) {
     return out_groups(outs) * CHUNKS * part_floats(outs) + BIAS_FLOATS;
 }
 
-// The consumer warpgroups: for each output row, wait for its stage, load the left operand and multiply, step by step, and give
-// the stage back. A warpgroup's sums, GRAD_TILES x 64 taps x OUTS, are in registers. Strict sums begin again with each output
-// row and are added as fp32 numbers: see consume.
+// The consumer warpgroups: for each output row, wait for its stage, load the left operand and multiply, step by step, and
+// release the stage. A warpgroup's sums, GRAD_TILES x 64 taps x OUTS, are in registers. Strict sums begin again with each
+// output row and are added as fp32 numbers: see consume.
 template <bool STRICT, int OUTS>
 DEVICE void consume_gradient(const Shape& shape, const GradientPart& part, const GradientMemory<STRICT, OUTS>& memory,
                              float* part_terms) {
@@ -1181,12 +1179,12 @@ DEVICE void consume_gradient(const Shape& shape, const GradientPart& part, const
     OutputRow at(shape, part.first);
     PipelineState state;
     UNROLL_1 for (int64_t number = part.first; number < part.last; ++number) {
-        constexpr uint32_t RING_BYTES = Memory::ROWS * PITCH * 4;
+        constexpr uint32_t BUFFER_BYTES = Memory::ROWS * PITCH * 4;
         uint32_t taps[GRAD_TILES][2];
         UNROLL for (int m = 0; m < GRAD_TILES; ++m)
             UNROLL for (int r = 0; r < 2; ++r) {
                 const uint32_t row = at.x_row * PITCH * 4 + tap_rows[m][r];
-                taps[m][r] = first_taps[m][r] + row - (row >= RING_BYTES ? RING_BYTES : 0);
+                taps[m][r] = first_taps[m][r] + row - (row >= BUFFER_BYTES ? BUFFER_BYTES : 0);
             }
         const int columns = at.columns(shape), stage = uniform(static_cast<int>(memory.stage(state) / UNIT_BYTES));
         mbarrier_wait(memory.full(state.stage), state.parity);
@@ -1525,7 +1523,7 @@ template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
 #define CHECK(condition, ...) TORCH_CHECK(condition, message("alexnet_conv1: ", __VA_ARGS__))
 
-// PyTorch's setting for convolutions, as its own read it at each call: one for all operations before PyTorch 2.9.
+// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
 static bool is_strict() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
     return !at::globalContext().allowTF32CuDNN();
@@ -1642,7 +1640,7 @@ std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_in, co
     return result;
 }
 
-// PyTorch's own: nobody needs the gradient of images fast.
+// PyTorch's own: the gradient of images is rarely needed.
 at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef stride,
                       at::IntArrayRef padding) {
     const Call call(x, weight, stride, padding);
@@ -1826,7 +1824,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -1837,15 +1835,8 @@ def main():
     x = torch.randn(2, 3, 67, 63) if emulated else torch.randn(256, 3, 224, 224, device="cuda")
     plain = model.conv1
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

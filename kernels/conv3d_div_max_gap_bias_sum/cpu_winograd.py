@@ -28,7 +28,7 @@ Mathematics
 Loops
     loop               over                                        where
     threads            blocks of 8 x 32 windows of all samples     at::parallel_for; a block has all depths
-    transform_plane    input channels, new depths                  vectors of tiles; to a ring of 4 depths, L2
+    transform_plane    input channels, new depths                  vectors of tiles; to a circular buffer of 4 depths, L2
     transform_depth    36 slices (points along height and width)   8 KB, L1
     multiply           4 output channels, depth points, channels   16 sums in registers, then A along depth
     fold_rows, _columns  6 slices; then all                        A along height, width; maximum, sum

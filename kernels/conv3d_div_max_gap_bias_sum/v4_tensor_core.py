@@ -238,12 +238,12 @@ DEVICE float max_nan(float a, float b) {  // fmaxf ignores NaN
 }
 
 // ---- fp16 values and powers of two
-DEVICE uint32_t half2_of(float a, float b) {
+DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 // What rounding to fp16 leaves of x; nothing of an infinity.
-DEVICE float half_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
+DEVICE float fp16_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 // value * 2^exponent for an exponent of -252 to 254, which may be beyond a float's when two scales are undone at once.
 DEVICE float times_power_of_2(float value, int exponent) {
@@ -255,7 +255,7 @@ DEVICE int scale_exponent(float largest, int target) {
     return smaller(target - exponent, 126);
 }
 DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
-// The largest of the values of WARPS whole warps, which all call it; `by_warp` has a place for each of them.
+// The largest of the values of WARPS whole warps, which all call it; `by_warp` has an element for each of them.
 template <int WARPS>
 DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
@@ -312,10 +312,10 @@ struct Pipeline {
         __syncthreads();
     }
     DEVICE uint32_t band(unsigned n) const { return data + n % STAGES * band_bytes; }
-    DEVICE void producer_wait(unsigned n) const { mbarrier_wait(empty + n % STAGES * 8, (n + 1) / STAGES & 1 ^ 1); }
-    DEVICE void producer_arrive(unsigned n) const { mbarrier_arrive(full + n % STAGES * 8); }
+    DEVICE void producer_acquire(unsigned n) const { mbarrier_wait(empty + n % STAGES * 8, (n + 1) / STAGES & 1 ^ 1); }
+    DEVICE void producer_commit(unsigned n) const { mbarrier_arrive(full + n % STAGES * 8); }
     DEVICE void consumer_wait(unsigned n) const { mbarrier_wait(full + n % STAGES * 8, n / STAGES & 1); }
-    DEVICE void consumer_arrive(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
+    DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
 };
 
 // ---- producers
@@ -323,7 +323,7 @@ struct Pipeline {
 // values that the producers load, with room for values 31 times as large. If there are larger ones, the segment is attempted a
 // second time, with the power that its largest value calls for.
 constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;
-constexpr float LARGEST_HALF = 65504;
+constexpr float LARGEST_FP16 = 65504;
 
 // Four columns of a row, in all channels.
 using Piece = float[CHANNELS * 4];
@@ -346,13 +346,13 @@ DEVICE void load_piece(const float* __restrict__ from, int64_t channel_floats, i
             if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_floats + i % 4);
 }
 
-// A piece goes to its row as fp16, a column's channels side by side. The two pairs of columns change places in every other
-// group of four lanes, so that a quarter-warp's stores touch all banks.
+// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
+// columns, so that a quarter-warp's stores touch all banks.
 DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
     uint4 columns[4];
     UNROLL for (int k = 0; k < 4; ++k)
-        columns[k] = make_uint4(half2_of(v[k], v[4 + k]), half2_of(v[8 + k], v[12 + k]), half2_of(v[16 + k], v[20 + k]),
-                                half2_of(v[24 + k], v[28 + k]));
+        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
+                                fp16_pair(v[24 + k], v[28 + k]));
     const bool turned = piece / 4 % 2;
     const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
     UNROLL for (int odd = 0; odd < 2; ++odd) {
@@ -384,14 +384,14 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
     float largest = 0;
     UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
         const int next_band = band + 1 < segment.bands() ? band + 1 : 0;  // the first again, in case of a second attempt
-        pipeline.producer_wait(n);
+        pipeline.producer_acquire(n);
         UNROLL_1 for (int line = first_line; line < lines; line += LINES) {
             const uint32_t to = pipeline.band(n) + line * ROW_BYTES;
             largest = largest_finite(largest, v);
             UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
             store_piece(to, piece, v);
             if (STRICT) {
-                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = half_rest(v[i]);
+                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_rest(v[i]);
                 store_piece(to + pipeline.band_bytes / 2, piece, v);
             }
             // The next piece is under way while the pipeline is full.
@@ -400,12 +400,12 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
         }
         if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
             largest = largest_of_all(largest, 1);
-            const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_HALF;
+            const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
             if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
             exponent = scale_exponent(largest, LAST_TARGET);
             if (!accepted) exact = true, band = 0;
         }
-        pipeline.producer_arrive(n);
+        pipeline.producer_commit(n);
     }
 }
 
@@ -423,7 +423,7 @@ struct Tile {
     DEVICE int first_window() const { return group * TILE_WINDOWS; }
 };
 
-// Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and gives the stages back. Warps may be a row
+// Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and releases the stages. Warps may be a row
 // apart. n counts the bands.
 template <class Visit>
 DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
@@ -434,9 +434,9 @@ DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned
         UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, CONSUMER_WARPS))
             visit(tile, pipeline.band(n), pipeline.band(n + 1));
         tile.slab -= segment.slabs;
-        pipeline.consumer_arrive(n);
+        pipeline.consumer_release(n);
     }
-    pipeline.consumer_arrive(n++);
+    pipeline.consumer_release(n++);
 }
 
 // Where in a band the row of 16 bytes lies that the lane names when a warp loads column `column` of a tile's windows.
@@ -453,8 +453,8 @@ __device__ void store_weights(const float* __restrict__ weight, float scale, uin
             return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
         };
         const float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
-        high[i] = make_uint2(half2_of(w[0], w[1]), half2_of(w[2], w[3]));
-        if (low) low[i] = make_uint2(half2_of(half_rest(w[0]), half_rest(w[1])), half2_of(half_rest(w[2]), half_rest(w[3])));
+        high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
+        if (low) low[i] = make_uint2(fp16_pair(fp16_rest(w[0]), fp16_rest(w[1])), fp16_pair(fp16_rest(w[2]), fp16_rest(w[3])));
     }
 }
 
@@ -471,9 +471,7 @@ DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t operand(const Plane& x, int hw, int tap) {
-    return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)];
-}
+DEVICE uint32_t operand(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)]; }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
 
@@ -600,7 +598,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t stored_weights = shared_address(operands) + lane * 8;
     uint2 weights[TAPS];
     if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2(stored_weights + tap * TAP_BYTES);
-    pipeline.consumer_arrive(STAGES - 1);
+    pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8
     unsigned n = 0;
@@ -650,7 +648,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 // for each tap and position of a window. The sums of all taps stay in registers.
 using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
 
-// Whether each of two bytes, the lower ones of the halves of `bytes`, is 1 << i: two fp16 values, 1 or 0. Bytes are compared as
+// Whether the lower byte of each of the two 16-bit words in `bytes` is 1 << i: two fp16 values, 1 or 0. Words are compared as
 // the subnormal fp16 values that they are.
 DEVICE uint32_t one_hot(uint32_t bytes, int i) {
     const uint32_t hot = 0x00010001u << i;
@@ -671,7 +669,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
         return;
     }
-    pipeline.consumer_arrive(STAGES - 1);
+    pipeline.consumer_release(STAGES - 1);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int warp = threadIdx.x / WARP;
     Gradient gradient;
@@ -770,10 +768,10 @@ __global__ void __launch_bounds__(WARPS * WARP, 1)
                     return upstream.at(sample, o) * power_of_2(exponent) * w;
                 };
                 const float w[4] = {scaled(i % 4), scaled(i % 4 + 4), scaled(i % 4 + 8), scaled(i % 4 + 12)};
-                weights[0][tap][i % WARP] = make_uint2(half2_of(w[0], w[1]), half2_of(w[2], w[3]));
+                weights[0][tap][i % WARP] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
                 if (STRICT)
                     weights[STRICT][tap][i % WARP] =
-                        make_uint2(half2_of(half_rest(w[0]), half_rest(w[1])), half2_of(half_rest(w[2]), half_rest(w[3])));
+                        make_uint2(fp16_pair(fp16_rest(w[0]), fp16_rest(w[1])), fp16_pair(fp16_rest(w[2]), fp16_rest(w[3])));
             }
             __syncthreads();
             if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) b[tap] = weights[0][tap][lane];
@@ -1074,7 +1072,7 @@ static std::string text(at::IntArrayRef values) {
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
 
-// PyTorch's setting for convolutions, as its own read it at each call: one for all operations before PyTorch 2.9.
+// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
 static bool is_strict() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
     return !at::globalContext().allowTF32CuDNN();
@@ -1403,7 +1401,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -1417,15 +1415,8 @@ def main():
         pooled = nn.functional.max_pool3d(model.conv(x) / model.divisor, model.pool_size)
         return (pooled.mean(dim=(2, 3, 4), keepdim=True) + model.bias).sum(dim=1)
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

@@ -190,7 +190,7 @@ struct Scales {
 struct Layout {
     int stage_planes, stage_bytes, band_bytes, bands, operands, sums, scales, barriers, bytes;
 
-    __host__ __device__ __forceinline__ Layout(const Shape& shape, bool strict) {
+    __host__ DEVICE Layout(const Shape& shape, bool strict) {
         const int planes = shape.image_planes(), stages_of_band = ceil_div(planes, STAGE_PLANES);
         stage_planes = ceil_div(planes, stages_of_band), stage_bytes = CHANNELS * stage_planes * 2 * ROW_BYTES;
         band_bytes = (strict ? 2 : 1) * planes * PLANE_BYTES;
@@ -273,12 +273,12 @@ DEVICE float max_nan(float a, float b) {  // fmaxf ignores NaN
 }
 
 // ---- fp16 values and powers of two
-DEVICE uint32_t half2_of(float a, float b) {
+DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 // What rounding to fp16 leaves of x; nothing of an infinity.
-DEVICE float half_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
+DEVICE float fp16_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
 DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 // value * 2^exponent for an exponent of -252 to 254, which may be beyond a float's when two scales are undone at once.
@@ -308,7 +308,7 @@ DEVICE float warp_largest(float v) {
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
     return v;
 }
-// The largest of the weights, for the first COUNT threads of the block; `by_warp` has a place for each of their warps.
+// The largest of the weights, for the first COUNT threads of the block; `by_warp` has an element for each of their warps.
 template <int COUNT>
 __device__ float largest_weight(const float* __restrict__ weight, float* by_warp) {
     float mine[ceil_div(WEIGHTS, COUNT)];
@@ -351,7 +351,7 @@ struct Segment {
 };
 
 // Two multistage pipelines. Stages: TMA's bytes complete a phase of a stage's mbarrier `loaded`; a barrier of the producers
-// gives the stage back. Bands: band n, counted over all segments and attempts, is in stage n % BANDS. Producers wait for its
+// releases the stage. Bands: band n, counted over all segments and attempts, is in stage n % BANDS. Producers wait for its
 // empty mbarrier and arrive at its full one, consumers the other way round. Every lane arrives for itself.
 struct Pipeline {
     Layout layout;
@@ -372,10 +372,10 @@ struct Pipeline {
     DEVICE uint32_t band(unsigned n) const { return bands + n % BANDS * layout.band_bytes; }
     DEVICE uint32_t full(unsigned n) const { return barriers + n % BANDS * 8; }
     DEVICE uint32_t empty(unsigned n) const { return full(n) + BANDS * 8; }
-    DEVICE void producer_wait(unsigned n) const { mbarrier_wait(empty(n), n / BANDS & 1 ^ 1); }
-    DEVICE void producer_arrive(unsigned n) const { mbarrier_arrive(full(n)); }
+    DEVICE void producer_acquire(unsigned n) const { mbarrier_wait(empty(n), n / BANDS & 1 ^ 1); }
+    DEVICE void producer_commit(unsigned n) const { mbarrier_arrive(full(n)); }
     DEVICE void consumer_wait(unsigned n) const { mbarrier_wait(full(n), n / BANDS & 1); }
-    DEVICE void consumer_arrive(unsigned n) const { mbarrier_arrive(empty(n)); }
+    DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty(n)); }
 };
 
 // ---- producers
@@ -383,7 +383,7 @@ struct Pipeline {
 // segment's first stage, with room for values 31 times as large. If there are larger ones, the segment is attempted a second
 // time, with the power that its largest value calls for.
 constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;
-constexpr float LARGEST_HALF = 65504;
+constexpr float LARGEST_FP16 = 65504;
 
 // The largest of all producers' values. Two calls with one `when` have another barrier between them.
 DEVICE float largest_of_producers(float mine, int when, Scales* scales) {
@@ -402,13 +402,13 @@ DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
         v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
     }
 }
-// A piece goes to its row as fp16, a column's channels side by side. The two pairs of columns change places in every other
-// group of four lanes, so that a quarter-warp's stores touch all banks.
+// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
+// columns, so that a quarter-warp's stores touch all banks.
 DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
     uint4 columns[4];
     UNROLL for (int k = 0; k < 4; ++k)
-        columns[k] = make_uint4(half2_of(v[k], v[4 + k]), half2_of(v[8 + k], v[12 + k]), half2_of(v[16 + k], v[20 + k]),
-                                half2_of(v[24 + k], v[28 + k]));
+        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
+                                fp16_pair(v[24 + k], v[28 + k]));
     const bool turned = piece / 4 % 2;
     const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
     UNROLL for (int odd = 0; odd < 2; ++odd) {
@@ -433,10 +433,10 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
         const int planes = 2 * segment.slabs + 2, band_stages = ceil_div(planes, layout.stage_planes);
         const int count = segment.bands() * band_stages;
         const auto load_stage = [&](int k) {
-            const unsigned place = (first_stage + k) % STAGES;
-            const uint32_t loaded = pipeline.loaded + 8 * place;
+            const unsigned stage = (first_stage + k) % STAGES;
+            const uint32_t loaded = pipeline.loaded + 8 * stage;
             mbarrier_arrive_expect_tx(loaded, layout.stage_bytes);
-            const uint32_t to = pipeline.stages + place * layout.stage_bytes;
+            const uint32_t to = pipeline.stages + stage * layout.stage_bytes;
             const int column = 2 * segment.first_column, row = 2 * (segment.first_row + k / band_stages);
             const int plane = 2 * segment.first_slab + k % band_stages * layout.stage_planes;
             tma_load_5d(to, x, column, row, plane, 0, static_cast<int>(segment.sample), loaded);
@@ -463,7 +463,7 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
                         }
                         exponent = scale_exponent(largest_of_producers(largest, 0, scales), FIRST_TARGET);
                     }
-                    if (first_plane == 0) pipeline.producer_wait(band);
+                    if (first_plane == 0) pipeline.producer_acquire(band);
                     const float scale = power_of_2(exponent);
                     const uint32_t to = pipeline.band(band) + first_plane * PLANE_BYTES;
                     UNROLL_1 for (int j = thread / PIECES; j < lines; j += PRODUCERS / PIECES) {
@@ -473,7 +473,7 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
                         UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= scale;
                         store_piece(to + j * BAND_ROW_BYTES, piece, v);
                         if (STRICT) {
-                            UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = half_rest(v[e]);
+                            UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = fp16_rest(v[e]);
                             store_piece(to + layout.band_bytes / 2 + j * BAND_ROW_BYTES, piece, v);
                         }
                     }
@@ -482,11 +482,11 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
                 }
                 if (k == count) {  // consumers read the exponent behind the last band's mbarrier
                     largest = largest_of_producers(largest, 1, scales);
-                    accepted = exact || largest * power_of_2(exponent) <= LARGEST_HALF;
+                    accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
                     if (thread == 0) scales->exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
                     exponent = scale_exponent(largest, LAST_TARGET);
                 }
-                pipeline.producer_arrive(band);
+                pipeline.producer_commit(band);
             }
             first_band += segment.bands(), first_stage += count, ++attempt;
             exact = true;
@@ -511,7 +511,7 @@ struct Unit {
     }
 };
 
-// Calls visit(unit, its two bands) for the warp's units, every CONSUMER_WARPS-th, and gives the bands back. Warps may be a row
+// Calls visit(unit, its two bands) for the warp's units, every CONSUMER_WARPS-th, and releases the bands. Warps may be a row
 // apart: a warp waits for the bands of a row once, and arrives when its next unit is in a later row.
 template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
@@ -523,7 +523,7 @@ DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned
         if (waits) pipeline.consumer_wait(band), pipeline.consumer_wait(band + 1);
         waits = unit.row > row;
         if (unit.row > row) {
-            pipeline.consumer_arrive(band);
+            pipeline.consumer_release(band);
             ++row;
             continue;
         }
@@ -531,7 +531,7 @@ DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned
         visit(unit, bands);
         unit.set(segment, row, unit.number + CONSUMER_WARPS);
     }
-    pipeline.consumer_arrive(first_band + segment.rows);
+    pipeline.consumer_release(first_band + segment.rows);
 }
 
 // Where in a plane the row of 16 bytes lies that the lane names when a warp loads column `column` of 8 windows.
@@ -552,8 +552,8 @@ __device__ int store_weights(const float* __restrict__ weight, float sign, uint2
             return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
         };
         const float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
-        high[i] = make_uint2(half2_of(w[0], w[1]), half2_of(w[2], w[3]));
-        low[i] = make_uint2(half2_of(half_rest(w[0]), half_rest(w[1])), half2_of(half_rest(w[2]), half_rest(w[3])));
+        high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
+        low[i] = make_uint2(fp16_pair(fp16_rest(w[0]), fp16_rest(w[1])), fp16_pair(fp16_rest(w[2]), fp16_rest(w[3])));
     }
     return exponent;
 }
@@ -609,7 +609,7 @@ DEVICE void add_last_middle(Sums& sums, const uint2 (&weights)[TAPS], const Plan
 }
 
 // visit(sums) for each slab of a unit, in order. A slab's planes 2 and 3 are the next one's planes 0 and 1 and stay in
-// registers. The order of additions is the same for all positions, of which always eight are under way.
+// registers. All positions add in the same order; eight are summed at a time.
 template <class Visit>
 DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], uint32_t offset, int first_slab, int end,
                      Visit visit) {
@@ -865,8 +865,8 @@ __global__ void __launch_bounds__(WARP)
 // for each tap and position of a window. The sums of all taps stay in registers.
 using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
 
-// Whether each of two bytes, the lower ones of the fp16 values of `bytes`, is 1 << i: two fp16 values, 1 or 0. Bytes are
-// compared as the subnormal fp16 values that they are.
+// Whether the lower byte of each of the two 16-bit words in `bytes` is 1 << i: two fp16 values, 1 or 0. Words are compared as
+// the subnormal fp16 values that they are.
 DEVICE uint32_t one_hot(uint32_t bytes, int i) {
     const uint32_t hot = 0x00010001u << i;
     const __half2 equal = __heq2(*reinterpret_cast<const __half2*>(&bytes), *reinterpret_cast<const __half2*>(&hot));
@@ -1030,7 +1030,7 @@ __global__ void __launch_bounds__(INPUT_THREADS, 1)
                 };
                 const int o = i % 4;
                 weights[tap][i % WARP] =
-                    make_uint2(half2_of(scaled(o), scaled(o + 4)), half2_of(scaled(o + 8), scaled(o + 12)));
+                    make_uint2(fp16_pair(scaled(o), scaled(o + 4)), fp16_pair(scaled(o + 8), scaled(o + 12)));
             }
             __syncthreads();
             UNROLL for (int tap = 0; tap < TAPS; ++tap) b[tap] = weights[tap][lane];
@@ -1422,7 +1422,7 @@ static std::string text(at::IntArrayRef values) {
 template <class... Parts>
 static std::string message(const Parts&... parts) { return (text(parts) + ...); }
 
-// PyTorch's setting for convolutions, as its own read it at each call: one for all operations before PyTorch 2.9.
+// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
 static bool is_strict() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
     return !at::globalContext().allowTF32CuDNN();
@@ -1832,7 +1832,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -1846,15 +1846,8 @@ def main():
         pooled = nn.functional.max_pool3d(model.conv(x) / model.divisor, model.pool_size)
         return (pooled.mean(dim=(2, 3, 4), keepdim=True) + model.bias).sum(dim=1)
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

@@ -149,7 +149,7 @@ constexpr int MIN_WINDOWS = round_up(2 * HALO_W + 1, ACCUMULATORS);
 constexpr int WINDOWS = std::max<int>(MIN_WINDOWS, round_up(384 / POOL_W, ACCUMULATORS)), PITCH = round_up(WINDOWS, LANES);
 constexpr int64_t CACHE_FLOATS = 128 << 10;  // half a megabyte, for the box sums of a stretch
 constexpr int LINE = 16;                     // floats in a cache line
-constexpr int64_t BAND = 8;                  // pooled rows whose gradients of the parameters are summed in one place
+constexpr int64_t BAND = 8;                  // pooled rows whose gradients of the parameters are summed together
 constexpr int64_t INPUT_BAND = 12;           // rows of blocks of POOL_H pixels whose gradients are computed in sequence
 
 struct Shape {
@@ -319,8 +319,8 @@ inline void for_each_block(int64_t vectors, F f) {
     }
 }
 
-// The cache lines of the pixels of which the next pooled row is the first to need them: fetched while this one is multiplied, a
-// few at a time, since a core has only a dozen buffers for lines under way.
+// The cache lines that the next pooled row is the first to read: fetched while this one is multiplied, a few at a time,
+// since a core has only a dozen buffers for lines under way.
 struct Upcoming {
     const float* row;  // of which `line` comes next
     int64_t rows, lines, width, plane, line = 0, u = 0;

@@ -5,11 +5,10 @@ sums. Training comes with the forward pass: it leaves each sample's gradients of
 
 Why it is faster
     v2 is compute bound: 16 convolution values for every pooled one, and then their average. Average and convolution are both
-    linear, so they may change places: a box sum of the input takes the place of 16 pixels, and 170 GFLOP become 10.6. Box sums
-    are cheap because they are separable and shared: a sum down a column serves all columns of the kernel. What it costs: box
-    sums pass through shared memory between two barriers, and each tile of windows reads its weights again. Predicted for an
-    H200: 0.45 ms, from 7,500 instructions of a thread in a tile, 4,600 of them multiply-adds. Measured: 0.65 (v2 6.3, eager
-    11.2).
+    linear, so they commute: a box sum of the input replaces 16 pixels, and 170 GFLOP become 10.6. Box sums are cheap because
+    they are separable and shared: a sum down a column serves all columns of the kernel. What it costs: box sums pass through
+    shared memory between two barriers, and each tile of windows reads its weights again. Predicted for an H200: 0.45 ms, from
+    7,500 instructions of a thread in a tile, 4,600 of them multiply-adds. Measured: 0.65 (v2 6.3, eager 11.2).
 
 Mathematics
     pooled[b,o,i,j]      = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j];   out[b] = sum of sigmoid(pooled)
@@ -84,7 +83,7 @@ constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 64), OUT_BLOCK = ceil_div(OUT_
 constexpr int OUTS = ceil_div(OUT_BLOCK, COLUMN_LANES);  // of a thread
 
 // What is in shared memory at a time is a slice of the terms. Slices divide evenly, so they need no bounds. Column sums lie
-// by remainder, first all columns that are 0 modulo POOL_W, then all that are 1, and so on: neighbouring threads read them
+// by remainder, first all columns that are 0 modulo POOL_W, then all that are 1, and so on: adjacent threads read them
 // POOL_W apart, conflict-free. RUN, the columns of a remainder, is padded so that a warp's stores are conflict-free, too.
 constexpr int MAX_TERMS = 27, COLUMN_SUM_FLOATS = 4096;
 constexpr int SLICE_S = largest_divisor(KERNEL_W, MAX_TERMS);
@@ -867,7 +866,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -880,15 +879,8 @@ def main():
     def plain(x):
         return torch.sigmoid(model.avg_pool(model.conv(x))).sum(dim=(1, 2, 3))
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

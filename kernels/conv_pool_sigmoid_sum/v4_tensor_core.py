@@ -60,7 +60,9 @@ CUDA = r"""
 #include <cmath>
 #include <cstdint>
 
+#define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -88,10 +90,8 @@ struct Tensors {
 struct Segment {
     int image, start, count, slot;  // slot: where its sums go
 };
-__device__ __forceinline__ int64_t first_row(const Shape& s, int block) {
-    return static_cast<int64_t>(s.images) * s.rows * block / s.blocks;
-}
-__device__ __forceinline__ Segment segment_at(const Shape& s, int64_t line, int64_t end) {
+DEVICE int64_t first_row(const Shape& s, int block) { return static_cast<int64_t>(s.images) * s.rows * block / s.blocks; }
+DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
     const int image = static_cast<int>(line / s.rows), start = static_cast<int>(line % s.rows);
     const int count = static_cast<int>(end - line < s.rows - start ? end - line : s.rows - start);
     return {image, start, count, image + (s.images % s.blocks ? static_cast<int>(blockIdx.x) : 0)};
@@ -113,7 +113,7 @@ constexpr int PARTS = 2;                   // warps' positions that a warp multi
 //   | box sums of group 0: SLABS slabs of 64 positions x 16 bytes; |  10,240   20,480 if STRICT: low parts, too
 //   | of group 1; of group 2                                       |
 //   +--------------------------------------------------------------+
-//   | ring of warp 0: POOL_H rows of x, 8 channels x 66 columns;   |   8,704
+//   | pipeline of warp 0: POOL_H rows of x, 8 channels x 66        |   8,704
 //   | of warp 1; ...                                               |
 //   +--------------------------------------------------------------+
 // A lane's sums of a channel at a position are packed in pairs: all taps, then what rounding leaves of the middle one. A slab
@@ -124,11 +124,11 @@ __host__ __device__ constexpr int column_of(int channel, int tap) {
 }
 constexpr int FRAGMENT = GROUP * 32 * 16, WEIGHT_BYTES = 2 * PAIRS * FRAGMENT;  // operand a of all outputs for one inner 16
 
-// A slot of a ring is a row of a strip: lines of 32 columns and 128 bytes, [line][channel], then the 16-byte pieces of the
+// A stage of a pipeline is a row of a strip: lines of 32 columns and 128 bytes, [line][channel], then the 16-byte pieces of the
 // columns behind the last line, [piece][channel]. Swizzle: piece i of a line stands at i ^ (channel % 4), so that all accesses
 // are conflict-free.
 constexpr int LINES = STRIP * POOL_W / 32, TAIL = ceil_div(KERNEL_W - 1, 4), LINE = 128;
-constexpr int SLOT = CHANNELS * (LINES * LINE + TAIL * 16), RING = POOL_H * SLOT;
+constexpr int STAGE_BYTES = CHANNELS * (LINES * LINE + TAIL * 16), PIPELINE_BYTES = POOL_H * STAGE_BYTES;
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, VECTORS = ceil_div(SPAN, 4);  // what a lane reads of a row and channel
 
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;
@@ -139,58 +139,58 @@ constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of the powers
 constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel declares itself
 
 // ---- PTX
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Copies 16 (4) bytes, or writes zeros where `bytes` is 0; then `from` is not read.
-__device__ __forceinline__ void cp_async_16(uint32_t to, const float* from, int bytes) {
+DEVICE void cp_async_16(uint32_t to, const float* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void cp_async_4(uint32_t to, const float* from, int bytes) {
+DEVICE void cp_async_4(uint32_t to, const float* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 // Waits for all copies of this thread.
-__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ __forceinline__ void bar_sync(int name, int threads) {
+DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void bar_sync(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 #define FOUR(v) "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-__device__ __forceinline__ uint4 ld_shared_v4(uint32_t at) {
+DEVICE uint4 ld_shared_v4(uint32_t at) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(at) : "memory");
     return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
 // and 2 * q + 1 of row n, or, transposed, of column n.
-__device__ __forceinline__ uint4 ldmatrix_x4(uint32_t row) {
+DEVICE uint4 ldmatrix_x4(uint32_t row) {
     uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
     return v;
 }
-__device__ __forceinline__ uint4 ldmatrix_x4_trans(uint32_t row) {
+DEVICE uint4 ldmatrix_x4_trans(uint32_t row) {
     uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
     return v;
 }
-__device__ __forceinline__ void st_shared_u32(uint32_t at, uint32_t v) {
+DEVICE void st_shared_u32(uint32_t at, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
-__device__ __forceinline__ void st_shared_v4(uint32_t at, const float (&v)[4]) {
+DEVICE void st_shared_v4(uint32_t at, const float (&v)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 // d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
 // n + 8.
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ float ex2_approx(float x) {
+DEVICE float ex2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-__device__ __forceinline__ float rcp_approx(float x) {
+DEVICE float rcp_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -198,32 +198,31 @@ __device__ __forceinline__ float rcp_approx(float x) {
 
 // ---- numbers
 // Two floats as fp16, the first one in the lower bits, and what rounding leaves of them.
-__device__ __forceinline__ uint32_t fp16_pair(float a, float b) {
+DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
-__device__ __forceinline__ float2 rest_of_pair(float a, float b, uint32_t pair) {
+DEVICE float2 rest_of_pair(float a, float b, uint32_t pair) {
     const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&pair));
     return make_float2(a - rounded.x, b - rounded.y);
 }
-__device__ __forceinline__ float warp_sum(float v) {
+DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
     return v;
 }
 // Of floats that are not negative: their bits are in order.
-__device__ __forceinline__ float warp_max(float v) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(v))); }
+DEVICE float warp_max(float v) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(v))); }
 // The power of two that brings `largest` just below 2^exponent; at most 2^most.
-__device__ __forceinline__ float power_for(float largest, int exponent, int most) {
+DEVICE float power_for(float largest, int exponent, int most) {
     const int power = exponent + 126 - static_cast<int>(__float_as_uint(largest) >> 23);  // largest < 2^(its exponent - 126)
     return __uint_as_float(static_cast<uint32_t>(smaller(power, most) + 127) << 23);
 }
-__device__ __forceinline__ float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
+DEVICE float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
 // Gives the weights, multiplied by `factor`, changed by change(taps of an output and a channel), and scaled, to store(output,
 // channel, tap, high, low). Returns the scale. All threads call it.
 template <class Change, class Store>
-__device__ __forceinline__ float split_weights(const float* weight, float factor, float* warp_values, Change change,
-                                               Store store) {
+DEVICE float split_weights(const float* weight, float factor, float* warp_values, Change change, Store store) {
     const auto load = [&](int i, float (&taps)[TAPS]) {
         const bool exists = i / CHANNELS < OUT_CHANNELS && i % CHANNELS < IN_CHANNELS;
         UNROLL for (int t = 0; t < TAPS; ++t)
@@ -258,7 +257,7 @@ struct Work {
     Segment segment;
     int bands, rounds, steps;
 };
-__device__ __forceinline__ Work work_at(const Shape& s, int64_t line) {
+DEVICE Work work_at(const Shape& s, int64_t line) {
     const int64_t end = first_row(s, blockIdx.x + 1);
     if (line >= end) return {};
     const Segment segment = segment_at(s, line, end);
@@ -273,25 +272,25 @@ __device__ __forceinline__ Work work_at(const Shape& s, int64_t line) {
 struct Unit {
     int strip, first, rows;
 };
-__device__ __forceinline__ Unit unit_of(const Shape& s, const Work& work, int index) {
+DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
     const int64_t band = index / s.strips, count = work.segment.count;
     const int begin = static_cast<int>(band * count / work.bands), end = static_cast<int>((band + 1) * count / work.bands);
     return {index % s.strips, work.segment.start + begin, band < work.bands ? end - begin : 0};
 }
 
-// ---- a warp's pipeline: a ring of POOL_H rows of its strip
-// Slots [0, FRESH) have the rows that belong to one pooled row alone, the others those that it shares with the next one. Once
+// ---- a warp's multistage pipeline: POOL_H stages, a row of its strip each
+// Stages [0, FRESH) have the rows that belong to one pooled row alone, the others those that it shares with the next one. Once
 // the warp has summed them, it asks for the rows of the next step, which come while it multiplies.
-struct Ring {
+struct Pipeline {
     const Shape& s;
     const uint32_t data;          // shared address
     const float* from = nullptr;  // what this lane copies next: eight lanes have a channel
     int valid = 0;                // columns of the image from the lane's first on
 
-    __device__ __forceinline__ Ring(const Shape& s, uint32_t data) : s(s), data(data) {}
+    DEVICE Pipeline(const Shape& s, uint32_t data) : s(s), data(data) {}
 
     // The warp has read all rows of the unit before.
-    __device__ __forceinline__ void begin(const float* x, int image, const Unit& unit) {
+    DEVICE void begin(const float* x, int image, const Unit& unit) {
         const int lane = threadIdx.x % 32, left = unit.strip * STRIP * POOL_W + lane % 8 * 4;
         const int64_t channel = static_cast<int64_t>(image) * IN_CHANNELS + lane / 8;
         from = x + (channel * s.height + unit.first * POOL_H) * s.width + left;
@@ -300,14 +299,15 @@ struct Ring {
         copy_rows<0, FRESH>(unit.rows > 0);
     }
 
-    // The warp has read these slots: asks for their next rows, if there are more. What the image lacks becomes zeros.
+    // The warp has read these stages: asks for their next rows, if there are more. What the image lacks becomes zeros.
     template <int FIRST, int COUNT>
-    __device__ __forceinline__ void copy_rows(bool more) {
+    DEVICE void copy_rows(bool more) {
         __syncwarp();
         if (more) {
             const int lane = threadIdx.x % 32;
-            const uint32_t to = data + FIRST * SLOT + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
-            const uint32_t tail = data + FIRST * SLOT + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
+            const uint32_t to = data + FIRST * STAGE_BYTES + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
+            const uint32_t tail =
+                data + FIRST * STAGE_BYTES + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
             const int64_t plane = static_cast<int64_t>(s.height) * s.width;
             // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
             const auto copy_row = [&](int row, auto copy) {
@@ -315,8 +315,8 @@ struct Ring {
                     const float* const source = from + c * plane;
                     const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
                     UNROLL for (int line = 0; line < LINES; ++line)
-                        copy(to + row * SLOT + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
-                    if (lane % 8 < TAIL) copy(tail + row * SLOT + c * 16, source + 32 * LINES, columns - 32 * LINES);
+                        copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
+                    if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
                 }
                 from += s.width;
             };
@@ -326,18 +326,16 @@ struct Ring {
                         cp_async_16(to, source, columns > 0 ? 16 : 0);
                     });
             } else {
-#pragma unroll 1
-                for (int row = 0; row < COUNT; ++row)
+                UNROLL_1 for (int row = 0; row < COUNT; ++row)
                     copy_row(row, [](uint32_t to, const float* source, int columns) {
-#pragma unroll 1
-                        for (int i = 0; i < 4; ++i) cp_async_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_4(to + 4 * i, source + i, i < columns ? 4 : 0);
                     });
             }
         }
     }
 
     // Waits until all lanes' copies are there.
-    __device__ __forceinline__ void wait() const {
+    DEVICE void wait() const {
         cp_async_wait_all();
         __syncwarp();
     }
@@ -346,30 +344,30 @@ struct Ring {
 // ---- box sums in registers
 // Lane 4 * n + q has channels q and q + 4, and two neighbouring positions (`member`) of the strip, pair pair_of(n). In this
 // order the eight lanes that read 16 bytes at a time touch all banks.
-__device__ __forceinline__ int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
+DEVICE int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
 using RowSums = float[4][KERNEL_W];  // [2 * (channel / 4) + member][column of the kernel]
 using Sums = float[TAPS][4];
 
 struct Pieces {
-    uint32_t at[2][VECTORS];  // of channels q and q + 4: where in the ring's first slot is what the lane reads
-    __device__ __forceinline__ Pieces(uint32_t ring, int q, int pair) {
+    uint32_t at[2][VECTORS];  // of channels q and q + 4: where in the first stage is what the lane reads
+    DEVICE Pieces(uint32_t pipeline, int q, int pair) {
         UNROLL for (int i = 0; i < VECTORS; ++i) {
             const int piece = pair * POOL_W / 2 + i, tail = piece - 8 * LINES;
             UNROLL for (int upper = 0; upper < 2; ++upper) {
                 const uint32_t in_line = (piece / 8 * CHANNELS + q) * LINE + ((piece % 8 ^ q) << 4) + upper * 4 * LINE;
                 const uint32_t in_tail = LINES * CHANNELS * LINE + tail * CHANNELS * 16 + q * 16 + upper * 4 * 16;
-                at[upper][i] = ring + (7 * POOL_W / 2 + i < 8 * LINES || tail < 0 ? in_line : in_tail);
+                at[upper][i] = pipeline + (7 * POOL_W / 2 + i < 8 * LINES || tail < 0 ? in_line : in_tail);
             }
         }
     }
 };
 
 // Sums of POOL_W values of a row: for the kernel's middle column, and for the others what differs from it.
-__device__ __forceinline__ void sum_row(const Pieces& pieces, int slot, RowSums& sums) {
+DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
     UNROLL for (int upper = 0; upper < 2; ++upper) {
         float x[4 * VECTORS];
         UNROLL for (int i = 0; i < VECTORS; ++i) {
-            const uint4 v = ld_shared_v4(pieces.at[upper][i] + slot * SLOT);
+            const uint4 v = ld_shared_v4(pieces.at[upper][i] + stage * STAGE_BYTES);
             x[4 * i] = __uint_as_float(v.x), x[4 * i + 1] = __uint_as_float(v.y);
             x[4 * i + 2] = __uint_as_float(v.z), x[4 * i + 3] = __uint_as_float(v.w);
         }
@@ -393,7 +391,7 @@ __device__ __forceinline__ void sum_row(const Pieces& pieces, int slot, RowSums&
 // The same down the columns: sums of POOL_H rows for the kernel's middle row, and for the others what differs from it. `above`
 // are the rows that the pooled row shares with the one before; afterwards those that it shares with the next one.
 using SharedRows = RowSums[larger(OVERLAP, 1)];
-__device__ __forceinline__ void box_sums(Ring& ring, bool more, const Pieces& pieces, SharedRows& above, Sums& sums) {
+DEVICE void box_sums(Pipeline& pipeline, bool more, const Pieces& pieces, SharedRows& above, Sums& sums) {
     RowSums row;
     SharedRows below;
     bool first = true;
@@ -405,7 +403,7 @@ __device__ __forceinline__ void box_sums(Ring& ring, bool more, const Pieces& pi
         first = false;
     };
     UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r) add_to_middle(above[r]);
-    ring.wait();
+    pipeline.wait();
     UNROLL for (int r = 0; r < FRESH; ++r) {
         sum_row(pieces, r, row);
         add_to_middle(row);
@@ -414,7 +412,7 @@ __device__ __forceinline__ void box_sums(Ring& ring, bool more, const Pieces& pi
         sum_row(pieces, FRESH + r, below[r]);
         if (r < MIDDLE_H) add_to_middle(below[r]);
     }
-    ring.copy_rows<0, POOL_H>(more);
+    pipeline.copy_rows<0, POOL_H>(more);
     UNROLL for (int i = 0; i < 4; ++i)
         UNROLL for (int e = 0; e < KERNEL_W; ++e) {
             UNROLL for (int r = MIDDLE_H - 1; r >= 0; --r) {
@@ -431,7 +429,7 @@ __device__ __forceinline__ void box_sums(Ring& ring, bool more, const Pieces& pi
 
 // Where a lane's sums of the strip go. The largest of the group gets just below 2^SUM_EXPONENT.
 template <bool STRICT>
-__device__ __forceinline__ void store_sums(const Sums& sums, float scale, uint32_t to) {
+DEVICE void store_sums(const Sums& sums, float scale, uint32_t to) {
     UNROLL for (int i = 0; i < 4; ++i, to += i == 2 ? PAIRS * SLAB - OCTET : OCTET) {
         float rest = 0;
         UNROLL for (int k = 0; k < PAIRS; ++k) {
@@ -477,14 +475,13 @@ struct Kernel {
     static constexpr bool KEEPS_WEIGHTS = FEW && !(STRICT && TRAINING);  // in registers
     static constexpr int WEIGHTS = KEEPS_WEIGHTS ? 0 : WEIGHT_BYTES;
     static constexpr int SUMS = (STRICT ? 2 : 1) * SLABS * SLAB;  // of a group
-    __host__ __device__ static constexpr int rings(int warps) { return WEIGHTS + larger(warps / GROUP, 2) * SUMS; }
+    __host__ __device__ static constexpr int pipelines(int warps) { return WEIGHTS + larger(warps / GROUP, 2) * SUMS; }
     static_assert(OUTPUTS * COLUMNS * 4 <= 2 * SUMS && WEIGHT_BYTES <= 2 * SUMS, "they lie where the sums of two groups do");
 };
 
 // gradients (16 outputs x COLUMNS) += deltas (16 x 16 positions) * sums (16 x COLUMNS).
 template <bool STRICT>
-__device__ __forceinline__ void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low,
-                                                uint32_t sums) {
+DEVICE void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low, uint32_t sums) {
     UNROLL for (int slab = 0; slab < SLABS; slab += 2) {
         const uint4 b = ldmatrix_x4_trans(sums + slab * SLAB);
         if (STRICT) {
@@ -500,13 +497,13 @@ __device__ __forceinline__ void multiply_deltas(float (&gradients)[SLABS][4], co
     }
 
 // Deltas as input_gradient takes them: pairs of outputs, 8 apart, at both members of a pair of positions, then of the next.
-__device__ __forceinline__ uint4 paired_outputs(const uint4& w) {
+DEVICE uint4 paired_outputs(const uint4& w) {
     return make_uint4(__byte_perm(w.x, w.y, 0x5410), __byte_perm(w.z, w.w, 0x5410), __byte_perm(w.x, w.y, 0x7632),
                       __byte_perm(w.z, w.w, 0x7632));
 }
 
 // Back from differences to taps: `sums` (OUTPUTS x COLUMNS) has the gradients, added up over all groups.
-__device__ __forceinline__ void write_gradients(const float* sums, const float* bias_sums, float* to) {
+DEVICE void write_gradients(const float* sums, const float* bias_sums, float* to) {
     for (int i = threadIdx.x; i < OUT_CHANNELS * IN_CHANNELS; i += blockDim.x) {
         const float* const from = sums + i / IN_CHANNELS * COLUMNS;
         float taps[TAPS];
@@ -549,17 +546,16 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
 
-    Ring ring(s, shared_address(memory) + K::rings(s.warps) + warp * RING);
-    const Pieces pieces(ring.data, q, pair_of(n));
+    Pipeline pipeline(s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES);
+    const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
     __syncthreads();
     while (work.segment.count > 0) {
         float total = 0, scale = __uint_as_float((MOST_EXPONENT + 127) << 23);
         float gradients[SLABS][4] = {}, bias_gradients[2] = {};
-#pragma unroll 1
-        for (int round = 0; round < work.rounds; ++round) {
+        UNROLL_1 for (int round = 0; round < work.rounds; ++round) {
             const Unit unit = unit_of(s, work, round * s.warps + warp);
-            ring.begin(t.x, work.segment.image, unit);
+            pipeline.begin(t.x, work.segment.image, unit);
             // Bits 4 * part + 2 * member + i: whether column 2 * q + i of the product with a part's (a warp's) positions is one
             // of the image; 16 bits further, whether in the last step, too, when some units have ended.
             const int steps = work.steps;
@@ -575,14 +571,13 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
             if (lane == 0) saved[round % 2][warp] = ((work.segment.image * s.rows + unit.first) * s.strips + unit.strip) * 128u;
             const int columns = s.columns - unit.strip * STRIP;
             SharedRows above;
-            ring.wait();
+            pipeline.wait();
             if (unit.rows > 0)
                 UNROLL for (int i = 0; i < OVERLAP; ++i) sum_row(pieces, FRESH + i, above[i]);
-            ring.copy_rows<FRESH, OVERLAP>(unit.rows > 0);
-#pragma unroll 1
-            for (int step = 0; step < steps; ++step) {
+            pipeline.copy_rows<FRESH, OVERLAP>(unit.rows > 0);
+            UNROLL_1 for (int step = 0; step < steps; ++step) {
                 Sums sums = {};
-                if (step < unit.rows) box_sums(ring, step + 1 < unit.rows, pieces, above, sums);
+                if (step < unit.rows) box_sums(pipeline, step + 1 < unit.rows, pieces, above, sums);
                 if (columns < STRIP)  // what lies beyond the image's last window may be anything
                     UNROLL for (int i = 0; i < 4 * TAPS; ++i)
                         if (2 * pair_of(n) + i % 2 >= columns) sums[i / 4][i % 4] = 0;
@@ -679,8 +674,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
         if (lane == 0) warp_values[warp] = total;
         if constexpr (TRAINING) {
             float* const scratch = reinterpret_cast<float*>(memory + K::WEIGHTS);
-#pragma unroll 1
-            for (int turn = 0; turn < s.warps / GROUP; ++turn) {
+            UNROLL_1 for (int turn = 0; turn < s.warps / GROUP; ++turn) {
                 if (turn == group) {
                     const float unit = 1 / DELTA_SCALE / (POOL_H * POOL_W) * inverse(scale);
                     UNROLL for (int i = 0; i < 4 * SLABS; ++i) {
@@ -741,7 +735,7 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
         exchange[i / (STREAMS * 4 * EXCHANGED)][i / (4 * EXCHANGED) % STREAMS][0][i / EXCHANGED % 4][i % EXCHANGED] = 0;
     const float weight_scale = store_transposed_weights(weight, reinterpret_cast<__half*>(memory), warp_values);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, n = lane / 4, q = lane % 4;
-    const int stream = warp / GRADIENT_STRIPS, place = warp % GRADIENT_STRIPS, pair = pair_of(n);
+    const int stream = warp / GRADIENT_STRIPS, own_strip = warp % GRADIENT_STRIPS, pair = pair_of(n);
     const uint32_t weights = shared_address(memory) + lane * 16;
     const uint32_t out = shared_address(memory) + INPUT_WEIGHT_BYTES + warp * CHANNELS * OUT_PITCH * 4;
     const int left_lane = pair_of((pair - 1) & 7) * 4 + q, tiles = s.images / s.batch;
@@ -751,9 +745,9 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
         const Segment segment = segment_at(s, line, end);
         line += segment.count;
         const int sample = segment.image / tiles, tile = segment.image % tiles, half = ceil_div(segment.count, STREAMS);
-        const int strip = tile * (GRADIENT_STRIPS - 1) + place;
+        const int strip = tile * (GRADIENT_STRIPS - 1) + own_strip;
         const int first = segment.start + stream * half, last = smaller(first + half, segment.start + segment.count);
-        const bool writes_below = last == s.rows && first < last, writes = tile == 0 || place > 0;
+        const bool writes_below = last == s.rows && first < last, writes = tile == 0 || own_strip > 0;
         const float scale = grad_out[sample] / (DELTA_SCALE * POOL_H * POOL_W) / weight_scale;
         // The row before the first one gives its part of the first; the image's last stream writes what lies below its windows.
         const int below = segment.start + segment.count == s.rows ? ceil_div(s.height, POOL_H) - s.rows : 0;
@@ -771,8 +765,7 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
         load(first - 1, 0, next);
         if (STRICT) load(first - 1, rest, next_low);
         float carry[larger(OVERLAP, 1)][KERNEL_W][4] = {};
-#pragma unroll 1
-        for (int row = first - 1; row < first + half + below; ++row) {
+        UNROLL_1 for (int row = first - 1; row < first + half + below; ++row) {
             float d[TAPS][4] = {};
             UNROLL for (int v = 0; v < 4; ++v)
                 UNROLL for (int y = 0; y < KERNEL_H; ++y) {
@@ -808,7 +801,7 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                 UNROLL for (int i = 0; i < 4; ++i)
                     UNROLL for (int z = EDGE - 1; z >= 0; --z)
                         edge[y][i][z] = z == EDGE - 1 ? rows[y][z + 1][i] : rows[y][z + 1][i] + edge[y][i][z + 1];
-            float* const mine = exchange[parity][stream][1 + place][q];
+            float* const mine = exchange[parity][stream][1 + own_strip][q];
             if (pair == 7)
                 UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
                     mine[i] = edge[i / (2 * EDGES)][2 + i / EDGES % 2][i % EDGES];
@@ -818,7 +811,7 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                 from_left[i / (2 * EDGES)][i / EDGES % 2][i % EDGES] =
                     __shfl_sync(~0u, edge[i / (2 * EDGES)][2 + i / EDGES % 2][i % EDGES], left_lane);
             if (pair == 0) {
-                const float* const left = exchange[parity][stream][place][q];
+                const float* const left = exchange[parity][stream][own_strip][q];
                 UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
                     from_left[i / (2 * EDGES)][i / EDGES % 2][i % EDGES] = left[i];
             }
@@ -858,8 +851,7 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                         UNROLL for (int copy = 0; copy < larger(FRESH, 1); ++copy, to += s.width)
                             if (copy < copies) __stcs(reinterpret_cast<uint4*>(to), v);
                     } else {
-#pragma unroll 1
-                        for (int copy = 0; copy < copies; ++copy, to += s.width) {
+                        UNROLL_1 for (int copy = 0; copy < copies; ++copy, to += s.width) {
                             to[0] = __uint_as_float(v.x);
                             if (at + 1 < s.width) to[1] = __uint_as_float(v.y);
                             if (at + 2 < s.width) to[2] = __uint_as_float(v.z);
@@ -939,7 +931,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
 #endif
 
 // ---- sums over segments, and over samples
-__device__ __forceinline__ int block_of(const Shape& s, int64_t row) {  // which has a row of the line
+DEVICE int block_of(const Shape& s, int64_t row) {  // which has a row of the line
     return static_cast<int>(((row + 1) * s.blocks - 1) / (static_cast<int64_t>(s.images) * s.rows));
 }
 
@@ -1013,7 +1005,7 @@ void launch_weighted_sum(const float* factors, const float* terms, float* weight
 template <bool STRICT, bool TRAINING, bool FEW>
 static cudaError_t launch(Shape s, const Tensors& tensors, int limit, cudaStream_t stream) {
     using K = Kernel<STRICT, TRAINING, FEW>;
-    const auto bytes = [](int warps) { return K::rings(warps) + warps * RING; };
+    const auto bytes = [](int warps) { return K::pipelines(warps) + warps * PIPELINE_BYTES; };
     s.warps = K::MOST_WARPS;
     while (s.warps > (FEW ? GROUP : 2 * GROUP) && bytes(s.warps) > limit) s.warps -= GROUP;
     if (!FEW && bytes(s.warps) > limit) return launch<STRICT, TRAINING, true>(s, tensors, limit, stream);
@@ -1423,7 +1415,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -1436,15 +1428,8 @@ def main():
     def plain(x):
         return torch.sigmoid(model.avg_pool(model.conv(x))).sum(dim=(1, 2, 3))
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

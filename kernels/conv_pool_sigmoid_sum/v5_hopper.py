@@ -67,6 +67,7 @@ CUDA = r"""
 #include <cstdint>
 
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
 #define DEVICE __device__ __forceinline__
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -429,7 +430,7 @@ struct Lane {
         }
     }
     // Conflict-free: a quarter-warp of a 16-byte load has all q and two n. LINES is odd, so the lines of the q differ modulo 4,
-    // and so do their swizzles. The two lower bits of n change places, so that the two pairs are 2 apart: with windows of 4
+    // and so do their swizzles. The two lower bits of n are swapped, so that the two pairs are 2 apart: with windows of 4
     // columns that is 4 chunks. Together they read all eight chunks of a line, which are all banks.
     DEVICE static int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
     DEVICE int position(int member) const { return warp * WARP_POSITIONS + 2 * pair + member; }
@@ -623,8 +624,8 @@ DEVICE void write_sum(float value, float* warp_sums, float* to) {
 
 // A persistent, warp-specialized block goes through its segments, two pooled rows of 96 positions at a time, one of each half.
 // The producer thread keeps the pipeline full; six consumer warps of a half have 16 positions each. A consumer waits for its
-// rows only. Its lanes keep in registers the box sums of 2 positions x 2 channels x all taps, as many for the next pooled row,
-// and 16 x 2 exponents: its part of the product that four warps (a warpgroup) share. The weights stay in shared memory.
+// rows only. Its lanes keep in registers the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has
+// so far (24), and 16 x 2 exponents: its part of the product that four warps (a warpgroup) share. Weights: in shared memory.
 template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
     conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
@@ -706,7 +707,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 // STRICT, all are two, high and low part, and the products are l * h + h * l + h * h.
 
 // Vectors of eight fp16 values: the deltas of a batch whose samples are one tile each.
-__host__ __device__ __forceinline__ int64_t vectors_of_deltas(const Shape& s) {
+__host__ DEVICE int64_t vectors_of_deltas(const Shape& s) {
     return static_cast<int64_t>(s.batch) * s.rows * (TILE_POSITIONS * OUTPUTS / 8);
 }
 
@@ -911,8 +912,7 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
                                 int slot) {
     static_assert(OUTPUTS * SUM_COLUMNS * 4 <= GROUPS * SUMS_BYTES, "they lie where the sums were");
     const int first_row = threadIdx.x / 32 % 4 * 16 + lane.lane / 4;
-#pragma unroll 1
-    for (int group = 0; group < GROUPS; ++group) {
+    UNROLL_1 for (int group = 0; group < GROUPS; ++group) {
         if (static_cast<int>(threadIdx.x) / 128 == group)
             UNROLL for (int i = 0; i < 40; ++i) {
                 const int row = first_row + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * lane.q + i % 2;  // as wgmma leaves them
@@ -1001,8 +1001,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         store_constant_columns<1>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS);
         if (STRICT) store_constant_columns<0>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS + SUMS_BYTES);
         box.overlap_rows();
-#pragma unroll 1
-        for (int step = 0; step < segment.steps(); ++step) {
+        UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
             box.fresh_rows();
             gradient.finish(lane);
             box.overlap_rows();
@@ -1218,8 +1217,7 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
         };
         load(first < last ? first - 1 : -1);
         float carry[OVERLAP > 0 ? OVERLAP : 1][KERNEL_W][4] = {};
-#pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
+        UNROLL_1 for (int step = 0; step < steps; ++step) {
             const int row = first - 1 + step;
             float d[36];
             uint4 a[4], low[4];
@@ -1618,7 +1616,7 @@ void launch_weighted_sum(const float* gradients, const float* grad_out, float* g
 
 constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W, PARAMETERS = WEIGHTS + OUT_CHANNELS;
 
-// PyTorch's setting for convolutions, as its own read it at each call: one for all operations before PyTorch 2.9.
+// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
 static bool is_strict() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
     return !at::globalContext().allowTF32CuDNN();
@@ -1634,8 +1632,8 @@ static bool is_strict() {
 template <class Int>
 static bool is_fast(const Int& width) { return FITS_FAST_PATH && width % 32 == 0; }
 
-// Of these, for which the gradient of x has one, too: the forward pass then keeps deltas. One tile of windows spans the image,
-// and 32 bits count the vectors of eight deltas.
+// Of these images, those whose gradient of x has a fast path, too: the forward pass keeps deltas for it. One tile of windows
+// spans the image, and 32 bits count the vectors of eight deltas.
 template <class Int>
 static bool keeps_deltas(const Int& batch, const Int& height, const Int& width) {
     constexpr int64_t MOST_KEPT_ROWS = (int64_t{1} << 32) / (TILE_POSITIONS * OUTPUTS / 8);
@@ -1758,7 +1756,7 @@ std::tuple<at::Tensor, at::Tensor> weighted_sum(const at::Tensor& grad_out_in, c
 }
 
 // Gradients of x, weight and bias. `grads` and `deltas` are what forward_with_parameter_grads gave. The plain kernels need no
-// deltas. They take over where none were kept, or, since the setting has changed, those of less precision than it asks for.
+// deltas. They run where none were kept, and where the setting has changed since and asks for more precision than was kept.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> all_grads(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
                                                          const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                                          const at::Tensor& deltas, at::IntArrayRef pool) {
@@ -1979,7 +1977,7 @@ class ModelNew(nn.Module):
 
 
 def main():
-    from torch.utils import cpp_extension
+    from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
     emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
@@ -1992,15 +1990,8 @@ def main():
     def plain(x):
         return torch.sigmoid(model.avg_pool(model.conv(x))).sum(dim=(1, 2, 3))
 
-    def milliseconds(function, repeats=20):
-        function(x)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            function(x)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats
+    def milliseconds(function):  # of 20 calls in a row, on average
+        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
 
     with torch.no_grad():
         model.double()

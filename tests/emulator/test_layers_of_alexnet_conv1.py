@@ -1,6 +1,7 @@
-"""alexnet_conv1/v5_hopper with other layers in the place of conv1, in check mode: outputs and gradients, in both precisions.
+"""alexnet_conv1 built for other constants, in check mode: outputs and gradients, in both precisions.
 
-What the judge changes of the model are sizes; the constants that kernels are built for change here.
+What the judge changes of the model are sizes. Here v5_hopper has other layers in the place of conv1, and v4_tensor_core the
+shared memory of an A100 (163 KB a block) and of a GeForce RTX 30, 40 or 50 (99 KB).
 """
 
 import apart
@@ -21,10 +22,12 @@ import ast, sys
 import torch
 from playground import catalog, emulator
 
-layer, shape = ast.literal_eval(sys.argv[1])
-path = catalog.ROOT / "kernels/alexnet_conv1/v5_hopper.py"
+name, (layer, shape), limit = sys.argv[1], *map(ast.literal_eval, sys.argv[2:])
+path = catalog.ROOT / f"kernels/alexnet_conv1/{name}.py"
 with emulator.install(mode="check", source_file=str(path), time_limit=120):
-    new = catalog.load_variant(path).ModelNew()
+    variant = catalog.load_variant(path)
+    variant.SHARED_LIMIT_KB = limit
+    new = variant.ModelNew()
     torch.manual_seed(0)
     new.conv1 = torch.nn.Conv2d(*layer)
     exact = torch.nn.Conv2d(*layer).double()
@@ -48,4 +51,11 @@ with emulator.install(mode="check", source_file=str(path), time_limit=120):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layer(layer):
-    apart.run(RUN, repr(LAYERS[layer]))
+    apart.run(RUN, "v5_hopper", repr(LAYERS[layer]), None)
+
+
+# At 163 KB strict pipelines have fewer stages. At 99 KB a block has 48 outputs instead of 96, where strict 24 instead of 48.
+@pytest.mark.parametrize("limit", [163, 99])
+def test_less_shared_memory(limit):
+    conv1 = (3, 96, 11, 4, 2), (1, 3, 67, 63)
+    apart.run(RUN, "v4_tensor_core", repr(conv1), limit)
