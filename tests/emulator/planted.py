@@ -16,7 +16,9 @@ GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
 # Where the threads of a block share the steps of a loop.
 LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = threadIdx\.x; \1 < ([^;]+);")
 # For asynchronous copies and matrix products.
-WAIT = re.compile(r"(?<=[\s{])((?:\w+\.)?(?:wait\w*|\w+_wait(?:_all)?|\w+_acquire|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));")
+WAIT = re.compile(
+    r"(?<=[\s{])((?:\w+\.)?(?:wait\w*|\w+_(?:wait|wait_all|acquire)|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));"
+)
 # Kernels for shapes other than the emulator's stand between these.
 NOT_RUN = {("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("= all other shapes\n", "= launchers\n")}
 # What shows only when a buffer is used again: {(model, variant): {what: (text, what stands in its place)}}.
