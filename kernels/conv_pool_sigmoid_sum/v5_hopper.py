@@ -7,7 +7,7 @@ Why it is faster
     warpgroup keeps a multistage pipeline full: a TMA instruction copies 26 KiB, up to 6 stages (156 KiB) are in flight. Three
     consumer warpgroups turn rows into box sums in registers, which are wgmma's operand a; the four warps of each share every
     read of the weights. In training the sums are operand b of both products, stored once, and delta comes out of the sigmoid
-    as operand a. Memory bound: 0.149 ms measured, 94% of the floor.
+    as operand a. Memory bound at batch 128, 0.1425 ms; latency bound at 1, 0.0125 (2026-11-25, one H200, CUDA graphs).
 
 Mathematics
     Pooling and convolution are linear, so pooling first is exact. For the taps t = (u, v) of the kernel, at a pooled position:
@@ -25,11 +25,11 @@ Mathematics
         box sums  2^96, in a segment lowered as needed      fewer bits below 2^-26 (2^-15) of the segment's largest so far
     NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
 
-Launches (blocks: one per SM, or fewer if all then have equally many whole samples, on at least 95% of the SMs)
+Launches (blocks: one per SM, or fewer, on at least 95% of the SMs, if they then cut the batch evenly: see count_blocks)
     kernel               grid                block  shared   work
     conv_pool_sum        blocks              512    193 KiB  a warp: 16 positions of a pooled row at a time
     conv_pool_gradients  blocks              512    210 KiB  the same, and 16 outputs x 80 gradients (strict: 191 KiB)
-    add_segments         batch x size / 128  128    0        adds a sample's segments, where blocks share samples
+    add_segments         sums / 4 or / 128   128    0        adds a sample's segments, where blocks share samples; starts early
     weighted_sum         parameters / 32     256    1 KiB    gradients over the samples, without the gradient of x
     input_gradient       blocks + 37         384    215 KiB  a warp: 16 positions' rows of x; the last 37: weighted_sum's work
     plain_*              values / 256        256    0        what these do not take
@@ -155,6 +155,7 @@ struct Shared {
 };
 
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;           // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
+constexpr float WEIGHT_FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // and the average's divisor
 constexpr float DELTA_SCALE = 131072;                          // 2^17: as fp16, delta has 11 bits down to 5e-10
 constexpr float FIRST_SCALE = 0x1p96f;                         // of the sums; larger than most will need
 constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;         // a power of two brings the largest below 2^these
@@ -212,6 +213,11 @@ DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: 
 template <int PENDING>
 DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
 DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Programmatic dependent launch: a kernel launched with its attribute may start once all blocks of the kernel before it have
+// called the first, or ended. It calls the second, which returns when that kernel has ended and its writes are visible.
+DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 #define FLOATS(v) "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
 DEVICE float4 ld_shared_v4(uint32_t at) {
@@ -573,19 +579,34 @@ struct Tensors {
 DEVICE float product_weight(const float* weight, int o, int c, int tap) {
     float w = 0;
     UNROLL for (int t = 0; o < OUT_CHANNELS && c < IN_CHANNELS && t < TAPS; ++t)
-        if (t == tap || tap == MIDDLE) w += weight[(o * IN_CHANNELS + c) * TAPS + t] * (MINUS_LOG2_E / (POOL_H * POOL_W));
+        if (t == tap || tap == MIDDLE) w += weight[(o * IN_CHANNELS + c) * TAPS + t] * WEIGHT_FACTOR;
     return w;
 }
 
 // weight[o][c][tap] as operand b, one product a tap, of core matrices of 8 outputs x 4 channels: 8 along n, CORE bytes apart,
-// by 2 along k, OUTPUTS * 16 bytes apart.
+// by 2 along k, OUTPUTS * 16 bytes apart. A thread has all taps of a channel of an output, and loads all that it has before it
+// stores any: a small batch waits for the latency of these loads.
 __device__ void store_tf32_weights(const float* weight, char* to) {
-    for (int i = threadIdx.x; i < TAPS * CHANNELS * OUTPUTS; i += CONSUMERS) {
-        const int o = i % OUTPUTS, c = i / OUTPUTS % CHANNELS, tap = i / (OUTPUTS * CHANNELS);
-        const float w = product_weight(weight, o, c, tap), high = cvt_rna_tf32(w);
-        const int at = tap * TF32_TAP_BYTES + c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
-        *reinterpret_cast<float*>(to + at) = high;
-        *reinterpret_cast<float*>(to + TF32_BYTES + at) = cvt_rna_tf32(w - high);
+    constexpr int ALL = OUTPUTS * CHANNELS, COUNT = ceil_div(ALL, CONSUMERS);
+    float w[COUNT][TAPS];
+    UNROLL for (int k = 0; k < COUNT; ++k) {
+        const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
+        const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
+        UNROLL for (int tap = 0; tap < TAPS; ++tap)
+            w[k][tap] = exists ? weight[(o * IN_CHANNELS + c) * TAPS + tap] * WEIGHT_FACTOR : 0;
+    }
+    UNROLL for (int k = 0; k < COUNT; ++k) {
+        const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
+        if (i >= ALL) break;
+        float all = 0;
+        UNROLL for (int tap = 0; tap < TAPS; ++tap) all += w[k][tap];
+        w[k][MIDDLE] = all;  // the others are the differences' weights
+        UNROLL for (int tap = 0; tap < TAPS; ++tap) {
+            const float high = cvt_rna_tf32(w[k][tap]);
+            const int at = tap * TF32_TAP_BYTES + c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
+            *reinterpret_cast<float*>(to + at) = high;
+            *reinterpret_cast<float*>(to + TF32_BYTES + at) = cvt_rna_tf32(w[k][tap] - high);
+        }
     }
 }
 
@@ -636,6 +657,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     float* const warp_sums = biases + OUTPUTS;
     const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    griddepcontrol_launch_dependents();  // add_segments may start: it waits for the end of this kernel
     if (threadIdx.x == 0) Pipeline<STAGES>::init(barriers), fence_mbarrier_init();
     __syncthreads();
     if (warp >= CONSUMER_WARPS) {
@@ -1063,23 +1085,25 @@ __global__ void __launch_bounds__(THREADS, 1)
 DEVICE int block_of(const Shape& s, int64_t work_row) {
     return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
 }
-// Calls visit(slot) for each segment of a sample tile, in order.
-template <class Visit>
-DEVICE void for_segments(const Shape& s, int64_t sample_tile, Visit visit) {
-    if (sample_tiles(s) % s.blocks == 0) return visit(sample_tile);
-    const int last = block_of(s, (sample_tile + 1) * s.rows - 1);
-    for (int block = block_of(s, sample_tile * s.rows); block <= last; ++block) visit(sample_tile + block);
-}
 
-// sums (batch, size): a sample's segments, in order. A thread has a sum.
-__global__ void add_segments(const float* __restrict__ partial_sums, float* __restrict__ sums, int size, const Shape shape) {
-    const int64_t at = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+// sums (batch, size): a sample's segments. PARTS threads share a sum; each has every PARTS-th segment of a sample tile.
+// Launched early, it divides integers while the partial sums are being written, then waits for them. They are not __restrict__:
+// the compiler might take them for constants and load them before the wait.
+template <int PARTS>
+__global__ void add_segments(const float* partial_sums, float* sums, int size, const Shape shape) {
+    const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x, at = thread / PARTS;
     if (at >= static_cast<int64_t>(shape.batch) * size) return;
     const int64_t sample = at / size, i = at % size;
+    const bool cut = sample_tiles(shape) % shape.blocks;  // blocks share sample tiles
     float sum = 0;
-    for (int tile = 0; tile < shape.tiles; ++tile)
-        for_segments(shape, sample * shape.tiles + tile, [&](int64_t slot) { sum += partial_sums[slot * size + i]; });
-    sums[at] = sum;
+    for (int64_t sample_tile = sample * shape.tiles; sample_tile < (sample + 1) * shape.tiles; ++sample_tile) {
+        const int64_t first = sample_tile + (cut ? block_of(shape, sample_tile * shape.rows) : 0);
+        const int64_t last = sample_tile + (cut ? block_of(shape, (sample_tile + 1) * shape.rows - 1) : 0);
+        griddepcontrol_wait();
+        for (int64_t slot = first + thread % PARTS; slot <= last; slot += PARTS) sum += partial_sums[slot * size + i];
+    }
+    if (PARTS > 1) sum = warp_sum(sum);
+    if (thread % PARTS == 0) sums[at] = sum;
 }
 #endif  // FITS_FAST_PATH
 
@@ -1399,14 +1423,16 @@ struct Arguments {  // the same in the binding
     cudaStream_t stream;
 };
 
-// One block per SM; or fewer, on at least 19 of 20 SMs, if all then have equally many whole sample tiles: those need no
-// add_segments.
+// One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
+// sample tiles. The latter need no add_segments.
 constexpr int MIN_SM_USE = 19, OF_SMS = 20;
 static int count_blocks(int64_t sample_tiles, int rows, int sm_count) {
-    const int64_t waves = (sample_tiles + sm_count - 1) / sm_count, whole = (sample_tiles + waves - 1) / waves;
-    if (sample_tiles % whole == 0 && whole * OF_SMS >= MIN_SM_USE * static_cast<int64_t>(sm_count))
-        return static_cast<int>(whole);
-    return static_cast<int>(sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count);
+    const int64_t blocks_a_tile = sm_count / sample_tiles, tiles_a_block = (sample_tiles + sm_count - 1) / sm_count;
+    const int64_t most = sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count;
+    int64_t even = 0;
+    if (blocks_a_tile) even = sample_tiles * blocks_a_tile;
+    else if (sample_tiles % tiles_a_block == 0) even = sample_tiles / tiles_a_block;
+    return static_cast<int>(even <= most && even * OF_SMS >= MIN_SM_USE * static_cast<int64_t>(sm_count) ? even : most);
 }
 
 static Shape make_shape(const Arguments& a) {
@@ -1501,9 +1527,17 @@ static cudaError_t launch(void (*kernel)(const CUtensorMap, const Shape, const T
     return error;
 }
 
-static void launch_add_segments(const float* partial_sums, float* sums, int size, const Shape& s, cudaStream_t stream) {
-    const int64_t count = static_cast<int64_t>(s.batch) * size;
-    add_segments<<<static_cast<unsigned>((count + 127) / 128), 128, 0, stream>>>(partial_sums, sums, size, s);
+// By programmatic dependent launch, so its start overlaps the kernel before it.
+template <int PARTS>
+static cudaError_t launch_add_segments(const float* partial_sums, float* sums, int size, const Shape& s, cudaStream_t stream) {
+    const int64_t threads = static_cast<int64_t>(s.batch) * size * PARTS;
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>((threads + 127) / 128)), config.blockDim = dim3(128);
+    config.stream = stream, config.attrs = &early, config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, add_segments<PARTS>, partial_sums, sums, size, s);
 }
 
 template <bool STRICT>
@@ -1515,10 +1549,11 @@ static cudaError_t launch_fast_forward(const Arguments& a, float* scratch, float
     const Tensors tensors = {a.weight, a.bias, slots ? partial_sums : out, slots ? scratch : gradients, deltas,
                              low_deltas ? deltas + vectors_of_deltas(s) : nullptr};
     const auto training = STRICT || deltas ? conv_pool_gradients<STRICT, true> : conv_pool_gradients<STRICT, STRICT>;
-    const cudaError_t error = gradients ? launch<Shared<true, STRICT>>(training, a, s, tensors)
-                                        : launch<Shared<false, STRICT>>(conv_pool_sum<STRICT>, a, s, tensors);
-    if (error == cudaSuccess && slots) launch_add_segments(partial_sums, out, 1, s, a.stream);
-    if (error == cudaSuccess && slots && gradients) launch_add_segments(scratch, gradients, PARAMETERS, s, a.stream);
+    cudaError_t error = gradients ? launch<Shared<true, STRICT>>(training, a, s, tensors)
+                                  : launch<Shared<false, STRICT>>(conv_pool_sum<STRICT>, a, s, tensors);
+    if (error == cudaSuccess && slots) error = launch_add_segments<32>(partial_sums, out, 1, s, a.stream);
+    if (error == cudaSuccess && slots && gradients)
+        error = launch_add_segments<1>(scratch, gradients, PARAMETERS, s, a.stream);
     return error;
 }
 
