@@ -18,6 +18,7 @@ import torch
 PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
 
 
+LARGE = 1 << 30  # bytes of a file that is worth mapping
 FULL = 1 << 16  # bytes that are left of a file system where a file did not fit
 NO_ROOM = "no room "  # begins the reason of what failed for the machine, and by no fault of a file's
 
@@ -56,9 +57,9 @@ def save(content, path):
 def load(path, mapped=False):
     """Read what `save` wrote. Not for what a process wrote that is not trusted: see load_results.
 
-    Processes that have it `mapped` share its memory until they write there.
+    Of a large file that they have `mapped` processes share the memory, until they write there. Nobody may change it meanwhile.
     """
-    return torch.load(path, weights_only=True, mmap=mapped)
+    return torch.load(path, weights_only=True, mmap=mapped and Path(path).stat().st_size >= LARGE)
 
 
 # What a variant's process hands back: eight bytes that say how long the header is; the header, in JSON, with "detached" and, in

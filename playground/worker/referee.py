@@ -157,7 +157,7 @@ class Referee:
         return bool(eager.gradients)
 
     def _kept(self, probe, file):
-        """Save a probe for the variant. Returns it as it is kept: what the file holds, so that both are the same memory."""
+        """Save a probe for the variant. Returns it as it is kept: what the file holds, of a large one in the same memory."""
         tensors.save(vars(probe), file)
         self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
         return self.probes[probe.name]
