@@ -20,6 +20,7 @@ from playground.command import main, signals
 from playground.report import document
 
 FREEZES = """
+import torch
 from torch.utils.cpp_extension import load_inline
 class ModelNew(torch.nn.Module):
     def __init__(self, features, outputs):

@@ -11,6 +11,8 @@ import pytest
 
 from playground.worker import WorkerFailure, WorkerProcess, kill_all, owner, standstill
 
+HARMLESS = "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, *_): super().__init__()\n"
+
 # Started by the file of a variant: a grandchild of the driver, its own child, and one that a shell leaves behind.
 STARTS_OTHERS = """
 import os, subprocess, sys
@@ -67,7 +69,7 @@ def test_it_goes_on_after_a_request_that_raised(worker, load):
     with pytest.raises(WorkerFailure, match="ValueError: no") as failure:
         load(worker, "raises_on_import", "raise ValueError('no')")
     assert "raise ValueError('no')" in failure.value.details
-    assert load(worker, "harmless", "class ModelNew:\n    def __init__(self, *_): self.to = print\n")["precision"] is None
+    assert load(worker, "harmless", HARMLESS)["precision"] is None
 
 
 def test_a_request_that_does_not_exist(worker):
@@ -119,7 +121,7 @@ def test_the_environment_is_added(load):
 
 def test_each_thread_gets_the_reply_to_its_own_request(worker, load):
     """Variants of one problem share its baselines' process, and are judged side by side."""
-    load(worker, "any", "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, *_): super().__init__()")
+    load(worker, "any", HARMLESS)
 
     def ask(wanted):
         reply = worker.ask("candidate.device_code" if wanted == "texts" else "candidate.accepted_races", 60)
@@ -192,7 +194,7 @@ def test_ending_it_ends_its_family(load, tmp_path, end):
     load(
         worker,
         "starts",
-        STARTS_OTHERS.format(folder=tmp_path, then="class ModelNew:\n    def __init__(self, *_): self.to = print"),
+        STARTS_OTHERS.format(folder=tmp_path, then=HARMLESS),
     )
     family = [psutil.Process(pid_of(worker)), *started(tmp_path)]
     {"close": worker.close, "kill": worker.kill, "kill_all": kill_all}[end]()
@@ -214,7 +216,7 @@ def test_a_crash_ends_its_family(load, tmp_path):
 def test_its_signals_are_its_own(worker, load):
     """It leads a session, so that Ctrl-C reaches the driver alone."""
     assert os.getsid(pid_of(worker)) == pid_of(worker) != os.getsid(0)
-    load(worker, "harmless_too", "class ModelNew:\n    def __init__(self, *_): self.to = print\n")
+    load(worker, "harmless_too", HARMLESS)
     os.killpg(os.getpgid(pid_of(worker)), signal.SIGCONT)
 
 
@@ -226,15 +228,14 @@ child = subprocess.Popen([sys.executable, "-c", writes, "{folder}/child"], proce
 for _ in range(200):
     open("{folder}/own", "a").write("."); time.sleep(0.01)
 child.wait()
-class ModelNew:
-    def __init__(self, *_): self.to = print
+{then}
 """
 
 
 def test_in_a_standstill_the_others_do_nothing_and_lose_no_time(worker, load, tmp_path):
     files = [tmp_path / "own", tmp_path / "child"]
     with ThreadPoolExecutor(1) as pool, WorkerProcess() as timed:
-        loaded = pool.submit(load, worker, "writes", WRITES.format(folder=tmp_path))
+        loaded = pool.submit(load, worker, "writes", WRITES.format(folder=tmp_path, then=HARMLESS))
         while not all(file.exists() for file in files):
             time.sleep(0.01)
         with standstill({timed}):
@@ -249,7 +250,7 @@ def test_in_a_standstill_the_others_do_nothing_and_lose_no_time(worker, load, tm
 
 def test_the_time_limit_is_that_of_the_time_in_which_it_may_run(worker, load):
     """It sleeps for less than its limit, and stands still for longer."""
-    load(worker, "harmless", "class ModelNew:\n    def __init__(self, *_): self.to = print\n")
+    load(worker, "harmless", HARMLESS)
     with ThreadPoolExecutor(1) as pool:
         with standstill(set()):
             asked = pool.submit(worker.ask, "nonsense.load", 1.0)
