@@ -8,6 +8,7 @@ import collections
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -31,6 +32,7 @@ from playground.driver.verdict import (
     give_failure,
 )
 from playground.emulator import toolchain
+from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
@@ -41,7 +43,7 @@ from playground.worker.truth import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
 SHARED_MEMORY = "/dev/shm"
-PREPARED_AT_ONCE = 4  # originals whose truth and baselines are made ready, or in use
+PREPARED_AT_ONCE = 8  # originals whose truth and baselines are made ready, or in use: twice as many as are judged
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 
@@ -428,7 +430,7 @@ class Runner:
         """
         footprint = self.footprint(task, size_up)
         capacity = MEMORY.capacity(self.folder(), task.place == "cuda")
-        share = footprint.share_for(task.place, capacity["host"])
+        share = footprint.share_for(task.place, capacity["host"], IN_A_RUN if task.pair else math.inf)
         if task.place == "emulator":
             return contextlib.nullcontext(), share
         return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), self.is_over), share

@@ -1,5 +1,6 @@
 """How much memory a judgement takes, from shapes alone: it is known before anything is computed."""
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -51,8 +52,12 @@ class Footprint:
         on_device = bytes_of_call + DEVICE_BYTES[place] if place == "cuda" else 0
         return {"host": 2 * bytes_of_call + HOST_BYTES[place], "files": 0, "device": on_device}
 
-    def share_for(self, place, host):
-        """The share of all results that can be compared with so many bytes of host memory."""
+    def share_for(self, place, host, most=math.inf):
+        """The share of all results that can be compared with so many bytes of host memory, and in the time that `most` bytes of
+        one of them take."""
+        largest = max(self.inputs, self.outputs, self.parameters)
+        if largest > most:
+            return min(self.share_for(place, host), max(LEAST, min(MOST, most / largest)))
         if self.of_judgement(place)["host"] <= host:
             return 1.0
         none, nearly_all = (self.of_judgement(place, share)["host"] for share in (0.0, MOST))

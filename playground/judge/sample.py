@@ -1,4 +1,6 @@
-"""Which elements of a large result are compared where host memory has no room for all of them."""
+"""Which elements of a large result are held against the truth where all of them would take too much memory or time.
+
+The others are held against eager PyTorch."""
 
 import math
 import random
@@ -9,6 +11,7 @@ import torch
 PARTS = 4096
 LEAST, MOST = 16 / PARTS, 0.9  # of all, where not all is compared
 SMALL = 1 << 20  # elements: so few are all compared
+IN_A_RUN = 64 << 20  # bytes of a result, in a run over many pairs: all of 4 GiB take minutes a pair
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,10 @@ class Sample:
 
     @property
     def text(self):
-        return f"{self.share:.2g} of each result was compared, drawn at random: there is no host memory for all"
+        return (
+            f"{self.share:.2g} of each large result, drawn at random, was compared with float64, "
+            "and the rest with eager PyTorch: all would take too much memory or time"
+        )
 
     def of(self, tensor, probe):
         """The sample of a tensor that a probe gives, in one dimension; a small one as it is."""

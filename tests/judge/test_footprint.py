@@ -64,6 +64,8 @@ def test_a_larger_problem_takes_more_and_a_sample_less():
     assert small.share_for("cuda", room) == 1.0 and LEAST < share < MOST
     assert large.of_judgement("cuda", share)["host"] <= room < large.of_judgement("cuda")["host"]
     assert large.share_for("cuda", GIB) == LEAST
+    assert small.share_for("cuda", room, GIB) == 1.0 and small.share_for("cuda", room, GIB // 4) == 0.25  # for time's sake
+    assert large.share_for("cuda", GIB, 3 * GIB) == LEAST
     assert small.of_judgement("cpu")["device"] == 0
 
 
@@ -136,4 +138,4 @@ def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
     tensors.save_results(tensors.Results([forward(given)]), outputs)
     found = referee.compare_outputs("own", outputs, remark=False)
     assert (complaint in found["complaint"]) if complaint else found["complaint"] is None, found
-    assert "of each result was compared" in referee.ways()["ways"][0]
+    assert "was compared with float64" in referee.ways()["ways"][0]
