@@ -452,14 +452,16 @@ class _Case:
         entries = self._check["probes"].items()
         return [name for name, entry in entries if entry["max_error"] is not None and not entry["complaint"]]
 
-    def _probe_to_repeat(self, but=None):
-        """A probe at the reduced size that the variant passed, else one of the problem's own size."""
-        likely = [name + ending for ending in ("", AT_OWN_SIZE) for name in ("normal", "ramp", "impulse")]
-        return next(name for name in (*likely, *FORWARD_PROBES) if name in self._passed and name != but)
+    def _probes_to_repeat(self):
+        """Two probes of one size that the variant passed: of the reduced size, or else of the problem's own."""
+        names = ("normal", "ramp", "impulse")
+        reduced = [name for name in names if name in self._passed]
+        own = [name for name in (*(name + AT_OWN_SIZE for name in names), *FORWARD_PROBES) if name in self._passed]
+        return (reduced if len(reduced) > 1 else own)[:2]
 
     def _try_out_all(self):
-        first = self._probe_to_repeat()
-        probes = {"first": first, "second": self._probe_to_repeat(but=first)}
+        first, second = self._probes_to_repeat()
+        probes = {"first": first, "second": second}
         for trial in Trials.NAMES:
             tag, costs = CONDUCT[trial]
             if costs == FORWARD:
