@@ -1,5 +1,5 @@
-"""What results/ says, where people read it: the tables of README.md and docs/ladder_*.md, the plot docs/times-*.svg,
-and the drawings docs/pictures/*.svg.
+"""What results/ says, where people read it: the tables of README.md, docs/ladder_*.md and docs/published_solutions.md, the plot
+docs/times-*.svg, and the drawings docs/pictures/*.svg.
 
     python -m playground.report.publish            writes them
     python -m playground.report.publish --check    writes nothing; exits 1 when one of them is out of date
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import natural_order, reading_order
-from playground.report import memories, page, rungs, times_plot
+from playground.report import memories, page, published, rungs, times_plot
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.figures import (
     GRAPH,
@@ -38,6 +38,8 @@ COMMAND = "python -m playground.report.publish"
 README = Path("README.md")
 RESULTS = "<!-- results:begin -->", "<!-- results:end -->"
 BEST = "<!-- best:begin -->", "<!-- best:end -->"
+PUBLISHED = "<!-- published:begin -->", "<!-- published:end -->"
+SOLUTIONS = Path("docs/published_solutions.md")
 STAND_IN = "v4_tensor_core"  # needs no Hopper, unlike the fastest
 LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with less shared memory; "shared_limit_kb" says how much
 OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
@@ -97,7 +99,13 @@ def files(root):
     """(path from `root`, text) of every file that this command keeps."""
     runs = newest_runs(root)
     models = sorted((file.stem for file in _python_files(root / "models")), key=reading_order)
-    yield README, _between((root / README).read_text(encoding="utf-8"), BEST, best(runs, models), README)
+    readme = _between((root / README).read_text(encoding="utf-8"), BEST, best(runs, models), README)
+    if solutions := published.read(root):
+        readme = _between(readme, PUBLISHED, published.sentence(solutions), README)
+        text = (root / SOLUTIONS).read_text(encoding="utf-8")
+        yield SOLUTIONS, _between(text, PUBLISHED, published.table(solutions), SOLUTIONS)
+        yield Path("docs") / "pictures" / "published_solutions.svg", published.image(solutions)
+    yield README, readme
     ladders = {model: path for model in models if (root / (path := Path("docs") / f"ladder_{model}.md")).is_file()}
     for model, path in ladders.items():
         text = (root / path).read_text(encoding="utf-8")

@@ -5,16 +5,20 @@
 writes what may be kept of a run over other people's solutions: no line of their text, which tracebacks quote.
 """
 
+import argparse
 import collections
 import json
 import math
+import re
 import sys
+from pathlib import Path
 
 from playground.report import document
 from playground.report.figures import TIMED, headline, why_not_measured
 
 STANDARDS = tuple(document.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
+NOT_COMPILED = "does not compile"
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
 BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
 MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
@@ -134,7 +138,7 @@ def facts(report):
     environment = {key: report["environment"].get(key) for key in (*document.ENVIRONMENT_KEYS, "options", "complete")}
     results = [
         {
-            **(result.get("pair") or {}),
+            **_named(result.get("pair") or {}),
             **{key: result.get(key) for key in FACTS},
             "reason": _own_words(result),
             "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
@@ -145,20 +149,30 @@ def facts(report):
     return {"schema": report["schema"], "environment": environment, "suite": report.get("suite"), "results": results}
 
 
+def _named(pair):
+    """The pair, its two files by name alone."""
+    return pair | {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
+
+
 def _own_words(result):
-    """The reason of a result; of an exception, which may quote the solution, its kind alone."""
+    """The reason of a result; of an exception or a compiler's message, which may quote the solution, its kind alone."""
     reason = result["reason"]
-    return reason.partition(":")[0] if reason and result["verdict"] == "error" else reason
+    if reason and result["verdict"] == "error":
+        return reason.partition(":")[0]
+    return reason and re.sub(f"({NOT_COMPILED}).*", r"\1", reason, flags=re.DOTALL)
 
 
-def main(source, target):
-    document.write_whole(target, json.dumps(facts(document.read(source)), indent=1, ensure_ascii=False) + "\n")
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m playground.report.suite", description="Keeps the facts of a run.")
+    parser.add_argument("results", help="what compare.py --suite --json wrote")
+    parser.add_argument("facts", help="the file for what may be kept of it")
+    given = parser.parse_args(arguments)
+    try:
+        found = facts(document.read(given.results))
+    except document.DocumentError as complaint:
+        sys.exit(str(complaint))
+    document.write_whole(given.facts, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python -m playground.report.suite RESULTS.json FACTS.json")
-    try:
-        main(*sys.argv[1:])
-    except document.DocumentError as complaint:
-        sys.exit(str(complaint))
+    main()

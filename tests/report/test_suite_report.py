@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from playground.report import document, page, suite, suite_table
+from playground.report import document, page, plain_svg, published, suite, suite_table
 from playground.report.layout import make_console
 
 
@@ -158,3 +158,14 @@ def test_the_document_holds_the_suite(pairs, tmp_path):
     pairs["suite"] = suite.summarise(pairs)
     document.write(pairs, tmp_path / "out.json")
     assert document.read(tmp_path / "out.json")["suite"] == pairs["suite"]
+
+
+def test_published_solutions_are_counted_by_what_was_claimed_and_what_is(pairs):
+    results = [each | {"claimed_speedup": 2.0, "solution": "a.py"} for each in suite.facts(pairs)["results"]]
+    *_, total = published.table(results).splitlines()
+    _, judged, right, drop_in, *_, claimed, are = (cell.strip() for cell in total.strip("|").split("|"))
+    assert (int(judged), int(claimed)) == (len(results), len(results))
+    assert int(drop_in) <= int(right) < int(judged)
+    assert int(are) == sum(published.is_win(each) for each in results) >= 1
+    picture = published.image(results)
+    assert picture.count(plain_svg.FLOOR) == 1 + sum(not published.is_right(each) for each in results)
