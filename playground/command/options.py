@@ -17,7 +17,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message):
         _, found, names = message.partition("unrecognized arguments: ")
-        if found:
+        if found and self.prog == "run_all.py" and names.split()[0] in compare_parser()._option_string_actions:
+            message += " (compare.py has it)"
+        elif found:
             near = difflib.get_close_matches(names.split()[0], self._option_string_actions, n=1)
             message += f" (did you mean {near[0]}?)" if near else ""
         self.exit(2, f"{self.prog}: error: {message}; --help lists the options\n")

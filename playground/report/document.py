@@ -68,6 +68,8 @@ def read(path):
     def refuse(constant):
         raise ValueError(f"{constant} is not a JSON number")
 
+    if Path(path).is_char_device():  # /dev/zero has no end
+        raise DocumentError(f"{path}: a device, not a file")
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
     except OSError as error:

@@ -101,6 +101,8 @@ COMMAND_LINES = {
     "one file for two": (f"compare {TINY} --json {{tmp}}/a --html {{tmp}}/a", 2, r"--html .*/a: another option names it"),
     "resume of nothing": (f"compare {TINY} --resume {{tmp}}/none.json", 2, r"--resume .*none\.json: No such file"),
     "resume of no JSON": (f"compare {TINY} --resume {{problem}}", 2, r"--resume .*tiny\.py: not JSON"),
+    "resume of a device": (f"compare {TINY} --resume /dev/zero", 2, r"--resume /dev/zero: a device, not a file"),
+    "an option of the other": ("run_all --variant v1", 2, r".*unrecognized arguments: --variant v1 \(compare\.py has it\)"),
     "against nothing": (f"compare {TINY} --against {{tmp}}/none.json", 2, r"--against .*none\.json: No such file"),
     "against no results": (
         f"compare {TINY} --against {{tmp}}/list.json",
