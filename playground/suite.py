@@ -15,7 +15,8 @@ LEVEL = re.compile(r"level(\d+)")
 PROBLEM = re.compile(r"(\d+)_.*\.py")
 SOLUTION = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
 NUMBERS = ("level", "problem_id", "sample_id")
-LISTED = ("problem", "solution", "origin", "settings", *NUMBERS)  # the keys of a pair in a JSON list
+LISTED = ("problem", "solution", "origin", "claimed_speedup", "settings", *NUMBERS)  # the keys of a pair in a JSON list
+KINDS = {"origin": str, "claimed_speedup": int | float, "settings": dict, **dict.fromkeys(NUMBERS, int)}
 LIST_FORM = '[{"problem": "a.py", "solution": "b.py"}, ...]'
 
 
@@ -24,7 +25,7 @@ class Pair:
     """A problem and a solution of it, by their paths and the names under which they are reported.
 
     `level`, `problem_id` and `sample_id` are KernelBench's, None where nothing says them. `origin` is where the solution comes
-    from, in the words of the list. `broken` is why the pair cannot be judged; None where nothing is known against it.
+    from, in the words of the list, `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why the pair cannot be judged; None where nothing is known against it.
     """
 
     problem: Path
@@ -35,6 +36,7 @@ class Pair:
     problem_id: int | None = None
     sample_id: int | None = None
     origin: str | None = None
+    claimed_speedup: float | None = None
     settings: dict = field(default_factory=dict)
     broken: str | None = None
 
@@ -45,6 +47,7 @@ class Pair:
             "solution": self.solution_name,
             **{name: getattr(self, name) for name in NUMBERS},
             "origin": self.origin,
+            **({} if self.claimed_speedup is None else {"claimed_speedup": self.claimed_speedup}),
         }
 
 
@@ -132,9 +135,9 @@ def _listed(entry, number, file):
         raise CatalogError(f"{where} names no problem and solution: expected {LIST_FORM}")
     if unknown := entry.keys() - set(LISTED):
         raise CatalogError(f"{where} has unknown keys {', '.join(sorted(unknown))}; known: {', '.join(LISTED)}")
-    for key, kind in (("origin", str), ("settings", dict), *((name, int) for name in NUMBERS)):
+    for key, kind in KINDS.items():
         if entry.get(key) is not None and (not isinstance(entry[key], kind) or isinstance(entry[key], bool)):
-            raise CatalogError(f"{where}: {key} is {entry[key]!r}, no {kind.__name__}")
+            raise CatalogError(f"{where}: {key} is {entry[key]!r}, no {getattr(kind, '__name__', 'number')}")
     problem, solution = (file.parent / entry[key] for key in ("problem", "solution"))
     numbers = _numbers(problem, solution) | {name: entry[name] for name in NUMBERS if entry.get(name) is not None}
     return Pair(
@@ -143,6 +146,7 @@ def _listed(entry, number, file):
         *(_name(path, file.parent) for path in (problem, solution)),
         **numbers,
         origin=entry.get("origin"),
+        claimed_speedup=entry.get("claimed_speedup"),
         settings=entry.get("settings") or {},
         broken=_unreadable(problem) or _unreadable(solution),
     )
