@@ -25,8 +25,8 @@ class Pair:
     """A problem and a solution of it, by their paths and the names under which they are reported.
 
     `level`, `problem_id` and `sample_id` are KernelBench's, None where nothing says them. `origin` is where the solution comes
-    from, in the words of the list, and `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why the
-    pair cannot be judged; None where nothing is known against it.
+    from, in the words of the list, and `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why it
+    cannot be judged; None where nothing is known against it.
     """
 
     problem: Path
