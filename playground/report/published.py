@@ -44,11 +44,8 @@ def claims(result):
 def sentence(results):
     """The numbers for README's first screen."""
     faster = [each for each in results if claims(each)]
-    right, drop_in, wins = (
-        sum(map(is_right, results)),
-        sum(each["standards"]["drop_in"] for each in results),
-        map(is_win, faster),
-    )
+    right, wins = sum(map(is_right, results)), sum(map(is_win, faster))
+    drop_in = sum(each["standards"]["drop_in"] for each in results)
     return (
         f"Of {len(results)} published KernelBench solutions {right} are right on their problem's own inputs and "
         f"{drop_in or 'none'} can take the original's place; of {len(faster)} that claim to be faster than PyTorch, "

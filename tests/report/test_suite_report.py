@@ -167,5 +167,6 @@ def test_published_solutions_are_counted_by_what_was_claimed_and_what_is(pairs):
     assert (int(judged), int(claimed)) == (len(results), len(results))
     assert int(drop_in) <= int(right) < int(judged)
     assert int(are) == sum(published.is_win(each) for each in results) >= 1
+    assert f"Of {judged} published" in published.sentence(results) and f"[{are} are]" in published.sentence(results)
     picture = published.image(results)
     assert picture.count(plain_svg.FLOOR) == 1 + sum(not published.is_right(each) for each in results)
