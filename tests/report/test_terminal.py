@@ -62,6 +62,41 @@ def test_summary_counts_and_names_what_is_missing(gpu_document):
     assert "instead of" not in text  # settings that are the original's are no change
 
 
+@pytest.mark.parametrize("view", ["summary", "details"])
+def test_rows_come_as_they_are_known(view, gpu_document):
+    """A table when its model is complete; until then what there is can be drawn, and is not printed."""
+    file, results = io.StringIO(), gpu_document["results"]
+    model = results[0]["model"]
+    count = sum(result["model"] == model for result in results)
+    shown = VIEWS[view](Console(file=file, width=100), {model: count})
+    drawn = shown.update(gpu_document | {"results": results[:1]})
+    if view == "summary":
+        assert drawn and results[0]["variant"] not in file.getvalue()
+    else:
+        assert results[0]["variant"] in file.getvalue()
+    shown.update(gpu_document | {"results": results[:count]})
+    first = file.getvalue()
+    assert all(result["variant"] in first for result in results[:count])
+    shown.end(gpu_document)
+    assert not re.search(rf"^{model}\b", file.getvalue()[len(first) :], re.MULTILINE), "nothing is printed twice"
+
+
+def test_what_was_emulated_takes_a_line_of_80(cpu_document):
+    emulated = [result for result in cpu_document["results"] if result["ran_on"] == "emulator"]
+    text = draw("summary", cpu_document | {"results": emulated})
+    for result in emulated:
+        (row,) = [line for line in text.splitlines() if line.startswith(result["variant"])]
+        assert result["verdict"] in row and len(row) <= 80
+    assert "speed-up" not in text and "median" not in text
+
+
+def test_a_control_that_is_off_is_said(gpu_document):
+    gpu_document["results"][0]["control"] = {"ratio": 1.04, "low": 1.02, "high": 1.06}
+    assert "the original against itself came out at 1.04x (1.02x-1.06x)" in unfolded(draw("details", gpu_document))
+    gpu_document["results"][0]["control"] = {"ratio": 1.004, "low": 0.99, "high": 1.02}
+    assert "against itself" not in unfolded(draw("details", gpu_document))
+
+
 def test_summary_gives_the_geometric_mean_over_the_models(gpu_document, cpu_document):
     text = unfolded(draw("summary", gpu_document))
     mean = (49.37 * 64.3 / 400) ** 0.5  # the failed model has no ratio
