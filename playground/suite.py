@@ -54,7 +54,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Suite:
-    """`pairs` in the order in which they are judged; `unsolved` are the names of the problems without a solution."""
+    """`pairs` in the order in which they are judged; `unsolved` are the names of the problems of the same levels
+    that have no solution."""
 
     pairs: tuple[Pair, ...]
     unsolved: tuple[str, ...] = ()
@@ -98,8 +99,8 @@ def _from_folders(problems, solutions):
             )
     if not pairs:
         raise CatalogError(f"--solutions {solutions}: no solution such as level_1_problem_3_sample_0_kernel.py is in there")
-    solved = {pair.problem for pair in pairs}
-    unsolved = [_name(path, problems) for _, path in sorted(known.items()) if path not in solved]
+    solved, levels = {pair.problem for pair in pairs}, {pair.level for pair in pairs}
+    unsolved = [_name(path, problems) for (level, _), path in sorted(known.items()) if level in levels and path not in solved]
     return Suite(tuple(pairs), tuple(unsolved))
 
 

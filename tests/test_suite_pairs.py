@@ -11,9 +11,15 @@ from playground.driver import plan
 
 @pytest.fixture
 def kernelbench(tmp_path):
-    """(problems, solutions): two problems of level 1, one of level 2; three solutions, one of a problem that is not there."""
+    """(problems, solutions): three problems of level 1, one of level 2; three solutions, one of a problem that is not there."""
     problems, run = tmp_path / "KernelBench", tmp_path / "run"
-    for name in ("level1/3_Batched.py", "level1/20_LeakyReLU.py", "level2/3_Fused.py", "level1/README.md"):
+    for name in (
+        "level1/3_Batched.py",
+        "level1/20_LeakyReLU.py",
+        "level1/21_Alone.py",
+        "level2/3_Fused.py",
+        "level1/README.md",
+    ):
         (problems / name).parent.mkdir(parents=True, exist_ok=True)
         (problems / name).write_text("")
     run.mkdir()
@@ -32,7 +38,7 @@ def test_folders_are_paired_by_their_numbers_in_their_order(kernelbench):
     ]
     assert [pair.broken for pair in found.pairs[:3]] == [None] * 3
     assert "no problem 1 of level 3" in found.pairs[3].broken
-    assert found.unsolved == ("level2/3_Fused",)
+    assert found.unsolved == ("level1/21_Alone",), "of level 2 nothing was solved: it is no part of the run"
     assert found.levels == [1, 3]
 
 

@@ -48,6 +48,7 @@ CONDUCT = {
     "memory of its own": ("returns-its-input", FORWARD),
     "inputs unchanged": ("changes-inputs", FORWARD),
     "weights unchanged": ("changes-weights", FORWARD),
+    "buffers unchanged": ("changes-weights", FORWARD),
     "build": ("not-its-own-work", FORWARD),
     "launch": ("failed-launch", FORWARD),
     "an earlier output": ("overwrites-results", FORWARD),

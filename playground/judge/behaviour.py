@@ -125,12 +125,15 @@ class Conduct:
         "memory of its own",
         "inputs unchanged",
         "weights unchanged",
+        "buffers unchanged",  # apart: an original with batch norm changes these alone
     )
 
     def __init__(self, model, inputs):
-        self._tensors = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-        self._number_of_inputs = len(self._tensors)
-        self._tensors |= {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+        given = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
+        buffers = {name: value.detach() for name, value in model.named_buffers()}
+        self._names = {"inputs unchanged": [*given], "weights unchanged": [*parameters], "buffers unchanged": [*buffers]}
+        self._tensors = given | parameters | buffers
         self._copies = {name: value.clone() for name, value in self._tensors.items()}
         self._versions = {name: value._version for name, value in self._tensors.items()}
         self._flags, self._random = flags(), random_state()
@@ -140,8 +143,7 @@ class Conduct:
         reasons = {
             "random state": changed(self._random, random_state()),
             "memory of its own": self._shared(outputs),
-            "inputs unchanged": self._written(list(self._tensors)[: self._number_of_inputs]),
-            "weights unchanged": self._written(list(self._tensors)[self._number_of_inputs :]),
+            **{check: self._written(names) for check, names in self._names.items()},
         }
         of_flags = complaints_about_flags(self._flags, flags())
         return of_flags | {check: reason for check, reason in reasons.items() if reason}

@@ -32,7 +32,8 @@ def summarise(report, unsolved=()):
     Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
     `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
     of the upper bounds of their intervals. fast_p is KernelBench's (score.py, `fastp`): the share of all pairs that are correct
-    and whose speed-up is greater than p; every correct pair counts for p = 0.
+    and whose speed-up is greater than p; every correct pair counts for p = 0, and a problem in `unsolved` as a pair that is
+    wrong (benchmark_eval_analysis.py, `patch`).
     """
     results = report["results"]
     caveats = collections.Counter(tag for result in results for tag in {each["tag"] for each in result.get("caveats") or []})
@@ -44,7 +45,7 @@ def summarise(report, unsolved=()):
         "caveats": dict(caveats.most_common()),
         "accuracy": dict(classes.most_common()),
         "lower_precision": sum(bool(result.get("variant_precision")) for result in results if is_correct(result, "forward")),
-        "standards": {standard: _standard(results, standard) for standard in STANDARDS},
+        "standards": {standard: _standard(results, standard, len(results) + len(unsolved)) for standard in STANDARDS},
     }
 
 
@@ -66,16 +67,16 @@ def speedups(result):
     return {**result["speedup"], **({FASTEST: fastest} if fastest else {})}
 
 
-def _standard(results, standard):
+def _standard(results, standard, count):
     correct = [result for result in results if is_correct(result, standard)]
     timed = [each for each in map(speedups, correct) if each]
-    share = len(correct) / len(results) if results else 0.0
+    share = len(correct) / count if count else 0.0
     over = {}
     for name in BASELINES:
         ratios = [each[name] for each in timed if name in each]
         if not ratios:
             continue
-        faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / len(results) for p in THRESHOLDS if p}
+        faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
         over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": _geometric_mean(ratios)}
     return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
 
@@ -89,19 +90,24 @@ def _geometric_mean(ratios):
 def eval_results(report):
     """{level: KernelBench's eval_results.json of the pairs of that level} (eval_from_generations.py, add_to_eval_results_file).
 
-    `correctness` is that of the standard `forward`, which is its question. `runtime` is in milliseconds; it is the median of
-    the calls, where KernelBench has their mean, and -1, as there, where nothing is claimed. What was skipped is left out, as
-    KernelBench leaves out what it has not judged.
+    `correctness` is that of the standard `forward`, which is its question. `runtime` is in milliseconds: the median of the
+    calls, where KernelBench has their mean, and -1, as there, of what is wrong. What was skipped is left out, as KernelBench
+    leaves out what it has not judged. So is what is right, but has no claimed time: its script would divide by -1.
     """
     levels = {}
     for result in report["results"]:
         pair = result.get("pair") or {}
-        if None in (pair.get("level"), pair.get("problem_id")) or (result["verdict"] == "skipped"):
+        if None in (pair.get("level"), pair.get("problem_id")) or result["verdict"] == "skipped" or lacks_time(result):
             continue
         entries = levels.setdefault(pair["level"], {}).setdefault(str(pair["problem_id"]), [])
         sample = pair.get("sample_id")
         entries.append(_eval_entry(result, len(entries) if sample is None else sample, report["environment"]))
     return {level: dict(sorted(found.items(), key=lambda item: int(item[0]))) for level, found in levels.items()}
+
+
+def lacks_time(result):
+    """Whether it is correct, but no time of it is claimed."""
+    return is_correct(result, "forward") and (why_not_measured(result) is not None or not result["time_ms"])
 
 
 def _eval_entry(result, sample, environment):
@@ -112,9 +118,6 @@ def _eval_entry(result, sample, environment):
     if result.get("caveats"):
         metadata["caveats"] = [each["tag"] for each in result["caveats"]]
     own, eager = result["time_ms"], (result.get("baselines_ms") or {}).get("eager")
-    if why := why_not_measured(result):
-        metadata["not_measured"] = why
-        own = eager = None
     return {
         "sample_id": sample,
         "compiled": result["check"] is not None or result["build_seconds"] is not None,

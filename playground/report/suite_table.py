@@ -107,7 +107,7 @@ def remarks(summary):
     if lower := summary["lower_precision"]:
         yield f"right in a lower precision than the problem's: {lower}"
     if missing := summary["problems_without_solution"]:
-        yield f"problems without a solution, not counted: {len(missing)}"
+        yield f"problems without a solution, which count as wrong in fast_p: {len(missing)}"
 
 
 def summary_rows(summary):

@@ -47,7 +47,7 @@ def test_an_honest_call():
         (lambda m, x: m.linear(x.data.copy_(x)) + x.zero_().sum(), "inputs unchanged", "changes input 0"),
         (lambda m, x: m.linear(x.add_(0)), "inputs unchanged", "writes to input 0 (its version counter went up)"),
         (lambda m, x: m.linear(x) + 0 * m.linear.bias.data.add_(1), "weights unchanged", "changes linear.bias"),
-        (lambda m, x: m.linear(x) * m.scale.mul_(2), "weights unchanged", "changes scale"),
+        (lambda m, x: m.linear(x) * m.scale.mul_(2), "buffers unchanged", "changes scale"),
         (lambda m, x: x, "memory of its own", "returns the memory of input 0"),
         (lambda m, x: x[1:].t(), "memory of its own", "returns the memory of input 0"),
         (lambda m, x: m.linear.weight, "memory of its own", "returns the memory of linear.weight"),
@@ -197,3 +197,12 @@ def test_an_original_whose_bits_differ_from_run_to_run(change, habits, tmp_path)
     referee = Referee()
     referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
     assert referee.habits()["habits"] == habits
+
+
+def test_an_original_that_changes_buffers_excuses_no_changed_weights(tmp_path):
+    path = tmp_path / "problem.py"
+    text = UNSTEADY.format(change="0").replace("self.calls = 0", "self.calls = 0; self.norm = torch.nn.BatchNorm1d(4)")
+    path.write_text(text.replace("return x +", "return self.norm(x) +"))
+    referee = Referee()
+    referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
+    assert referee.habits()["habits"] == ["buffers unchanged"]
