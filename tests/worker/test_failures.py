@@ -1,13 +1,17 @@
 """Whatever a variant does in its process is its own verdict, with one line of reason, and the others go on."""
 
 import re
+import runpy
+import subprocess
 
 import pytest
 
 from playground import catalog
 from playground.driver.runner import Options, Runner, Task
+from playground.machine import ptxas
 from playground.report.figures import TIMED
 from playground.report.progress import Progress
+from playground.worker.failures import describe
 
 # name -> (forward's body, verdict, what the reason says)
 FORWARDS = {
@@ -134,3 +138,17 @@ def test_a_variant_that_refuses_to_train_says_so(results):
 def test_only_a_process_that_is_timed_waits_actively(results, seen):
     assert results["right"]["verdict"] == "pass"
     assert list(dict.fromkeys(seen.read_text().split())) == ["PASSIVE", "None"]
+
+
+@pytest.mark.skipif(not ptxas.find_nvcc(), reason="needs nvcc")
+def test_nvccs_first_error_names_the_users_line(tmp_path):
+    cuda = "\n__global__ void k(float* p) {\n    p[threadIdx.x] = 1;\n    __synchthreads();\n}\n"
+    user, compiled = tmp_path / "user.py", tmp_path / "cuda.cu"
+    user.write_text(f'CUDA = """{cuda}"""\n\n\ndef build(output):\n    raise RuntimeError(output)\n')
+    compiled.write_text(cuda)
+    done = subprocess.run([ptxas.find_nvcc(), "-c", compiled, "-o", tmp_path / "cuda.o"], capture_output=True, text=True)
+    with pytest.raises(RuntimeError) as failed:
+        runpy.run_path(str(user))["build"](f"Error building extension 'x': [1/2] nvcc\n{done.stderr}{done.stdout}")
+    reason, details = describe(failed.value)
+    assert reason == f'does not compile: {user}:4: error: identifier "__synchthreads" is undefined'
+    assert details.splitlines()[0] == "    4 |     __synchthreads();"
