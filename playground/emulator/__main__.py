@@ -56,6 +56,8 @@ def main(arguments=None):
     if finding:
         print(finding, file=sys.stderr)
         return 1
+    for (file, line), count in program.accepted_races.items():
+        print(f"{file}:{line}: {count} race{'s' if count > 1 else ''} accepted (emulator: benign race)", file=sys.stderr)
     if status < 0:
         print(f"the program was ended by {signal.Signals(-status).name}", file=sys.stderr)
         return 128 - status

@@ -8,7 +8,6 @@ from .text import CLOSING, OPENING, skip_blanks
 OWN_NAME = {"gridDim": "grid_dim", "blockDim": "block_dim", "blockIdx": "block_idx", "threadIdx": "thread_idx"}
 NO_TYPE = {"return", "case", "else", "do", "throw", "new", "delete", "sizeof", "typename", "goto", "and", "or", "not"}
 BEHIND_A_DECLARATOR = {"=", ";", ",", ")", "(", "{", "[", ":"}
-FIRST_OF_A_LIST = {"dim3", "uint3", "auto", "const", "constexpr", "static", "unsigned", "int"}
 
 
 def rename_own_builtins(tokens):
@@ -40,7 +39,9 @@ def rename_own_builtins(tokens):
             depth -= 1
         elif token.text in OWN_NAME and token.kind == "word":
             name = token.text
-            if _is_declared(tokens, at, start):
+            if _is_bound(tokens, at):
+                scopes[-1][0].add(name)
+            elif _is_declared(tokens, at, start):
                 (parameters if depth else scopes[-1][0]).add(name)
             if _is_member(tokens, at) or name in parameters or any(name in names for names, _, _ in scopes):
                 token.text = OWN_NAME[name]
@@ -72,8 +73,41 @@ def _is_declared(tokens, at, start):
         before = skip_blanks(tokens, before - 1, -1)
     if before < start:
         return False
+    first = skip_blanks(tokens, start)
     if tokens[before].text == ",":  # dim3 grid(4), blockDim(32);
-        first = skip_blanks(tokens, start)
-        depth = sum((t.text in OPENING) - (t.text in CLOSING) for t in tokens[first:before])
-        return depth == 0 and _text(tokens, first) in FIRST_OF_A_LIST
+        return _depth(tokens[first:before]) == 0 and _begins_with_a_type(tokens, first)
+    if tokens[before].text == ">":  # std::array<unsigned, 3> gridDim
+        return _depth(tokens[first:before]) == 0 and _begins_with_a_template(tokens, first)
     return tokens[before].kind == "word" and tokens[before].text not in NO_TYPE
+
+
+def _depth(tokens):
+    return sum((token.text in OPENING) - (token.text in CLOSING) for token in tokens)
+
+
+def _begins_with_a_type(tokens, first):
+    """Whether a statement begins with a type and a name, or a template."""
+    second = skip_blanks(tokens, first + 1)
+    is_pair = tokens[first].kind == "word" and second < len(tokens) and tokens[second].kind == "word"
+    return (is_pair and tokens[first].text not in NO_TYPE) or _begins_with_a_template(tokens, first)
+
+
+def _begins_with_a_template(tokens, first):
+    """Words, joined by `::` or after one another, and then `<`."""
+    at = first
+    while at < len(tokens) and (tokens[at].kind == "word" or tokens[at].text == "::") and tokens[at].text not in NO_TYPE:
+        at = skip_blanks(tokens, at + 1)
+    return at > first and _text(tokens, at) == "<"
+
+
+def _is_bound(tokens, at):
+    """Whether it is one of the names of a structured binding, `auto [gridDim, blockDim] = ...`."""
+    before = skip_blanks(tokens, at - 1, -1)
+    while _text(tokens, before) == "," or (before >= 0 and tokens[before].kind == "word"):
+        before = skip_blanks(tokens, before - 1, -1)
+    if _text(tokens, before) != "[":
+        return False
+    before = skip_blanks(tokens, before - 1, -1)
+    while _text(tokens, before) == "&":
+        before = skip_blanks(tokens, before - 1, -1)
+    return _text(tokens, before) == "auto"

@@ -19,6 +19,7 @@ CUDA_SUFFIXES = {".cu", ".cuh"}
 # The lines of a program's files have one numbering, so that a line alone names its file: those of the second file begin here.
 LINES_OF_A_FILE = 1 << 20
 FLAGS = ("-std=gnu++17",)  # as nvcc 13 has it
+ACCEPTED = "accepted races\n"  # begins what a program tells at its end, if it has accepted any
 MIRROR = "sources"  # the folder of the rewritten files, each under its whole path
 
 
@@ -38,6 +39,7 @@ class Program:
     folders: list  # of -I
     defines: list = field(default_factory=list)  # of -D
     files: list = field(default_factory=list)
+    accepted_races: dict = field(default_factory=dict)
 
     def read(self):
         """Find and rewrite the files. Raises EmulatorError for one that cannot be read or has what is not supported."""
@@ -133,8 +135,8 @@ class Program:
     def run(self, executable, arguments, mode="check", schedule="forward", seed=1, limit=None, **streams):
         """Run it on this process's own input and output, or on `streams`, as Popen takes them.
 
-        Returns (exit status, the Finding that ended it or None). After `limit` seconds the finding says where a kernel was;
-        subprocess.TimeoutExpired is raised where none was under way.
+        Returns (exit status, the Finding that ended it or None); `accepted_races` are then {(file, line): how often}. After
+        `limit` seconds the finding says where a kernel was; subprocess.TimeoutExpired is raised where none was under way.
         """
         reading, writing = os.pipe()
         told = f"{runtime.MODES[mode]} {runtime.SCHEDULES[schedule]} {seed} {writing} {int(runtime.CALL_OFF)}"
@@ -158,6 +160,10 @@ class Program:
                     raise
             os.set_blocking(pipe.fileno(), False)  # what the program has started may hold it open
             report = (pipe.read() or b"").decode(errors="replace")
+        if report.startswith(ACCEPTED):
+            counts = (map(int, line.split()) for line in report.removeprefix(ACCEPTED).splitlines())
+            self.accepted_races = {self.place(line): count for line, count in counts}
+            return status, None
         finding = parse_finding(report, lambda library: self.files[0].path, self) if report else None
         return status, finding
 

@@ -1,5 +1,6 @@
 """Plain CUDA programs: `python -m playground.emulator FILE.cu`, the host API they use, and the libraries of device code."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,15 @@ def test_the_first_finding_ends_a_program_with_status_1():
     assert done.returncode == 1 and "sum" not in done.stdout
     line = 1 + (FOLDER / "mistakes.cu").read_text().splitlines().index("    *out += threadIdx.x;  // race")
     assert done.stderr.startswith(f"{FOLDER / 'mistakes.cu'}:{line}: global memory race: ")
+
+
+def test_a_race_that_a_program_accepts_is_counted(tmp_path):
+    text = (FOLDER / "mistakes.cu").read_text().replace("// race", "// emulator: benign race")
+    line = 1 + text.splitlines().index("    *out += threadIdx.x;  // emulator: benign race")
+    (tmp_path / "accepts.cu").write_text(text)
+    done = command(tmp_path / "accepts.cu", "-I", FOLDER, "--", "race")
+    assert done.returncode == 7 and "sum" in done.stdout, done.stderr
+    assert re.fullmatch(rf"{tmp_path}/accepts\.cu:{line}: \d+ races? accepted \(emulator: benign race\)\n", done.stderr)
 
 
 @pytest.mark.parametrize(

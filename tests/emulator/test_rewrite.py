@@ -183,6 +183,29 @@ def test_host_variables_with_the_names_of_built_in_ones():
     assert "return gridDim.x * blockDim.x;" in lines[9]  # behind the scopes of the others
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "std::array<unsigned, 3> blockDim = {1, 2, 3};",
+        "const std::pair<int, int> blockDim(1, 2);",
+        "size_t n = 4, blockDim = 32;",
+        "std::vector<int> sizes(2), blockDim(3);",
+        "auto [gridDim, blockDim] = sizes();",
+        "const auto& [ a, blockDim ] = sizes();",
+        "dim3 *blockDim = nullptr;",
+    ],
+)
+def test_forms_of_their_declaration(declared):
+    text = rewrite(f"void run() {{ {declared} use(blockDim); }}\nint on_the_device() {{ return blockDim.x; }}").text
+    assert "use(block_dim)" in text and text.endswith("return blockDim.x; }")
+
+
+@pytest.mark.parametrize("used", ["if (n > blockDim) f();", "f(n, blockDim);", "n = a < b, blockDim;", "return n > blockDim;"])
+def test_what_only_uses_one_is_no_declaration(used):
+    text = f"__device__ int run(int n) {{ {used} }}"
+    assert rewrite(text).text == text
+
+
 def test_variables_of_the_device():
     text = rewrite("#include <a.h>\n__device__ int a;\n#include <b.h>\n__constant__ float b[2] = {1}, *c;").text
     assert '::emulator::device_variable((const void*)&emulator_initial_a, sizeof emulator_initial_a, "a", false)' in text

@@ -1,5 +1,5 @@
 // A plain CUDA program runs in a process of its own, which program.py starts: it says how in the environment, and reads a
-// finding from a pipe. The first finding ends the program.
+// finding from a pipe, or at the end which races were accepted. The first finding ends the program.
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -7,26 +7,38 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <string>
+
 #include "scheduler.h"
 #include "ticks.h"
 
 extern "C" void emulator_set_receiver(void (*receiver)(const char*));
 extern "C" void emulator_accept_races(const char* library, int line);
+extern "C" const char* emulator_accepted_races();
 
 namespace emulator {
 namespace {
 
 constexpr int FINDING_STATUS = 1;
+constexpr const char* ACCEPTED = "accepted races\n";  // begins a report that is no finding
 int report_to = -1;
 
-[[noreturn]] void end_program(const char* report) {
-    fflush(nullptr);
+void tell(const char* report) {
     for (size_t left = strlen(report); left;) {
         const ssize_t written = write(report_to, report + strlen(report) - left, left);
         if (written <= 0) break;
         left -= size_t(written);
     }
+}
+
+[[noreturn]] void end_program(const char* report) {
+    fflush(nullptr);
+    tell(report);
     _exit(FINDING_STATUS);
+}
+
+void tell_accepted_races() {
+    if (const char* races = emulator_accepted_races(); *races) tell((std::string(ACCEPTED) + races).c_str());
 }
 
 // Before the program's own constructors, which make its __device__ variables.
@@ -46,6 +58,7 @@ __attribute__((constructor)) void begin_program() {
     unsetenv("EMULATOR_ACCEPTED_RACES");
     unsetenv("EMULATOR_PROGRAM");  // what the program starts is none
     emulator_set_receiver(end_program);
+    atexit(tell_accepted_races);
 }
 
 }  // namespace
