@@ -5,7 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from playground.emulator import Finding, runtime
+from playground import catalog
+from playground.emulator import Finding, extents, runtime
 from playground.emulator.kernels import KernelLibrary
 
 TEXT = """
@@ -39,3 +40,19 @@ def test_64_bits_do_not(library):
     library.call("fill_long", out, ctypes.c_longlong(ELEMENTS), time_limit=60)
     assert out[0] == out[-1] == 1  # the first and the last block have run
     assert out[1 << 20] == 0  # most have not
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_command_on_a_kernel_of_the_project(broken, tmp_path, capsys):
+    """At a batch of which the input has more than 2^31 elements: as it is, and with its offsets computed in 32 bits."""
+    variant = catalog.find_variant(catalog.find_model("conv_pool_sigmoid_sum"), "v2_single_kernel").path
+    if broken:
+        text, variant = variant.read_text(), tmp_path / "narrow.py"
+        wide = "x + ((int64_t)part.sample * IN_CHANNELS + c0) * plane"
+        assert wide in text
+        variant.write_text(text.replace(wide, "x + (int)((part.sample * IN_CHANNELS + c0) * (int)plane)"))
+    status = extents.main(["--model", "conv_pool_sigmoid_sum", "--variant", str(variant), "--set", "batch_size=2048"])
+    out = capsys.readouterr().out
+    assert status == int(broken)
+    assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "1 launches: no access" in out
