@@ -98,7 +98,7 @@ with where:
                 assert "second derivatives are not" in str(error) or "derivative for" in str(error), error
             else:
                 assert name == "v1_fused_tail" or of != "conv.weight", f"{of}, {wanted}: not refused"
-                agree(got, second(original, theirs, of, wanted), 2e-3)
+                agree_but_for_near_ties(got, second(original, theirs, of, wanted), 1e-2)
 """
 
 OTHER_WAYS = """
@@ -171,7 +171,7 @@ with where, torch.no_grad():
         assert operators.input_grad(grad, places, weight, 2.0, x.shape).shape == x.shape
         assert operators.weight_grad(grad, None, patches, weight, 2.0, 30).shape == weight.shape
         for wrong in *without(places), places.flatten(), places.to(torch.int32), places.to(torch.int8), places.bool():
-            refused("expected the places", lambda: operators.input_grad(grad, wrong, weight, 2.0, x.shape))
+            refused("expected the argmax", lambda: operators.input_grad(grad, wrong, weight, 2.0, x.shape))
         for wrong in wrong_grads:
             refused("gradient", lambda: operators.input_grad(wrong, places, weight, 2.0, x.shape))
             refused("gradient", lambda: operators.weight_grad(wrong, None, patches, weight, 2.0, 30))
@@ -204,7 +204,7 @@ with where, torch.no_grad():
             for wrong in wrong_grads:
                 refused("float32 gradients", lambda: gradient(wrong, x, weight, places, 2.0, pool))
             for wrong in *without(places), places.flatten(), places.to(torch.int32), places.to(torch.int8), places.float():
-                refused("expected the places", lambda: gradient(grad, x, weight, wrong, 2.0, pool))
+                refused("expected the argmax", lambda: gradient(grad, x, weight, wrong, 2.0, pool))
     else:
         inputs = x, weight, conv_bias, bias, 2.0
         refuses_pools(lambda pool: operators.forward(*inputs, pool, False))

@@ -181,7 +181,7 @@ def record(old_path, new_path, revision, renames):
     """
     old, new, count = catalog.code_sha256(old_path), catalog.code_sha256(new_path), 0
     for path in sorted((catalog.ROOT / "results").rglob("*.json")):
-        if path.parent.name in ("emulator_counts", "exhibits"):  # not what a run wrote
+        if path.parent.name in ("emulator_counts", "exhibits", "published"):  # not what a run wrote
             continue
         found = document.read(path)
         ours = 0

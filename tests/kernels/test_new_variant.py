@@ -140,7 +140,7 @@ def test_its_main_runs_without_a_gpu(folder):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=catalog.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    error = re.fullmatch(r"\S+: differs from \S+( original)? by (\S+) .+\n", done.stdout)
+    error = re.fullmatch(r"\S+: differs from \S+( original)? by ([\d.e+-]+)\b.+\n", done.stdout)
     assert error and float(error[2]) < 1e-3, done.stdout
 
 
