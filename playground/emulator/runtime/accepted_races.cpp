@@ -13,7 +13,7 @@ namespace {
 std::map<std::string, std::set<int>> accepted;  // lines by library
 // By line. Never destroyed, since a plain program tells of them at its end.
 std::map<int, unsigned long long>& counts = *new std::map<int, unsigned long long>;
-std::unordered_map<const void*, int> line_of;   // by instruction: its accepted line, or 0
+std::unordered_map<const void*, int> line_of;  // by instruction: its accepted line, or 0
 
 int accepted_line(const void* instruction) {
     const auto [found, is_new] = line_of.try_emplace(instruction, 0);
