@@ -132,7 +132,7 @@ def _chosen(given):
     found = []
     for model in map(catalog.find_model, given.model) if given.model else catalog.models():
         named = [catalog.find_variant(model, name) for name in given.variant or []]
-        found.append((model, [each for each in named or catalog.variants(model) if each.backend == given.device]))
+        found.append((model, [each for each in named or catalog.variants(model) if each.backend in (given.device, "any")]))
     found = [(model, variants) for model, variants in found if variants]
     if not found:
         raise catalog.CatalogError(f"none of these variants runs on --device {given.device}")

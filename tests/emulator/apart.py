@@ -21,9 +21,9 @@ def agree(got, expected, tolerance=2e-3):
     assert got.shape == expected.shape and (got - expected).abs().max() <= tolerance * expected.abs().max()
 
 def agree_but_for_near_ties(got, expected, tolerance=2e-3):
-    """In the root mean square: where two values of a window nearly tie, rounding sends a gradient to the other one."""
-    got, expected = got.detach().double(), expected.detach().double()
-    assert got.shape == expected.shape and (got - expected).norm() <= tolerance * expected.norm(), (got - expected).norm()
+    """All but one element in 200: where two values of a window nearly tie, rounding sends a gradient to the other one."""
+    far = (got - expected).abs() > tolerance * expected.abs().max()
+    assert got.shape == expected.shape and far.sum() <= far.numel() / 200, f"{far.sum()} of {far.numel()} are off"
 '''
 
 
