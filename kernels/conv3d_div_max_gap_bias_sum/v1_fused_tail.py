@@ -22,11 +22,9 @@ Mathematics
     gradient to the first of the two, this variant to the larger. The sum is taken before the division, so it overflows
     where undivided values come near float32's limit.
     Each sample is summed in float32 by 1024 threads and a tree, which errs less than one long sum.
-
     The sum over dimension 1 is the kernel's when `sum_dim` is 1 or -4 and `bias` has one value, or one a channel. Any other
     `sum_dim` or bias that the original takes needs the averages themselves: the same kernel then gives (1/(N*d)) * sum over
     k for each (sample, channel), and PyTorch adds the bias and sums those few numbers.
-
     The gradient of `pooled` is one number a sample (or channel), so backward needs no kernel: it expands that number and
     PyTorch's max pooling takes it from there.
 
@@ -40,9 +38,8 @@ Floor
     55 MB, writes 128 floats.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included; any channels, kernel, pool size,
-    bias shape and sum_dim that the original takes; a divisor as said above, an int or float. Anything else raises. Trains,
-    second derivatives included. The kernel is deterministic.
+    float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included; channels, kernel, pool, bias and
+    sum_dim as the original; a divisor as above. Else it raises. Trains, second derivatives included. Deterministic.
 """
 
 import functools
