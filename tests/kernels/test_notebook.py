@@ -38,11 +38,13 @@ ALEXNET = next(param.values for param in project_variants.variants("cpu") if par
 
 # `builds` gets a name for each call of load_inline, the only way in which a variant builds or loads anything.
 COUNT_BUILDS = """
+import functools
 import torch
 from torch.utils import cpp_extension
 
 builds, load_inline = [], cpp_extension.load_inline
 
+@functools.wraps(load_inline)
 def counted(name, *arguments, **options):
     builds.append(name)
     return load_inline(name, *arguments, **options)
