@@ -254,16 +254,16 @@ def pasted_twice(model, variant):
 def edited_and_interrupted(model, variant):
     """Cells with an edit that counts, and a build that is stopped while the compiler runs and done when the cell is run again.
 
-    The last but three must raise KeyboardInterrupt.
+    The last but four must raise KeyboardInterrupt.
     """
     text = project_variants.text_of(variant)
     assert text.count(EDITED_LINE) == 1
     doubled = text.replace(EDITED_LINE, "out[index] = 2 * (bias ? sum + bias[o] : sum);")
     # A text that no cache has, so that there is something to interrupt.
     fresh = doubled.replace("2 * (bias", f"0 * {time.time_ns()}u + 2 * (bias")
-    interrupted = f"{INTERRUPT_THE_COMPILER}\n{run_cell(model)}"
+    interrupted = f"{INTERRUPT_THE_COMPILER}\n{fresh}"  # whose main builds it
     twice = "assert torch.equal(output, 2 * expected)"
-    return [doubled, run_cell(model), twice, fresh, interrupted, "interrupter.join(); del output", run_cell(model), twice]
+    return [doubled, run_cell(model), twice, interrupted, "interrupter.join(); del output", fresh, run_cell(model), twice]
 
 
 def test_every_cuda_variant_under_the_emulator(run_notebook, monkeypatch):
@@ -273,7 +273,7 @@ def test_every_cuda_variant_under_the_emulator(run_notebook, monkeypatch):
     cells = [EMULATE, COUNT_BUILDS, *(cell for param in params for cell in pasted_twice(*param.values))]
     assert params[-1].id == EDITED
     cells += edited_and_interrupted(*params[-1].values)
-    printed = run_notebook(cells, raises={len(cells) - 4: "KeyboardInterrupt"})
+    printed = run_notebook(cells, raises={len(cells) - 5: "KeyboardInterrupt"})
     for position, param in enumerate(params):
         for text in (printed[2 + 4 * position], printed[4 + 4 * position]):
             name = param.id.replace("/", "_")
