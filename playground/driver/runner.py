@@ -43,7 +43,7 @@ from playground.worker.truth import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
 SHARED_MEMORY = "/dev/shm"
-PREPARED_AT_ONCE = 8  # originals whose truth and baselines are made ready, or in use: twice as many as are judged
+PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose truth and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 

@@ -87,6 +87,7 @@ def second(run, parameters, of, wanted):
     return torch.autograd.grad(slope.square().sum() + run(given).sum() + outer.sum(), leaves[wanted])[0]
 
 # Gradients of x follow the places of the maxima, which do not change with x; all else is right or refused.
+x = x[:4]  # no window of these nearly ties
 with where:
     ours, theirs = dict(new.named_parameters()), dict(original.named_parameters())
     for of in "x", "conv.weight", "conv.bias", "bias":
@@ -98,7 +99,7 @@ with where:
                 assert "second derivatives are not" in str(error) or "derivative for" in str(error), error
             else:
                 assert name == "v1_fused_tail" or of != "conv.weight", f"{of}, {wanted}: not refused"
-                agree_but_for_near_ties(got, second(original, theirs, of, wanted), 1e-2)
+                agree(got, second(original, theirs, of, wanted), 2e-3)
 """
 
 OTHER_WAYS = """

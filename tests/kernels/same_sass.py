@@ -36,6 +36,7 @@ from playground.report import document
 
 TABLES = (".nv.constant2", ".nv.constant3", ".nv.constant4", ".nv.global.init")
 NOT_THE_HOSTS = (".nv", ".eh_frame", ".note", ".comment", "__nv")  # sections of an object: the kernels' code has its own check
+NO_RUNS = ("emulator_counts", "exhibits", "published")  # folders of results/ that hold something else
 NOT_MEASURED = ("build", "main")  # functions that no timed call runs
 TEXTS = ("INTERFACE", "CUDA", "CPP", "BINDING")  # module constants that compilers see
 
@@ -181,7 +182,7 @@ def record(old_path, new_path, revision, renames):
     """
     old, new, count = catalog.code_sha256(old_path), catalog.code_sha256(new_path), 0
     for path in sorted((catalog.ROOT / "results").rglob("*.json")):
-        if path.parent.name in ("emulator_counts", "exhibits", "published"):  # not what a run wrote
+        if path.parent.name in NO_RUNS:
             continue
         found = document.read(path)
         ours = 0

@@ -89,7 +89,7 @@ def recorded():
     """{(file, revision): (renames, hash of what was measured)} of all results that name another file as the same."""
     found = {}
     for path in sorted((catalog.ROOT / "results").rglob("*.json")):
-        if path.parent.name not in ("emulator_counts", "exhibits", "published"):
+        if path.parent.name not in same_sass.NO_RUNS:
             for result in document.read(path)["results"]:
                 if same := result.get("code_same_as"):
                     file = f"kernels/{result['model']}/{result['variant']}.py"

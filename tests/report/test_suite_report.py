@@ -92,18 +92,19 @@ def test_nothing_timed_has_no_figures_over_a_baseline(pairs):
 def test_kernelbench_reads_its_own_format(pairs, tmp_path):
     """As benchmark_eval_analysis.py takes it: by problem, the entry of sample 0, `compiled`, `correctness` and `runtime`."""
     pairs["results"][0]["pair"] = pairs["results"][0]["pair"] | {"sample_id": 1}
-    pairs["results"][2]["outcome"] = {"verdict": "not measured", "reason": "the machine is busy"}
+    pairs["results"][1]["outcome"] = {"verdict": "not measured", "reason": "the machine is busy"}
     suite.write_eval_results(pairs, tmp_path / "eval_{level}.json")
     found = json.loads((tmp_path / "eval_1.json").read_text())
-    assert list(found) == ["1", "5", "6", "20"], "what is right and has no time is left out"
+    assert list(found) == ["1", "3", "5", "6"], "what is right and has no time is left out"
     first = {key: [each for each in entries if each["sample_id"] == 0] for key, entries in found.items()}
     assert first.pop("1") == []
     assert {key: (e["compiled"], e["correctness"]) for key, (e,) in first.items()} == {
+        "3": (True, True),
         "5": (True, False),
         "6": (False, False),
-        "20": (True, True),
     }
-    assert first["20"][0]["runtime"] == pairs["results"][1]["time_ms"]["median"]
+    assert first["3"][0]["runtime"] == pairs["results"][2]["time_ms"]["median"]
+    assert first["3"][0]["metadata"]["caveats"] == ["no-gradient", "default-stream"]
     assert first["5"][0]["runtime"] == -1.0 and first["5"][0]["runtime_stats"] == {}
     runtimes = [entry["runtime"] for entries in found.values() for entry in entries if entry["correctness"]]
     assert min(runtimes) > 0, "its script takes the geometric mean of these"
@@ -172,8 +173,7 @@ def test_published_solutions_are_counted_by_what_was_claimed_and_what_is(pairs):
     assert int(drop_in) <= int(right) < int(judged)
     assert right_too == right and int(over_eager) == 2, "at 4x and 2x"
     assert int(are) == sum(published.is_win(each) for each in results) >= 1
-    assert f"Of {judged} published" in published.sentence(results) and f" {are} than PyTorch's best" in published.sentence(
-        results
-    )
+    said = published.sentence(results)
+    assert f"Of {judged} published" in said and f" {are} than PyTorch's best" in said
     picture = published.image(results)
     assert picture.count(plain_svg.FLOOR) == 1 + sum(not published.is_right(each) for each in results)

@@ -1,6 +1,6 @@
-"""Many processes take memory, each less than one may.
+r"""Many processes take memory, each less than one may.
 
-Verdict: error: .*the sandbox allows .* of memory
+Verdict: error: (was ended: |crashed \(SIGKILL.*\) \()the sandbox allows .* of memory
 Needs: a process of its own
 """
 
