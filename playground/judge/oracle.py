@@ -24,7 +24,9 @@ from playground.judge.reordered import ORDERS, Reordered
 from playground.judge.sample import ALL
 
 PERTURBATIONS = 6
-ROUNDINGS = 6
+# What rounds the weights once moves all outputs of a sum together: they show one error, not many. Where a right result's error
+# is drawn like the permitted ones', it is beyond twice the largest of 6 in 1.7% of draws, of 24 in 0.04% (normal, one output).
+ROUNDINGS, OF_FEWER = 24, 1024  # results for each precision, where the outputs are fewer
 SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
@@ -84,7 +86,7 @@ class Oracle:
         The largest error of three outputs says little about the error of another kernel's three; that of many tries does.
         """
         first = self._in_float64(probe, RoundedOperands(families, to))
-        if not is_few(first.outputs):
+        if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
         return [first, *(self._in_float64(probe, RoundedOperands(families, to, seed)) for seed in range(1, ROUNDINGS))]
 

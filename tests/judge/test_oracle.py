@@ -5,8 +5,9 @@ import torch
 import torch.nn as nn
 
 from playground.judge.oracle import PROMOTED, NotSeparable, Oracle
-from playground.judge.precision import round_to_tf32
+from playground.judge.precision import RoundedOperands, round_to_tf32
 from playground.judge.probes import Probe
+from playground.judge.tolerance import Reference
 
 CPU = torch.device("cpu")
 
@@ -34,6 +35,11 @@ class Function(nn.Module):
 
     def forward(self, *inputs):
         return self.function(*inputs)
+
+
+class SumOfEach(nn.Module):
+    def forward(self, x):
+        return x.sum(1)
 
 
 class Remembers(nn.Module):
@@ -91,7 +97,7 @@ def test_gradients_by_hand():
 def test_rounded_operands():
     model = nn.Linear(8, 3)
     x = torch.randn(30, 8)
-    (outcome,) = Oracle(model, CPU).rounded_operands(probe(x))
+    outcome, *_ = Oracle(model, CPU).rounded_operands(probe(x))
     weight, bias = model.weight.detach().double(), model.bias.detach().double()
     expected = round_to_tf32(x.double()) @ round_to_tf32(weight).T + bias
     torch.testing.assert_close(outcome.outputs[0], expected, rtol=1e-14, atol=1e-14)
@@ -102,8 +108,23 @@ def test_few_outputs_are_rounded_in_several_ways_whose_errors_are_of_one_size():
     oracle, made = Oracle(nn.Linear(512, 3), CPU), probe(torch.randn(4, 512))
     truth = oracle.truth(made).outputs[0]
     errors = torch.stack([(outcome.outputs[0] - truth).square().mean().sqrt() for outcome in oracle.rounded_operands(made)])
-    assert len(errors) == len(set(errors.tolist())) == 6
+    assert len(errors) == len(set(errors.tolist())) == 24
     assert 0 < errors.max() < 3 * errors.min()
+
+
+@pytest.mark.parametrize("samples", [1, 3, 100])
+def test_another_rounding_is_right_however_few_outputs_show_it(samples):
+    """Sums over all channels and places: one rounding of the weights moves all outputs the same way."""
+    wrong = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = Function(nn.Sequential(nn.Conv2d(8, 16, 3), nn.Sigmoid(), nn.Flatten(), SumOfEach()))
+        oracle, made = Oracle(model, CPU, emulated=True), probe(torch.rand(samples, 8, 8, 8))
+        truth, permitted = oracle.truth(made).outputs[0], oracle.rounded_operands(made)
+        reference = Reference(truth, truth.float(), *(outcome.outputs[0] for outcome in permitted))
+        another = oracle._in_float64(made, RoundedOperands(seed=1000 + seed)).outputs[0]
+        wrong += reference.compare("the output", another.float()).complaint is not None
+    assert wrong == 0
 
 
 def test_integer_inputs_stay_integers():
