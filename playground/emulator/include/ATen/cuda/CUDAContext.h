@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cublas_v2.h>
 
 namespace at::cuda {
 inline cudaDeviceProp* getCurrentDeviceProperties() {
@@ -12,4 +13,8 @@ inline cudaDeviceProp* getCurrentDeviceProperties() {
 inline cudaDeviceProp* getDeviceProperties(c10::DeviceIndex) { return getCurrentDeviceProperties(); }
 inline int warp_size() { return 32; }
 inline bool is_available() { return true; }
+inline cublasHandle_t getCurrentCUDABlasHandle() {
+    static cublasContext context;
+    return &context;
+}
 }  // namespace at::cuda
