@@ -12,6 +12,7 @@ built for one cannot serve another.
 """
 
 import ctypes
+import sys
 
 from .counters import Counts, Traffic, counts, reset_counts
 from .errors import EmulatorError, Finding, Party, parse_finding
@@ -73,15 +74,13 @@ class Installation:
             runtime.torch_glue().emulator_torch_guard_tensors(1)
             self.builder.watch = OperatorWatch(self.builder)
             self.builder.watch.begin()
-        self.original = cpp_extension.load_inline
-        cpp_extension.load_inline = self.builder.load_inline
+        self.original, self.replacement = cpp_extension.load_inline, self.builder.load_inline
+        _replace_load_inline(self.original, self.replacement)
 
     def end(self):
-        from torch.utils import cpp_extension
-
         from . import runtime
 
-        cpp_extension.load_inline = self.original
+        _replace_load_inline(self.replacement, self.original)
         if self.builder.watch:
             self.builder.watch.end()
             runtime.torch_glue().emulator_torch_guard_tensors(0)
@@ -98,6 +97,13 @@ class Installation:
 
     def __exit__(self, *error):
         uninstall()
+
+
+def _replace_load_inline(old, new):
+    """In every module that has it: a notebook's may have imported it before."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("load_inline") is old:
+            module.load_inline = new
 
 
 def install(mode="fast", *, schedule="forward", seed=1, processors=0, time_limit=None, debug=False, source_file=None):

@@ -1,5 +1,6 @@
 """The stand-in for torch.utils.cpp_extension.load_inline: the same arguments, but the CUDA text runs on the CPU."""
 
+import functools
 import importlib.util
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,19 @@ class Prepared:
         )
 
 
+def without_inner_frames(method):
+    """A method whose EmulatorError has a single frame of this package in its traceback: what is wrong is the caller's text."""
+
+    @functools.wraps(method)
+    def outer(*args, **kwargs):
+        try:
+            return method(*args, **kwargs)
+        except EmulatorError as error:
+            raise error.with_traceback(None) from None
+
+    return outer
+
+
 class Builder:
     """Builds and loads texts under one configuration, and remembers which library came from which file."""
 
@@ -132,6 +146,7 @@ class Builder:
     def file_of_library(self, library):
         return self.files.get(library, self.last_file)
 
+    @without_inner_frames
     def load_inline(
         self,
         name,

@@ -1,9 +1,15 @@
 """The compiler's messages as the first error with its line in the author's file."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from playground.emulator.diagnostics import describe, errors_in, is_for_want_of_a_header
 
+ROOT = Path(__file__).parents[2]
 MESSAGES = """
 In file included from /include/emulator/launch.h:5,
                  from v.py:3:
@@ -69,3 +75,46 @@ def test_what_full_headers_may_serve(text, wants):
 def test_an_unknown_macro_is_a_mistake_of_syntax():
     (error,) = errors_in("v.cu:1:1: error: expected constructor before ‘(’ token", lambda name: True)
     assert is_for_want_of_a_header(error, NAMES, "TORCH_LIBRARY(name, m) {}")
+
+
+CELL = '''from torch.utils.cpp_extension import load_inline
+
+from playground import emulator
+
+emulator.install()
+CUDA = """
+__global__ void twice(float* x) {
+    x[threadIdx.x] *= 2;
+    __syncthread();
+}
+at::Tensor twice(at::Tensor x) { return twice<<<1, 32>>>(x.data_ptr<float>()), x; }
+"""
+module = load_inline("cell", "at::Tensor twice(at::Tensor x);", CUDA, functions=["twice"])
+'''
+NOTEBOOK = """
+import sys, traceback
+from IPython.core.interactiveshell import InteractiveShell
+
+InteractiveShell.instance().showtraceback = lambda *_, **__: None
+error = InteractiveShell.instance().run_cell(sys.argv[1]).error_in_exec
+print(error)
+print(*(frame.filename for frame in traceback.extract_tb(error.__traceback__)), sep="\\n")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "right, wrong, line, told",
+    [
+        ("__syncthreads", "__syncthread", 9, "‘__syncthread’ was not declared in this scope; did you mean ‘__syncthreads’?"),
+        ('"at::Tensor', '"at::Tensr', 13, "‘Tensr’ in namespace ‘at’ does not name a type; did you mean ‘Tensor’?"),
+    ],
+)
+def test_a_notebook_s_error_has_the_cell_s_line_whichever_text_is_broken(right, wrong, line, told):
+    """Although load_inline was imported before the emulator was installed; a single frame is the emulator's."""
+    cell = CELL.replace("__syncthread()", "__syncthreads()").replace(right, wrong)
+    shown = subprocess.run([sys.executable, "-c", NOTEBOOK, cell], capture_output=True, text=True, cwd=ROOT)
+    lines = shown.stdout.splitlines()
+    assert re.fullmatch(rf"<ipython-input-.*>:{line}: error: {re.escape(told)}", lines[0]), shown.stdout + shown.stderr
+    assert lines[1].startswith(f"{line:5} | ")
+    assert sum("playground/emulator" in name for name in lines) == 1
