@@ -1,6 +1,5 @@
 """The stand-in for torch.utils.cpp_extension.load_inline: the same arguments, but the CUDA text runs on the CPU."""
 
-import functools
 import importlib.util
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -119,19 +118,6 @@ class Prepared:
         )
 
 
-def without_inner_frames(method):
-    """A method whose EmulatorError has a single frame of this package in its traceback: what is wrong is the caller's text."""
-
-    @functools.wraps(method)
-    def outer(*args, **kwargs):
-        try:
-            return method(*args, **kwargs)
-        except EmulatorError as error:
-            raise error.with_traceback(None) from None
-
-    return outer
-
-
 class Builder:
     """Builds and loads texts under one configuration, and remembers which library came from which file."""
 
@@ -146,7 +132,6 @@ class Builder:
     def file_of_library(self, library):
         return self.files.get(library, self.last_file)
 
-    @without_inner_frames
     def load_inline(
         self,
         name,
@@ -182,14 +167,11 @@ class Builder:
         self.last_file = kernels.file if kernels else binding.file
         cpp_flags = [*filter(KEPT_FLAG.fullmatch, extra_cflags or []), *includes]
         cuda_flags = [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or []), *includes]
-        with ThreadPoolExecutor() as pool:
-            jobs = [pool.submit(toolchain.runtime_library), pool.submit(self.compile_binding, name, binding, cpp_flags)]
-            if kernels:
-                jobs.append(pool.submit(lambda: [self.compile_kernels(name, kernels, cuda_flags)]))
-            objects = [path for job in jobs[1:] for path in job.result()]
-            jobs[0].result()
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
-        library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
+        try:
+            library = self._compiled(name, binding, cpp_flags, kernels, cuda_flags, extra)
+        except EmulatorError as error:
+            raise error.with_traceback(None) from None  # what is wrong is the caller's text
         self.files[str(library)] = self.namespaces[name] = self.last_file
         runtime.accept_races(library, kernels.accepted_races if kernels else [])
         self.kernel_lines.update(kernels.kernel_lines if kernels else {})
@@ -207,6 +189,16 @@ class Builder:
         return str(library)
 
     load_inline.emulates_cuda = True  # what a variant's main asks: whether its kernels run on CPU tensors here
+
+    def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags):
+        """The path of a library of the Prepared texts; `kernels` may be None."""
+        with ThreadPoolExecutor() as pool:
+            jobs = [pool.submit(toolchain.runtime_library), pool.submit(self.compile_binding, name, binding, cpp_flags)]
+            if kernels:
+                jobs.append(pool.submit(lambda: [self.compile_kernels(name, kernels, cuda_flags)]))
+            objects = [path for job in jobs[1:] for path in job.result()]
+            jobs[0].result()
+        return toolchain.link(objects, name, (*toolchain.torch_flags()[1], *linker_flags))
 
     def load_kernels(self, text, name, source_file=None):
         """A CUDA text on its own, without PyTorch: what it declares `extern "C"` can be called through ctypes."""

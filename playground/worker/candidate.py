@@ -51,7 +51,7 @@ class Candidate(Clocked):
             forbid_tf32()
         self.text = work.Text(variant or problem)
         flags = behaviour.flags()
-        self.kind = catalog.load_variant(variant).ModelNew if variant else catalog.load_problem(problem, settings).Model
+        self.kind = self._loaded_class(variant) if variant else catalog.load_problem(problem, settings).Model
         self.model = self._made(seed)
         difference = None
         if weights is not None:
@@ -65,6 +65,17 @@ class Candidate(Clocked):
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
         return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
+
+    def _loaded_class(self, variant):
+        """ModelNew of the file, which under the emulator may put tensors on "cuda" as it is loaded."""
+        try:
+            return catalog.load_variant(variant).ModelNew
+        except emulator.EmulatorError:
+            raise
+        except (AssertionError, RuntimeError):
+            if not (self.emulator and self.text.names_cuda):
+                raise
+            return devices.emulated(catalog.load_variant)(variant).ModelNew
 
     def _made(self, seed):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""

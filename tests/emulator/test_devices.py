@@ -5,6 +5,7 @@ import torch
 import torch.nn as nn
 
 from playground.emulator import devices
+from playground.worker import WorkerFailure, WorkerProcess
 
 
 class NamesCuda(nn.Module):
@@ -38,3 +39,31 @@ def test_nothing_of_it_stays_behind():
         devices.emulated(lambda: 1 / 0)()
     assert torch.nn.Module.cuda is before
     assert not torch.rand(2).is_cuda
+
+
+AT_LOADING = """
+import torch
+import torch.nn as nn
+
+TWO = torch.full((1,), 2.0, device="cuda")
+
+
+class ModelNew(nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+        self.one = torch.ones(1).cuda()
+
+    def forward(self, x):
+        return x.cuda() * TWO + self.one
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
+def test_a_file_under_the_emulator_may_put_tensors_there_as_it_is_loaded(tiny_problem, write_variant):
+    original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
+    variant = write_variant("at_loading", AT_LOADING)
+    with WorkerProcess() as worker:
+        worker.ask("candidate.load", 120, **original, variant=str(variant.path))
+        worker.ask("candidate.build", 120, seed=0)
+    with WorkerProcess() as worker, pytest.raises(WorkerFailure, match="CUDA"):
+        worker.ask("candidate.load", 120, **original | {"place": "cpu"}, variant=str(variant.path))
