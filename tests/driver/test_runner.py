@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from playground import catalog
-from playground.driver import runner
+from playground.driver import plan, runner
 from playground.driver.bench import SharedBench
 from playground.driver.runner import Options, Runner, Task
 from playground.driver.verdict import give
@@ -56,6 +56,26 @@ def test_what_was_never_used_is_closed_all_the_same():
     assert not made[0].closed
     shared.close()
     assert made[0].closed == 1
+
+
+PLAIN = "import torch\nclass ModelNew(torch.nn.Module): ..."
+FILES = {
+    "plain": (PLAIN, "cuda", "cpu"),
+    "names_cuda": (PLAIN + "\nmodule = ModelNew().cuda()", "cuda", "emulator"),
+    "triton": ("import triton\n" + PLAIN, "cuda", "emulator"),
+    "kernel": (PLAIN + "\nCUDA = '__global__ void f() {}'", "cuda", "emulator"),
+    "cpu_kernel": (PLAIN, "cpu", "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_stranger_s_file_runs_on_the_gpu_where_there_is_one_whether_or_not_it_has_kernels(tmp_path, monkeypatch, name):
+    text, with_gpu, without = FILES[name]
+    (tmp_path / f"{name}.py").write_text(text)
+    variant = catalog.find_any_variant(str(tmp_path / f"{name}.py"))
+    for missing, place in (([], with_gpu), (["no GPU"], without)):
+        monkeypatch.setattr(plan.requirements, "missing_for", lambda _, missing=missing: missing)
+        assert plan.place_of(variant, "auto") == place
 
 
 # Appends how its process waits between parallel loops to the file `seen`.

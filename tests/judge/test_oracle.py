@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground.judge.oracle import PROMOTED, NotSeparable, Oracle
+from playground.judge.oracle import IN_HOST_MEMORY, PROMOTED, NotSeparable, Oracle
 from playground.judge.precision import RoundedOperands, round_to_tf32
 from playground.judge.probes import Probe
 from playground.judge.tolerance import Reference
@@ -210,6 +210,28 @@ def test_two_samples_must_fit(largest):
     """A chunk is one sample at least, and whether samples meet is seen on two."""
     with pytest.raises(torch.OutOfMemoryError):
         Oracle(Fits(nn.Linear(3, 2), largest), CPU).truth(probe(torch.randn(4, 3)))
+
+
+class NeedsHostMemory(nn.Module):
+    """A linear layer for which a device other than the host has no memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        if x.device.type != "cpu":
+            raise torch.OutOfMemoryError("no memory")
+        return self.linear(x)
+
+
+def test_what_does_not_fit_into_the_device_even_one_by_one_is_computed_in_host_memory():
+    model, made = NeedsHostMemory(), probe(torch.randn(5, 3))
+    oracle = Oracle(model, torch.device("meta"))  # a device that every machine has
+    assert_same(oracle.truth(made), Oracle(model, CPU).truth(made))
+    assert oracle.ways == {IN_HOST_MEMORY}
+    with pytest.raises(torch.OutOfMemoryError):
+        Oracle(Fits(model, 0), CPU).truth(made)
 
 
 def test_truth_leaves_buffers_as_they_are():
