@@ -97,6 +97,11 @@ COMMAND_LINES = {
         2,
         r"--html /proc/nowhere/a\.html: cannot be writ",
     ),
+    "plot where none can be": (
+        f"compare {TINY} --sweep batch_size=3,4 --plot /proc/nowhere/a.svg",
+        2,
+        r"--plot /proc/nowhere/a\.svg: cannot be writ",
+    ),
     "page to stdout": (f"compare {TINY} --html -", 2, r"--html -: only --json goes to standard output; name a file"),
     "one file for two": (f"compare {TINY} --json {{tmp}}/a --html {{tmp}}/a", 2, r"--html .*/a: another option names it"),
     "resume of nothing": (f"compare {TINY} --resume {{tmp}}/none.json", 2, r"--resume .*none\.json: No such file"),

@@ -165,7 +165,8 @@ def test_an_interrupt_while_pytorch_is_imported():
 
 
 @pytest.mark.full
-def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, wrong, write_forward, tmp_path):
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, wrong, write_forward, tmp_path, signal_number):
     hangs, file = write_forward("hangs", "while True: pass").path, tmp_path / "out.json"
     page = tmp_path / "out.html"
     command = [sys.executable, "compare.py", "--model", str(tiny_problem), "--variant", wrong, str(hangs)]
@@ -175,9 +176,9 @@ def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, wrong, writ
         while not file.exists():
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        driver.send_signal(signal.SIGINT)
+        driver.send_signal(signal_number)
         out, err = driver.communicate(timeout=60)
-    assert driver.returncode == 130 and "Traceback" not in err
+    assert driver.returncode == 128 + signal_number and "Traceback" not in err
     assert err.splitlines()[-1] == f"interrupted; --resume {file} goes on"
     assert "wrong fail" in out and "hangs" not in out
     assert [result["variant"] for result in document.read(file)["results"]] == ["wrong"]
