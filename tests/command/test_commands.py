@@ -236,7 +236,7 @@ return torch.tanh(self.linear(x))"""
         told = re.search(rf"exchanges_{size} error\n +reason +(.*)", out)[1]
         assert re.fullmatch(
             rf"no room in {small_disk}\S*, where processes exchange tensors: make some there, or set TMPDIR.*", told
-        )
+        ), told
 
 
 @pytest.mark.full

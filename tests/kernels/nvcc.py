@@ -1,5 +1,6 @@
 """The texts of a variant that compilers get, taken before anything is built."""
 
+import contextlib
 from dataclasses import dataclass
 from unittest import mock
 
@@ -34,7 +35,12 @@ def recipes(model, inputs):
         recorded.append((HostCode(cpp_sources, tuple(extra_cflags)), DeviceCode(cuda_sources, tuple(extra_cuda_cflags))))
         raise _Recorded
 
-    with mock.patch.object(cpp_extension, "load_inline", record), torch.no_grad():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(cpp_extension, "load_inline", record))
+        stack.enter_context(torch.no_grad())
+        namespaces = [each for each in vars(torch.ops).values() if isinstance(each, torch._ops._OpNamespace)]
+        for operators in [each for each in namespaces if vars(each).get("registered")]:
+            stack.enter_context(mock.patch.object(operators, "registered", False))  # built earlier in this process
         try:
             model(*inputs)
         except _Recorded:
