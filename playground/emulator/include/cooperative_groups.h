@@ -50,6 +50,15 @@ class thread_block : public thread_group {
     static dim3 dim_threads() { return blockDim; }
 };
 EMULATOR_INLINE thread_block this_thread_block() { return {}; }
+// Shared memory with which GPUs before compute capability 8.0 exchange values in tiles of several warps; nothing is here.
+template <unsigned MAX_BLOCK_SIZE = 1024>
+struct block_tile_memory {
+    unsigned long long of_each_warp[MAX_BLOCK_SIZE / 32];
+};
+template <unsigned MAX_BLOCK_SIZE>
+EMULATOR_INLINE thread_block this_thread_block(block_tile_memory<MAX_BLOCK_SIZE>&) {
+    return {};
+}
 
 // The blocks of a cluster; a block that was launched without one is alone in it.
 class cluster_group {
@@ -128,19 +137,13 @@ class lane_group : public thread_group {
     using thread_group::thread_group;
 };
 
+namespace details {
 // Lanes `first`, first + 1, ... of a warp.
-template <unsigned SIZE, class Parent = void>
-class thread_block_tile : public lane_group {
+template <unsigned SIZE>
+class tile_of_lanes : public lane_group {
  public:
-    static_assert(SIZE <= 32 && (SIZE & (SIZE - 1)) == 0, "tiles of more than a warp are not supported");
-    thread_block_tile() : lane_group(SIZE == 32 ? ~0u : ((1u << SIZE % 32) - 1) << ::emulator::lane() / SIZE * SIZE) {}
-    template <class Other>
-    thread_block_tile(const thread_block_tile<SIZE, Other>&) : thread_block_tile() {}
+    tile_of_lanes() : lane_group(SIZE == 32 ? ~0u : ((1u << SIZE % 32) - 1) << ::emulator::lane() / SIZE * SIZE) {}
     unsigned thread_rank() const { return (unsigned)::emulator::lane() % SIZE; }
-    static constexpr unsigned size() { return SIZE; }
-    static constexpr unsigned num_threads() { return SIZE; }
-    unsigned meta_group_rank() const { return this_thread_block().thread_rank() / SIZE; }
-    unsigned meta_group_size() const { return (this_thread_block().size() + SIZE - 1) / SIZE; }
     template <class T>
     T shfl(T v, int rank, int line = __builtin_LINE()) const {
         return __shfl_sync(mask_, v, rank, SIZE, line);
@@ -157,6 +160,68 @@ class thread_block_tile : public lane_group {
     T shfl_xor(T v, int bits, int line = __builtin_LINE()) const {
         return __shfl_xor_sync(mask_, v, bits, SIZE, line);
     }
+};
+
+// Several warps of the block that follow one another.
+template <unsigned SIZE>
+class tile_of_warps {
+ public:
+    unsigned thread_rank() const { return this_thread_block().thread_rank() % SIZE; }
+    void sync(int line = __builtin_LINE()) const { ::emulator::tile_barrier(number(), SIZE, line); }
+    template <class T>
+    T shfl(T v, unsigned rank, int line = __builtin_LINE()) const {
+        static_assert(sizeof(T) <= ::emulator::ROW, "values of up to 64 bytes are supported");
+        T result;
+        const int from = number() * SIZE + rank % SIZE;
+        ::emulator::tile_exchange(number(), SIZE, &v, from, &result, sizeof(T), line);
+        return result;
+    }
+    int any(int p, int line = __builtin_LINE()) const {
+        return combined(p != 0, [](int a, int b) { return a | b; }, line);
+    }
+    int all(int p, int line = __builtin_LINE()) const {
+        return combined(p != 0, [](int a, int b) { return a & b; }, line);
+    }
+    // Of all threads of the tile.
+    template <class T, class F>
+    T combined(T v, F combine, int line) const {
+        for (unsigned bits = SIZE / 2; bits; bits /= 2) v = combine(v, shfl(v, thread_rank() ^ bits, line));
+        return v;
+    }
+
+ private:
+    int number() const { return this_thread_block().thread_rank() / SIZE; }
+};
+
+template <bool IN_A_WARP, unsigned SIZE>
+struct tile {
+    using type = tile_of_lanes<SIZE>;
+};
+template <unsigned SIZE>
+struct tile<false, SIZE> {
+    using type = tile_of_warps<SIZE>;
+};
+template <class Parent>
+struct parent {
+    static unsigned size() { return this_thread_block().size(); }
+};
+}  // namespace details
+
+template <unsigned SIZE, class Parent = void>
+class thread_block_tile : public details::tile<(SIZE <= 32), SIZE>::type {
+ public:
+    static_assert(SIZE <= 512 && (SIZE & (SIZE - 1)) == 0, "a tile has a power of two of threads, up to 512");
+    thread_block_tile() = default;
+    template <class Other>
+    thread_block_tile(const thread_block_tile<SIZE, Other>&) {}
+    static constexpr unsigned size() { return SIZE; }
+    static constexpr unsigned num_threads() { return SIZE; }
+    unsigned meta_group_rank() const { return this_thread_block().thread_rank() % details::parent<Parent>::size() / SIZE; }
+    unsigned meta_group_size() const { return (details::parent<Parent>::size() + SIZE - 1) / SIZE; }
+};
+template <unsigned SIZE, class Parent>
+struct details::parent<thread_block_tile<SIZE, Parent>> {
+    static unsigned size() { return SIZE; }
 };
 template <unsigned SIZE, class Group>
 EMULATOR_INLINE thread_block_tile<SIZE, Group> tiled_partition(const Group&) {
@@ -213,10 +278,14 @@ EMULATOR_FUNCTION(bit_or, (T)(a | b))
 EMULATOR_FUNCTION(bit_xor, (T)(a ^ b))
 #undef EMULATOR_FUNCTION
 
-template <unsigned SIZE, class Parent, class T, class F>
-T reduce(const thread_block_tile<SIZE, Parent>& tile, T v, F combine, int line = __builtin_LINE()) {
+template <unsigned SIZE, class T, class F>
+T reduce(const details::tile_of_lanes<SIZE>& tile, T v, F combine, int line = __builtin_LINE()) {
     for (int bits = SIZE / 2; bits; bits /= 2) v = combine(v, tile.shfl_xor(v, bits, line));
     return v;
+}
+template <unsigned SIZE, class T, class F>
+T reduce(const details::tile_of_warps<SIZE>& tile, T v, F combine, int line = __builtin_LINE()) {
+    return tile.combined(v, combine, line);
 }
 template <class T, class F>
 T reduce(const coalesced_group& group, T v, F combine, int line = __builtin_LINE()) {

@@ -136,12 +136,12 @@ int block_barrier(Vote vote, int predicate, int line, int site) {
     return b.votes[half];
 }
 
-void named_barrier(int id, int threads, bool wait, int line) {
+namespace {
+
+void meet_at_named(int id, int threads, bool wait, int line) {
     Worker& w = *worker;
     Thread& t = self();
     Block& b = *t.owner;
-    if (id < 0 || id > 15)
-        w.stop(w.describe("invalid barrier", "the barriers of a block are numbered 0 to 15", {line, nullptr}));
     const bool all = threads == (int)b.threads.size();  // which a barrier without a count expects, too
     if (threads <= 0 || (threads % 32 && !all))
         w.stop(w.describe("invalid barrier",
@@ -169,6 +169,27 @@ void named_barrier(int id, int threads, bool wait, int line) {
         barrier.waiting.push_back(t.linear);
         w.wait(State::at_named_barrier, line);
     }
+}
+
+}  // namespace
+
+void named_barrier(int id, int threads, bool wait, int line) {
+    Worker& w = *worker;
+    if (id < 0 || id > 15)
+        w.stop(w.describe("invalid barrier", "the barriers of a block are numbered 0 to 15", {line, nullptr}));
+    meet_at_named(id, threads, wait, line);
+}
+
+void tile_barrier(int tile, int threads, int line) { meet_at_named(16 + tile, threads, true, line); }
+
+void tile_exchange(int tile, int threads, const void* row, int from, void* result, int bytes, int line) {
+    Thread& t = self();
+    std::vector<char>& rows = t.owner->tile_rows;
+    rows.resize(ROW * t.owner->threads.size());
+    memcpy(&rows[ROW * t.linear], row, bytes);
+    tile_barrier(tile, threads, line);
+    memcpy(result, &rows[ROW * from], bytes);
+    tile_barrier(tile, threads, line);  // or the next exchange would write what others have not read
 }
 
 int named_barrier_count(int id, int threads, bool predicate, int line) {

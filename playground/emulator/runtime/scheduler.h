@@ -226,7 +226,8 @@ struct Block : BlockView {
     Vote vote = Vote::none;
     int votes[2] = {0, 0}, vote_half = 0;
     std::vector<int> waiting;
-    NamedBarrier named[16];
+    NamedBarrier named[32];       // 16 of the program's, then one for each tile of several warps
+    std::vector<char> tile_rows;  // what the threads of such tiles exchange, ROW bytes each
     Membership membership;
     AsyncState async;
     std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // those that have multiplied

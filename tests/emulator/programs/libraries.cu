@@ -1,8 +1,9 @@
-// cuda::, cooperative groups' copies, and cuBLAS's products.
+// cuda::, cooperative groups' copies and tiles of several warps, and cuBLAS's products.
 #include "expect.h"
 
 #include <cooperative_groups.h>
 #include <cooperative_groups/memcpy_async.h>
+#include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
 #include <cuda/atomic>
 #include <cuda/barrier>
@@ -101,6 +102,22 @@ __global__ void by_atomics(int* out) {
     atomicAdd(out + 3, rank);
 }
 
+// Tiles of two warps, and tiles of theirs. What a thread writes is read by others of its tile behind the tile's barrier.
+__global__ void by_tiles(int* out) {
+    __shared__ cg::block_tile_memory<4 * THREADS> scratch;
+    __shared__ int values[4 * THREADS];
+    const cg::thread_block block = cg::this_thread_block(scratch);
+    const auto tile = cg::tiled_partition<THREADS>(block);
+    const auto part = cg::tiled_partition<16>(tile);
+    const int i = block.thread_rank();
+    values[i] = i;
+    tile.sync();
+    const int last = values[tile.meta_group_rank() * THREADS + THREADS - 1 - tile.thread_rank()];
+    out[i] = cg::reduce(tile, last, cg::plus<int>());
+    out[4 * THREADS + i] = 100 * tile.shfl(i, 5) + 10 * part.meta_group_rank() + part.meta_group_size();
+    out[8 * THREADS + i] = 10 * tile.any(i == 70) + tile.all(i < 128);
+}
+
 static void copies() {
     float host[TILES * TILE], back[THREADS], *in, *out;
     for (int i = 0; i < TILES * TILE; ++i) host[i] = i;
@@ -121,6 +138,19 @@ static void atomics() {
     cudaMemcpy(back, out, sizeof back, cudaMemcpyDeviceToHost);
     EXPECT(back[0] == 64 && back[1] == 42 && back[2] == 2 && back[3] == 32);
 }
+static void tiles() {
+    const int threads = 4 * THREADS;
+    int *out, back[12 * THREADS];
+    cudaMalloc(&out, sizeof back);
+    by_tiles<<<1, threads>>>(out);
+    cudaMemcpy(back, out, sizeof back, cudaMemcpyDeviceToHost);
+    for (int i = 0; i < threads; ++i) {
+        const int first = i / THREADS * THREADS;
+        EXPECT(back[i] == THREADS * first + THREADS * (THREADS - 1) / 2);
+        EXPECT(back[threads + i] == 100 * (first + 5) + 10 * (i % THREADS / 16) + THREADS / 16);
+        EXPECT(back[2 * threads + i] == 10 * (i / THREADS == 1) + (i < 128));
+    }
+}
 static void products() {
     const float a[6] = {1, 2, 3, 4, 5, 6}, b[6] = {1, 0, 1, 0, 1, 1}, one = 1, two = 2;  // by columns: 2 x 3, 3 x 2
     float c[4] = {1, 1, 1, 1}, *da, *db, *dc;
@@ -139,5 +169,6 @@ static void products() {
 int main() {
     copies();
     atomics();
+    tiles();
     products();
 }

@@ -115,6 +115,7 @@ inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000
 #define cudaDeviceScheduleSpin 1
 #define cudaDeviceScheduleYield 2
 #define cudaDeviceScheduleBlockingSync 4
+#define cudaDeviceBlockingSync 4
 #define cudaDeviceMapHost 8
 inline cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 inline cudaError_t cudaDeviceReset() { return cudaSuccess; }

@@ -39,6 +39,10 @@ enum class Vote { none, count, all, any };
 // `site` tells those apart that stand on one line.
 int block_barrier(Vote vote, int predicate, int line, int site = 0);
 void named_barrier(int id, int threads, bool wait, int line);
+// Of the threads of a tile of several warps. With `tile_exchange` each brings at most ROW bytes and gets those of the thread
+// `from` of the block.
+void tile_barrier(int tile, int threads, int line);
+void tile_exchange(int tile, int threads, const void* row, int from, void* result, int bytes, int line);
 int named_barrier_count(int id, int threads, bool predicate, int line);  // waits; how many threads came with a true predicate
 
 // ---- operations of a warp
