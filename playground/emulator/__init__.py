@@ -78,8 +78,11 @@ class Installation:
         _replace_load_inline(self.original, self.replacement)
 
     def end(self):
+        from torch.utils import cpp_extension
+
         from . import runtime
 
+        cpp_extension.load_inline = self.original  # whoever has wrapped it meanwhile
         _replace_load_inline(self.replacement, self.original)
         if self.builder.watch:
             self.builder.watch.end()

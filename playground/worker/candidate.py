@@ -51,6 +51,7 @@ class Candidate(Clocked):
             forbid_tf32()
         self.text = work.Text(variant or problem)
         flags = behaviour.flags()
+        self.kind = None  # until the file is loaded
         self.kind = self._loaded_class(variant) if variant else catalog.load_problem(problem, settings).Model
         self.model = self._made(seed)
         difference = None
@@ -73,7 +74,7 @@ class Candidate(Clocked):
         except emulator.EmulatorError:
             raise
         except (AssertionError, RuntimeError):
-            if not (self.emulator and self.text.names_cuda):
+            if not self._may_emulate_device:
                 raise
             return devices.emulated(catalog.load_variant)(variant).ModelNew
 

@@ -1,5 +1,9 @@
 """A file that names the device "cuda" finds the emulated GPU's memory there, which is the CPU's."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn as nn
@@ -67,3 +71,25 @@ def test_a_file_under_the_emulator_may_put_tensors_there_as_it_is_loaded(tiny_pr
         worker.ask("candidate.build", 120, seed=0)
     with WorkerProcess() as worker, pytest.raises(WorkerFailure, match="CUDA"):
         worker.ask("candidate.load", 120, **original | {"place": "cpu"}, variant=str(variant.path))
+
+
+INSTALLED = """
+import sys
+from types import ModuleType
+from torch.utils import cpp_extension
+from playground import emulator
+
+original = cpp_extension.load_inline
+sys.modules["imported_it"] = other = ModuleType("imported_it")
+other.load_inline = original
+emulator.install()
+assert cpp_extension.load_inline is other.load_inline is not original
+cpp_extension.load_inline = lambda *given: None  # somebody wraps it
+emulator.uninstall()
+assert cpp_extension.load_inline is other.load_inline is original
+"""
+
+
+def test_uninstalling_puts_load_inline_back_wherever_it_was_imported():
+    done = subprocess.run([sys.executable, "-c", INSTALLED], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr

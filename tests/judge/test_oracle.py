@@ -96,8 +96,8 @@ def test_gradients_by_hand():
 
 def test_rounded_operands():
     model = nn.Linear(8, 3)
-    x = torch.randn(30, 8)
-    outcome, *_ = Oracle(model, CPU).rounded_operands(probe(x))
+    x = torch.randn(400, 8)
+    (outcome,) = Oracle(model, CPU).rounded_operands(probe(x))
     weight, bias = model.weight.detach().double(), model.bias.detach().double()
     expected = round_to_tf32(x.double()) @ round_to_tf32(weight).T + bias
     torch.testing.assert_close(outcome.outputs[0], expected, rtol=1e-14, atol=1e-14)
