@@ -19,6 +19,7 @@ PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant ru
 
 
 LARGE = 1 << 30  # bytes of a file that is worth mapping
+BLOCK = 1 << 26  # bytes of results that are read or written at once: fresh memory for all of them takes longer than to copy them
 FULL = 1 << 16  # bytes that are left of a file system where a file did not fit
 NO_ROOM = "no room "  # begins the reason of what failed for the machine, and by no fault of a file's
 
@@ -95,17 +96,16 @@ def save_results(results, path):
         if value.layout != torch.strided:
             raise TypeError(f"{name} is {value.layout}, expected a dense tensor: return its to_dense()")
         listed.append([name, str(value.dtype), list(value.shape)])
-        value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        contents.append(value.reshape(-1).view(torch.uint8).numpy())
+        contents.append(value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8))
     header = json.dumps({"detached": results.detached, "tensors": listed}).encode()
     with _writing(path), Path(path).open("wb") as file:
         file.write(LENGTH.pack(len(header)) + header)
-        for content in contents:
-            file.write(content)
+        for block in (block for content in contents for block in content.split(BLOCK)):
+            file.write(block.cpu().numpy())
 
 
-def load_results(path, most):
-    """The Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the CPU.
+def load_results(path, most, device="cpu"):
+    """The Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the device.
 
     Its bytes are copied and never executed: no pickle is read. Raises NotTensors where it is a link, no regular file, too long,
     or holds something else.
@@ -113,14 +113,14 @@ def load_results(path, most):
     try:
         # Neither through a link, nor waiting for the other end of a pipe.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return _read_results(file, most)
+            return _read_results(file, most, device)
     except OSError as error:
         raise NotTensors(f"the file of results cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, RecursionError, RuntimeError, struct.error) as error:
         raise NotTensors(f"the file of results holds something else than tensors: {type(error).__name__}") from error
 
 
-def _read_results(file, most):
+def _read_results(file, most, device):
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         raise NotTensors("the file of results is no regular file of its own")
@@ -132,7 +132,7 @@ def _read_results(file, most):
     header = json.loads(file.read(length))
     outputs, gradients = [], {}
     for name, kind, shape in header["tensors"]:
-        value = None if kind is None else _read_tensor(file, DTYPES[kind], shape, found.st_size)
+        value = None if kind is None else _read_tensor(file, DTYPES[kind], shape, found.st_size, device)
         if name == f"{OUTPUT}{len(outputs)}" and value is not None:
             outputs.append(value)
         elif name.startswith(GRADIENT):
@@ -142,13 +142,17 @@ def _read_results(file, most):
     return Results(outputs, gradients, header["detached"] is True)
 
 
-def _read_tensor(file, dtype, shape, most):
+def _read_tensor(file, dtype, shape, most, device):
     if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) * dtype.itemsize > most:
         raise ValueError(shape)
-    value = torch.empty(shape, dtype=dtype)
-    content = memoryview(value.view(-1).view(torch.uint8).numpy())
-    if file.readinto(content) != len(content):
-        raise ValueError(shape)
+    value = torch.empty(shape, dtype=dtype, device=device)
+    for part in value.view(-1).view(torch.uint8).split(BLOCK):
+        read = part if part.device.type == "cpu" else torch.empty(part.shape, dtype=part.dtype)
+        content = memoryview(read.numpy())
+        if file.readinto(content) != len(content):
+            raise ValueError(shape)
+        if read is not part:
+            part.copy_(read)
     return value
 
 
@@ -182,11 +186,13 @@ def made_on(device, make):
     """What make() gives; the tensors that it makes are on the device where that works.
 
     A get_inputs that cannot make its tensors there, because it mixes them with others of its own or hands them to NumPy, makes
-    them on the CPU, in every process.
+    them on the CPU, in every process. Raises OutOfMemoryError: made on the CPU, they would be others than in other processes.
     """
     try:
         with torch.device(device):
             return make()
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError):
         return make()
 

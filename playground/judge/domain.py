@@ -72,6 +72,15 @@ class Domain:
         self.is_positive = any(each.positive for each in self._structures.values())
 
     @property
+    def plain(self):
+        """{number of a float input: the fields of its Structure}, of which `Domain.of` makes the Domain again."""
+        return {i: vars(each) for i, each in self._structures.items()}
+
+    @classmethod
+    def of(cls, plain):
+        return cls({i: Structure(**fields) for i, fields in plain.items()})
+
+    @property
     def texts(self):
         """['input 0: sorted', ...] of what there is to keep."""
         return [f"input {i}: {each.text}" for i, each in self._structures.items() if each.text]

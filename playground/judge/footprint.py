@@ -36,11 +36,15 @@ class Footprint:
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
         candidate and the referee have them, the weights; of what is compared, the truth in float64 with its masks for each
         probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs,
-        and the same in float32 elsewhere. Repeated probes are only there where everything is compared.
+        and the same in float32 elsewhere. Repeated probes are only there where everything is compared; where a part is, each
+        process draws the inputs, on the device.
         """
-        own = OWN_PROBES + (REPEATED if share == 1.0 else 0)
-        files = own * self.inputs + 2 * self.outputs
-        whole = PROCESSES * HOST_BYTES[place] + files + 5 * self.inputs + 2 * self.outputs + 13.5 * self.parameters
+        in_part = share < 1.0
+        own = OWN_PROBES + (0 if in_part else REPEATED)
+        files = (0 if in_part else own * self.inputs) + 2 * self.outputs
+        whole = PROCESSES * HOST_BYTES[place] + files + 13.5 * self.parameters
+        if not (in_part and place == "cuda"):
+            whole += 5 * self.inputs + 2 * self.outputs
         compared = (own + TIMED) * 2.5 * self.outputs + 8 * self.outputs + 9.5 * self.inputs
         computed = 5 * (self.inputs + self.parameters + self.results) + PROCESSES * DEVICE_BYTES[place]
         host, on_gpu = int(whole + share * compared), place == "cuda"

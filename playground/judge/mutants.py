@@ -64,16 +64,16 @@ class Fate(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Exam:
-    """One probe of the check, with the oracle that runs it and what its outputs and gradients are compared with."""
+    """One probe of the check, with the oracle that runs it and what its outputs and gradients are compared with.
 
-    probe: object
+    `draw()` gives the probe, and `elements` says how large its inputs are.
+    """
+
+    draw: object
+    elements: int
     oracle: object
     outputs: list
     gradients: dict
-
-    @property
-    def elements(self):
-        return sum(value.numel() for value in self.probe.inputs if isinstance(value, torch.Tensor))
 
 
 class MutatedModel:
@@ -357,14 +357,14 @@ def _is_rejected(mutant, exams):
     """By the rule for variants: outputs on every probe, then gradients. Raises Unfit when the outputs have another form."""
     mutate = _mutating(mutant)
     for exam in exams:
-        forward = dataclasses.replace(exam.probe, upstream=None, wanted_inputs=())
+        forward = dataclasses.replace(exam.draw(), upstream=None, wanted_inputs=())
         outputs = exam.oracle.mutated(mutate, forward).outputs
         _require_form([as_real(output) for output in outputs], [reference.truth for reference in exam.outputs])
         if any(reference.compare("", value).complaint for reference, value in zip(exam.outputs, outputs, strict=True)):
             return True
     for exam in exams:
         if exam.gradients:
-            found = exam.oracle.mutated(mutate, exam.probe).gradients
+            found = exam.oracle.mutated(mutate, exam.draw()).gradients
             for name, reference in exam.gradients.items():
                 if reference.compare("", _or_zeros(found[name], reference.truth.to(reference.dtype))).complaint:
                     return True

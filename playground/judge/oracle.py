@@ -54,9 +54,10 @@ class Oracle:
     Of what a probe gives, the `sample` (see sample.py) is kept.
     """
 
-    def __init__(self, model, device, emulated=False, sample=ALL):
+    def __init__(self, model, device, emulated=False, sample=ALL, stays_on_device=False):
         self._model = model
         self._device = device
+        self._stays_on_device = stays_on_device
         self._sample = sample
         self.tf32_families = tf32_families(device, emulated)
         self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
@@ -67,12 +68,20 @@ class Oracle:
         return self._run(copy.deepcopy(self._model), probe.inputs, probe)
 
     def whole(self, probe):
-        """As eager, all of it."""
-        return Oracle(self._model, self._device).eager(probe)
+        """As eager, all of it; a large result stays on the device where there is room."""
+        try:
+            return Oracle(self._model, self._device, stays_on_device=self._sample.is_part).eager(probe)
+        except torch.OutOfMemoryError:
+            if not self._sample.is_part:
+                raise
+            return Oracle(self._model, self._device).eager(probe)
 
     def sampled(self, probe, outcome):
         """What is kept of an Outcome, or of a variant's Results, that is whole."""
-        kept = functools.partial(self._sample.of, probe=probe.name)
+
+        def kept(value):
+            return self._sample.of(value, probe.name).cpu()
+
         gradients = {name: None if value is None else kept(value) for name, value in outcome.gradients.items()}
         return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
@@ -222,8 +231,13 @@ class Oracle:
         else:
             outputs, gradients = tensors.gradients(model, inputs, upstream, wanted_inputs)
         self._draws |= random_state() != seeded
-        gradients = {name: None if value is None else kept(value.detach()).cpu() for name, value in gradients.items()}
-        return Outcome([kept(output.detach()).cpu() for output in outputs], gradients)
+
+        def taken(value):
+            value = kept(value.detach())
+            return value if self._stays_on_device else value.cpu()
+
+        gradients = {name: None if value is None else taken(value) for name, value in gradients.items()}
+        return Outcome([taken(output) for output in outputs], gradients)
 
     def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
         self._require_separable(inputs, batch)

@@ -234,6 +234,38 @@ def make(name, problem, seed, parameters, domain=NO_DOMAIN, positive=False):
     return replace(made, name=name)
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How a probe of the problem's own size is drawn, for a process that makes it by itself: its file may take gigabytes.
+
+    `domain` is Domain.plain; `outputs` are [shape, dtype] of each output where the probe has upstream gradients. A process that
+    draws something else judges nothing: the truth is that of the referee's draw.
+    """
+
+    name: str
+    seed: int
+    positive: bool
+    domain: dict
+    outputs: list | None = None
+
+    def make(self, problem, device, parameters=None):
+        """The Probe, on the device where that works."""
+        return tensors.made_on(device, lambda: self._make(problem, parameters or {}))
+
+    def _make(self, problem, parameters):
+        made = make(self.name, problem, self.seed, parameters, Domain.of(self.domain), self.positive)
+        if self.outputs is None:
+            return made
+        forms = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in self.outputs]
+        return with_upstream(made, forms, self.seed)
+
+    def gives(self, made, problem, device):
+        """Whether it gives the same bits again, as the draws of most problems do."""
+        again = self.make(problem, device)
+        pairs = zip([*again.inputs, *(again.upstream or [])], [*made.inputs, *(made.upstream or [])], strict=True)
+        return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
 def take_step(model, step):
     """What torch.optim.SGD does: changes the parameters in place, under the names in `step`.
 

@@ -212,6 +212,7 @@ def largest_difference(actual, expected):
     """Of two tensors of one form, in their own units; infinite where only one has a NaN, or another infinity."""
     largest = 0.0
     for value, other in zip(*map(_blocks, map(as_real, (actual, expected))), strict=True):
+        other = other.to(value.device)
         same = (value == other) | (torch.isnan(value) & torch.isnan(other))
         difference = torch.where(same, 0.0, (value.double() - other.double()).abs())
         largest = max(largest, torch.nan_to_num(difference, nan=math.inf).max().item())

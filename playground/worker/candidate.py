@@ -258,8 +258,11 @@ class Candidate(Clocked):
         return {"unsupported": None, "failed": None}
 
     def _loaded(self, file):
-        """The probe in a file; for a GPU it is mapped, since it is copied there anyway."""
-        return tensors.load(file, mapped=self.device.type == "cuda")
+        """The probe in a file, or as the file says how to draw it; for a GPU it is mapped, since it is copied there anyway."""
+        content = tensors.load(file, mapped=self.device.type == "cuda")
+        if "drawing" in content:
+            return vars(probes.Drawing(**content["drawing"]).make(self.problem, self.device))
+        return content
 
     def _subject(self, side):
         return self.problem, self.model, None, None

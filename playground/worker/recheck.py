@@ -25,12 +25,11 @@ def probe_of(name, problem, oracle, mode, seed, device):
     """(Probe with the content that stopwatch.workload.Workload makes of `seed` in `mode`, its Outcome in eager PyTorch, and
     all of the outputs).
     """
-    probe = Probe(name, tensors.to(fresh_inputs(problem, seed, device), "cpu"))
+    probe = Probe(name, fresh_inputs(problem, seed, device))
     eager = oracle.whole(probe)
     outputs = eager.outputs
     if mode != "forward":
         probe.upstream = upstream_for(eager.outputs, seed, device)
-        probe.upstream = [None if gradient is None else gradient.cpu() for gradient in probe.upstream]
         if mode == "weights_and_input":
             probe.wanted_inputs = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
         return probe, oracle.eager(probe), outputs

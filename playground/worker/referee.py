@@ -58,6 +58,7 @@ class Referee:
         self.sizes = Sizes(problem, settings, place, self._runs, precision)
         self.domain = domain.learn(self.sizes.problem("reduced"), seed)
         self.probes = {}
+        self.drawings = {}  # probe -> how it is drawn, of those whose inputs no file holds
         self.references = {}
         self.wider = {}
         self.lowered = {}
@@ -125,18 +126,19 @@ class Referee:
 
     def _prepare(self, probe, problem, seed, inputs):
         """Whether the probe has gradients."""
-        made, oracle, eager = self._made(probe, problem, seed)
+        drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in probes.FRESH:
             eager = oracle.sampled(made, eager)
             self.references[probe] = recheck.output_references(oracle.truth(made), eager, self.references["own"][0]), {}
-            self._kept(made, inputs)
+            self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
         if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
             with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
             differentiated = oracle.eager(with_upstream)
             if any(gradient is not None for gradient in differentiated.gradients.values()):
-                made, eager = with_upstream, differentiated
+                made, eager, forms = with_upstream, differentiated, [[each.shape, each.dtype] for each in eager.outputs]
+                drawing = replace(drawing, outputs=forms)
         eager = eager if made.upstream else oracle.sampled(made, eager)
         truth = oracle.truth(made)
         permitted = oracle.permitted(made, self.precision)
@@ -147,39 +149,43 @@ class Referee:
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, seed, truth)
-        kept = self._kept(made, inputs)
-        self.references[probe] = _references(truth, eager, permitted, others, self._decisions(kept, truth))
+        self._keep(made, drawing, inputs)
+        self.references[probe] = _references(truth, eager, permitted, others, self._decisions(probe, truth))
         if made.clean:
             clean = oracle.truth(replace(made, inputs=made.clean))
-            self.references[probe] = special.references(truth, clean, eager, permitted, kept.inputs), {}
+            self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
         if made.step:
             self.references[f"{probe} not seen"] = self._without_step(made)
         return bool(eager.gradients)
 
-    def _kept(self, probe, file):
-        """Save a probe for the variant. Returns it as it is kept: what the file holds, of a large one in the same memory."""
-        tensors.save(vars(probe), file)
-        self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
-        return self.probes[probe.name]
+    def _keep(self, probe, drawing, file):
+        """Save a probe for the variant, or how it is drawn: what the file holds, of a large one in the same memory, is kept."""
+        is_own = probes.size_of(probe.name) == "own" and not probe.name.endswith(probes.AT_OWN_SIZE)
+        if self.sample.is_part and is_own and drawing.gives(probe, self.problem, self.device):
+            tensors.save({"drawing": vars(drawing)}, file)
+            self.drawings[probe.name], self.probes[probe.name] = drawing, replace(probe, inputs=[], upstream=None)
+        else:
+            tensors.save(vars(probe), file)
+            self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
 
     def _made(self, probe, problem, seed):
-        """(the probe, the oracle of its weights, the whole Outcome in eager PyTorch).
+        """(its Drawing, the probe, the oracle of its weights, the whole Outcome in eager PyTorch).
 
         Values stay positive where the problem's are and the original has no finite result otherwise.
         """
         for positive in (False, True) if self.domain.is_positive else (False,):
-            made = self._drawn(probe, problem, seed, positive)
+            drawing = probes.Drawing(probe, seed, positive, self.domain.plain)
+            made = self._drawn(drawing, problem)
             oracle = self.oracle_of(made)
             eager = oracle.whole(made)
             self.shapes[probe] = _shapes(made, eager.outputs)
             if made.clean or all(torch.isfinite(output).all() for output in eager.outputs):
                 break
-        return made, oracle, eager
+        return drawing, made, oracle, eager
 
-    def _drawn(self, probe, problem, seed, positive=False):
+    def _drawn(self, drawing, problem):
         """The probe, made on the device: on the CPU a billion random numbers take several seconds."""
-        parameters = dict(self.model.named_parameters())
-        return tensors.made_on(self.device, lambda: probes.make(probe, problem, seed, parameters, self.domain, positive))
+        return drawing.make(problem, self.device, dict(self.model.named_parameters()))
 
     def _of_other_inputs(self, made, problem, seed, truth):
         """Eager outputs for more inputs of the probe's kind, where its outputs are few: what varying inputs do to them."""
@@ -187,13 +193,19 @@ class Referee:
             return []
         oracle = self.oracle_of(made)
         seeds = range(seed + 1, seed + 1 + OTHER_INPUTS)
-        more = [self._drawn(made.name, problem, other).inputs for other in seeds]
+        domain = self.domain.plain
+        more = [self._drawn(probes.Drawing(made.name, other, False, domain), problem).inputs for other in seeds]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _decisions(self, probe, truth):
-        """A function that gives Oracle.decisions, which it looks for once, when it is called first."""
-        oracle = self.oracle_of(probe)
-        return functools.cache(lambda: oracle.decisions(probe, truth))
+        """A function that gives Oracle.decisions on the probe of that name, which it looks for once, when it is called first."""
+
+        @functools.cache
+        def decisions():
+            made = self._with_inputs(probe)
+            return self.oracle_of(made).decisions(made, truth)
+
+        return decisions
 
     def prepare_timed(self, probe, mode, seed):
         """Add the truth on the content of a timed call as a further probe, called `probe`; see recheck.py."""
@@ -204,12 +216,14 @@ class Referee:
             references = recheck.output_references(truth, eager, self.references["own"][0]), {}
         else:
             permitted = self.oracle.permitted(made, self.precision)
-            references = _references(truth, eager, permitted, decisions=self._decisions(made, truth))
+            references = _references(truth, eager, permitted, decisions=self._decisions(probe, truth))
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
         return {}
 
     def _with_inputs(self, probe):
-        """The probe of that name; the inputs of timed calls are made again."""
+        """The probe of that name; inputs that no file holds are drawn again."""
+        if probe in self.drawings:
+            return self.drawings[probe].make(self.problem, self.device)
         if probe not in self.timed:
             return self.probes[probe]
         return recheck.probe_of(probe, self.problem, self.oracle, *self.timed[probe], self.device)[0]
@@ -253,9 +267,10 @@ class Referee:
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
         try:
-            actual = self._results(probe, outputs).outputs
+            whole = self._results(probe, outputs)
         except tensors.NotTensors as complaint:
             return vars(wrong(str(complaint))) | unseen
+        actual = self._sampled(probe, whole).outputs
         if len(actual) != len(expected):
             return vars(wrong(f"returns {len(actual)} tensors instead of {len(expected)}")) | unseen
         names = ["the output"] if len(expected) == 1 else [f"output {i}" for i in range(len(expected))]
@@ -264,7 +279,7 @@ class Referee:
         found = worst(each)
         compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
         if self.sample.is_part and not found.complaint:
-            compared = compared | {"complaint": self._far_from_eager(probe, expected, names, outputs)}
+            compared = compared | {"complaint": self._far_from_eager(probe, expected, names, whole.outputs)}
         stale = bool(compared["complaint"]) and self._has_old_weights(probe, actual)
         if stale:
             compared = compared | {"complaint": "the output is that of the weights before the step"}
@@ -273,24 +288,38 @@ class Referee:
         return compared | {"stale": stale, "swallowed": swallowed, "leaked": leaked, "note": None}
 
     def _results(self, probe, file):
-        """What a variant's process wrote, a few times as long as the truth at most; the sample of it. Raises NotTensors."""
+        """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors.
+
+        Of what is compared in part it is on the device where there is room.
+        """
         outputs, gradients = self.references[probe]
         elements = sum(reference.truth.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
-        given = tensors.load_results(file, BYTES_OF_ELEMENT * elements + SLACK)
+        most = BYTES_OF_ELEMENT * elements + SLACK
         if not self.sample.is_part:
-            return given
+            return tensors.load_results(file, most)
+        try:
+            given = tensors.load_results(file, most, self.device)
+        except torch.OutOfMemoryError:
+            given = tensors.load_results(file, most)
         shapes = self.shapes[probe] | {name: value.shape for name, value in self.model.named_parameters()}
         actual = {f"output {i}": value for i, value in enumerate(given.outputs)} | given.gradients
         for name, value in actual.items():
             if value is not None and value.shape != shapes.get(name, value.shape):
                 raise tensors.NotTensors(f"{name} has the shape {tuple(value.shape)} instead of {tuple(shapes[name])}")
-        return self.oracle.sampled(self.probes[probe], given)
+        return given
 
-    def _far_from_eager(self, probe, references, names, file):
-        """What is wrong with large outputs where no truth is kept: there they are held against eager PyTorch, less exactly."""
+    def _sampled(self, probe, results):
+        """The sample of Results that are whole."""
+        return self.oracle.sampled(self.probes[probe], results) if self.sample.is_part else results
+
+    def _far_from_eager(self, probe, references, names, actual):
+        """What is wrong with large outputs where no truth is kept: there they are held against eager PyTorch, less exactly.
+
+        Not so of a NaN or an infinity: how far one may reach is known of the sample alone.
+        """
         made = self._with_inputs(probe)
-        whole, actual = self.oracle_of(made).whole(made).outputs, tensors.load_results(file, math.inf).outputs
-        for reference, name, eager, given in zip(references, names, whole, actual, strict=True):
+        whole = [] if made.clean else self.oracle_of(made).whole(made).outputs
+        for reference, name, eager, given in zip(references, names, whole, actual, strict=not made.clean):
             limit = FROM_EAGER * reference.allowed
             if (
                 given.numel() > SMALL
@@ -314,7 +343,7 @@ class Referee:
         """
         _, expected = self._permitting(probe, declared)
         try:
-            given = self._results(probe, gradients)
+            given = self._sampled(probe, self._results(probe, gradients))
         except tensors.NotTensors as complaint:
             return {"results": vars(wrong(str(complaint)))}
         found = given.gradients
@@ -326,7 +355,7 @@ class Referee:
         inputs = self._with_inputs(probe).inputs if self.domain.texts else []
         for i in self.probes[probe].wanted_inputs if inputs else ():  # where the input cannot vary is nobody's business
             free, actual = self.domain.free(i, inputs[i]), found.get(f"input{i}")
-            free = free if free is None else self.sample.of(free, probe)
+            free = free if free is None else self.sample.of(free, probe).cpu()
             if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
                 true = expected[f"input{i}"].truth.to(actual.dtype)
                 found[f"input{i}"] = torch.where(free, actual, true)
@@ -338,13 +367,14 @@ class Referee:
         """{"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
         references, _ = self.references[probe]
         try:
-            actual = self._results(probe, outputs).outputs
+            whole = self._results(probe, outputs)
         except tensors.NotTensors:
             return {"class": accuracy.WRONG}
+        actual = self._sampled(probe, whole).outputs
         found = accuracy.grade(references, actual, lambda name: self._lowered(probe, name), [self.precision])
         if self.sample.is_part and found in (accuracy.AS_PYTORCH, accuracy.FLOAT32):
             expected, _ = self._permitting(probe, accuracy.FLOAT32)
-            found = accuracy.WRONG if self._far_from_eager(probe, expected, [""] * len(expected), outputs) else found
+            found = accuracy.WRONG if self._far_from_eager(probe, expected, [""] * len(expected), whole.outputs) else found
         return {"class": found}
 
     def _permitting(self, probe, declared):
@@ -393,8 +423,10 @@ class Referee:
         exams = []
         for name in probes:
             expected, of_gradients = self._permitting(name, declared)
+            shapes = [shape for key, shape in self.shapes[name].items() if key.startswith("input")]
+            elements, draw = sum(map(math.prod, shapes)), functools.partial(self._with_inputs, name)
             oracle = self.oracle_of(self.probes[name])
-            exams.append(mutants.Exam(self.probes[name], oracle, expected, of_gradients if gradients else {}))
+            exams.append(mutants.Exam(draw, elements, oracle, expected, of_gradients if gradients else {}))
         with_gradients = any(exam.gradients for exam in exams)
         fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, with_gradients, self.domain)
         inputs = tensors.to(fresh[0][0].inputs, self.device)

@@ -8,8 +8,9 @@ from playground import tensors
 from playground.judge import footprint
 from playground.judge.footprint import GIB, Footprint
 from playground.judge.oracle import Oracle
-from playground.judge.probes import Probe
+from playground.judge.probes import Drawing, Probe
 from playground.judge.sample import ALL, LEAST, MOST, SMALL, Sample
+from playground.worker.candidate import Candidate
 from playground.worker.referee import Referee
 
 BIG = 3 * SMALL + 5
@@ -134,8 +135,46 @@ def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
     referee.prepare("own", "own", 3, inputs)
     (reference,), _ = referee.references["own"]
     assert reference.truth.numel() < 4 * 400001 * 2 * LEAST
-    (given,) = tensors.load(inputs)["inputs"]
+    (given,) = Drawing(**tensors.load(inputs)["drawing"]).make(referee.problem, "cpu").inputs
     tensors.save_results(tensors.Results([forward(given)]), outputs)
     found = referee.compare_outputs("own", outputs, remark=False)
     assert (complaint in found["complaint"]) if complaint else found["complaint"] is None, found
     assert "was compared with float64" in referee.ways()["ways"][0]
+
+
+LARGER = PROBLEM.replace("400001", "401").replace("torch.tanh(x)", "torch.tanh(x)[..., None].repeat(1, 1, 2000)")
+UNSEEDED = "import random\n" + LARGER.replace("[torch.rand", "[random.random() * torch.rand")
+
+
+def sides(tmp_path, text):
+    """A referee that compares a part, and the original as a candidate."""
+    problem, weights = tmp_path / "problem.py", str(tmp_path / "weights")
+    problem.write_text(text)
+    referee, candidate = Referee(), Candidate()
+    referee.load(str(problem), {}, "cpu", weights, seed=1, share=LEAST, secret=2)
+    candidate.load(str(problem), None, {}, "cpu", weights, seed=1)
+    return referee, candidate
+
+
+@pytest.mark.parametrize("probe, size", [("own", "own"), ("within", "own"), ("scaled", "own"), ("nan", "reduced")])
+def test_what_is_compared_in_part_is_drawn_by_either_side(tmp_path, probe, size):
+    referee, candidate = sides(tmp_path, LARGER)
+    inputs, outputs = str(tmp_path / "inputs"), str(tmp_path / "outputs")
+    prepared = referee.prepare(probe, size, 3, inputs)
+    assert ("drawing" in tensors.load(inputs)) == (size == "own")
+    candidate.run(inputs, outputs, poison=False, may_refuse=False)
+    assert referee.compare_outputs(probe, outputs)["complaint"] is None
+    if prepared["differentiable"]:
+        candidate.differentiate(inputs, outputs)
+        assert [each["complaint"] for each in referee.compare_gradients(probe, outputs).values()] == [None]
+    assert prepared["differentiable"] == (probe == "scaled")
+    assert referee.mutants([probe], False, None, seed=1)["counted"] > 0
+
+
+def test_what_is_drawn_otherwise_a_second_time_goes_by_file(tmp_path):
+    referee, candidate = sides(tmp_path, UNSEEDED)
+    inputs, outputs = str(tmp_path / "inputs"), str(tmp_path / "outputs")
+    referee.prepare("own", "own", 3, inputs)
+    assert "drawing" not in tensors.load(inputs)
+    candidate.run(inputs, outputs, poison=False, may_refuse=False)
+    assert referee.compare_outputs("own", outputs)["complaint"] is None

@@ -147,7 +147,8 @@ def exam_of(model, *inputs, gradients=True):
     probe = Probe("test", list(inputs))
     if gradients:
         probe = probes.with_upstream(probe, oracle.eager(probe).outputs, 1)
-    return mutants.Exam(probe, oracle, *_references(oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, "fp32")))
+    references = _references(oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, "fp32"))
+    return mutants.Exam(lambda: probe, sum(value.numel() for value in inputs), oracle, *references)
 
 
 def fresh_of(oracle, *inputs):
