@@ -35,8 +35,8 @@ class Footprint:
 
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
         candidate and the referee have them, the weights; of what is compared, the truth in float64 with its masks for each
-        probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs,
-        and the same in float32 elsewhere. Repeated probes are only there where everything is compared; where a part is, each
+        probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs;
+        the others take less, and not at the same time. Repeated probes are only there where everything is compared; where a part is, each
         process draws the inputs, on the device.
         """
         in_part = share < 1.0
@@ -46,7 +46,7 @@ class Footprint:
         if not (in_part and place == "cuda"):
             whole += 5 * self.inputs + 2 * self.outputs
         compared = (own + TIMED) * 2.5 * self.outputs + 8 * self.outputs + 9.5 * self.inputs
-        computed = 5 * (self.inputs + self.parameters + self.results) + PROCESSES * DEVICE_BYTES[place]
+        computed = 5 * self.inputs + 7 * self.outputs + 8 * self.parameters + 4 * self.results + PROCESSES * DEVICE_BYTES[place]
         host, on_gpu = int(whole + share * compared), place == "cuda"
         return {"host": host if on_gpu else host + computed, "files": files, "device": computed if on_gpu else 0}
 

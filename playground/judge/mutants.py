@@ -306,12 +306,12 @@ _OF_THE_WHOLE = (
 def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
     """[(probe, true Outcome)] on inputs that are not the check's, to tell which mutants differ from the original at all."""
     varied = probes.make("scaled", problem, seed, {}, domain)
-    if domain.is_positive and not all(torch.isfinite(output).all() for output in oracle.eager(varied).outputs):
+    if domain.is_positive and not all(torch.isfinite(output).all() for output in oracle.whole(varied).outputs):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
     wider = [WIDE * value if _is_float(value) else value for value in varied.inputs]
     wide = dataclasses.replace(varied, inputs=domain.keep(varied.inputs, wider))
     if differentiable:
-        varied = probes.with_upstream(varied, oracle.eager(varied).outputs, seed)
+        varied = probes.with_upstream(varied, oracle.whole(varied).outputs, seed)
     return [(probe, oracle.truth(probe)) for probe in (varied, wide)]
 
 

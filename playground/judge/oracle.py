@@ -264,7 +264,7 @@ class Oracle:
             return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs
 
         reason = NotSeparable(
-            "the reference does not fit into this device's memory at once, and its samples depend on one another, "
+            "out of memory: the reference does not fit into this device's at once, and its samples depend on one another, "
             "so it cannot be computed in chunks; make the model smaller with --set"
         )
         try:

@@ -168,7 +168,7 @@ def test_what_is_compared_in_part_is_drawn_by_either_side(tmp_path, probe, size)
         candidate.differentiate(inputs, outputs)
         assert [each["complaint"] for each in referee.compare_gradients(probe, outputs).values()] == [None]
     assert prepared["differentiable"] == (probe == "scaled")
-    assert referee.mutants([probe], False, None, seed=1)["counted"] > 0
+    assert referee.mutants([probe], prepared["differentiable"], None, seed=1)["counted"] > 0
 
 
 def test_what_is_drawn_otherwise_a_second_time_goes_by_file(tmp_path):
