@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +28,7 @@ PERTURBATIONS = 6
 # What rounds the weights once moves all outputs of a sum together: they show one error, not many. Where a right result's error
 # is drawn like the permitted ones', it is beyond twice the largest of 6 in 1.7% of draws, of 24 in 0.04% (normal, one output).
 ROUNDINGS, OF_FEWER = 24, 1024  # results for each precision, where the outputs are fewer
+LEAST_ROUNDINGS, SECONDS = 6, 20.0  # so many where all take longer: a recurrent network takes each of its steps alone
 SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
@@ -97,7 +99,10 @@ class Oracle:
         first = self._in_float64(probe, RoundedOperands(families, to))
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
-        return [first, *(self._in_float64(probe, RoundedOperands(families, to, seed)) for seed in range(1, ROUNDINGS))]
+        results, latest = [first], time.monotonic() + SECONDS
+        while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
+            results.append(self._in_float64(probe, RoundedOperands(families, to, len(results))))
+        return results
 
     def lowered(self, probe, precision):
         """What "tf32", "fp16" or "bf16" permits, in float64: operands of products, or else every result, rounded to it."""

@@ -23,6 +23,7 @@ from playground.worker import recheck
 from playground.worker.failures import describe
 
 OTHER_INPUTS = 4
+FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
 FROM_EAGER = 4.0  # times what is allowed: eager's largest error where no truth is kept is a little more than the sample's
 BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these, for each element of the truth, is not read
 
@@ -161,7 +162,9 @@ class Referee:
     def _keep(self, probe, drawing, file):
         """Save a probe for the variant, or how it is drawn: what the file holds, of a large one in the same memory, is kept."""
         is_own = probes.size_of(probe.name) == "own" and not probe.name.endswith(probes.AT_OWN_SIZE)
-        if self.sample.is_part and is_own and drawing.gives(probe, self.problem, self.device):
+        given = sum(value.nbytes for value in probe.inputs if isinstance(value, torch.Tensor))
+        is_slow = self.sample.is_part or (self.device.type == "cuda" and given > FASTER_BY_FILE)
+        if is_own and is_slow and drawing.gives(probe, self.problem, self.device):
             tensors.save({"drawing": vars(drawing)}, file)
             self.drawings[probe.name], self.probes[probe.name] = drawing, replace(probe, inputs=[], upstream=None)
         else:
