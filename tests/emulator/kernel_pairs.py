@@ -2062,6 +2062,28 @@ void run(float* out, float*, int) { kernel<<<1, 1>>>(out); }
         right="tries += 1",
     ),
     Pair(
+        "wait_for_one_who_works_first",
+        "endless wait",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ volatile int flag;
+    if (threadIdx.x == 0) flag = 0;
+    __syncthreads();
+    int sum = 0;
+    if (threadIdx.x < 32) {
+        for (int i = 0; i < 500; ++i) sum = __shfl_xor_sync(~0u, sum + 1, 1);
+        GAP
+    } else {
+        while (flag == 0) continue;  // here
+    }
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong='asm volatile("bar.sync 1, 64;");',
+        right="if (threadIdx.x == 0) flag = 1;",
+    ),
+    Pair(
         "lock_that_nobody_gives_back",
         "endless wait",
         r"""

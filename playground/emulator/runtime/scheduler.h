@@ -79,6 +79,7 @@ struct Standstill {
     uint64_t changes = 0;  // the worker's, when it began
     uint64_t state = 0;    // of the thread, at an earlier pause since then
     unsigned pauses = 0;   // since then
+    unsigned looks = 0;    // at its state, since then
     bool endless = false;  // it has been in one state twice: only others can end its loop
 };
 
@@ -260,6 +261,7 @@ struct Worker {
     bool stopped = false;                // a finding ended the launch
     const ThreadView* ticked = nullptr;  // who ran at the last tick
     uint64_t changes = 1;                // of memory, and of what threads wait for, so far (check mode)
+    uint64_t still_at = 0;               // the changes at which all threads that could go on were seen to wait in loops
 
     void run(Launch& launch);
     uint64_t random();
@@ -287,7 +289,7 @@ struct Worker {
     bool release_active_masks(Block& block);
     [[noreturn]] void report_deadlock(Block& block);
     void notice_standstill(Thread& thread);
-    bool waits_for_ever() const;
+    bool all_stand_still(bool endlessly) const;
     static void fiber_body();
     void run_threads();
 };

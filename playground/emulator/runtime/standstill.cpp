@@ -10,7 +10,9 @@
 namespace emulator {
 namespace {
 
-constexpr unsigned PATIENCE = 64;  // pauses in a row before it is looked at the thread's state, which takes microseconds
+constexpr unsigned PATIENCE = 64;  // pauses in a row after which a thread counts as one that waits
+
+bool is_power_of_two(unsigned n) { return !(n & (n - 1)); }
 
 #if defined(__x86_64__)
 constexpr int KEPT_REGISTERS[] = {3, 6, 12, 13, 14, 15};  // over calls, by DWARF's numbers
@@ -53,12 +55,15 @@ Frames frames_of_kernel(const Launch& launch) {
 
 }  // namespace
 
-bool Worker::waits_for_ever() const {
+bool Worker::all_stand_still(bool endlessly) const {
     if (launch->next_unit.load() < launch->units) return false;
     for (const Block* b : resident) {
         if (b->started < (int)b->threads.size()) return false;
-        for (const Thread& t : b->threads)
-            if (t.state == State::ready && !(t.standstill.endless && t.standstill.changes == changes)) return false;
+        for (const Thread& t : b->threads) {
+            const Standstill& s = t.standstill;
+            if (t.state != State::ready) continue;
+            if (s.changes != changes || !(endlessly ? s.endless : s.pauses >= PATIENCE)) return false;
+        }
     }
     return true;
 }
@@ -66,14 +71,20 @@ bool Worker::waits_for_ever() const {
 void Worker::notice_standstill(Thread& t) {
     Standstill& s = t.standstill;
     if (s.changes != changes) s = {changes};
-    if (++s.pauses < PATIENCE) return;
+    ++s.pauses;
+    // To look at a thread's state takes microseconds, and others may wait for long while one works without changing memory,
+    // as when it multiplies matrices: it is looked only when all that can go on have paused so often.
+    if (still_at != changes) {
+        if (s.pauses < PATIENCE || !is_power_of_two(s.pauses) || !all_stand_still(false)) return;
+        still_at = changes;
+    }
     const Frames frames = frames_of_kernel(*launch);
     if (!frames.begin) return;
-    if (!(s.pauses & (s.pauses - 1)))
-        s.state = frames.state;  // of pauses 64, 128, 256...: each is compared with as many that follow
+    if (is_power_of_two(++s.looks))
+        s.state = frames.state;  // of looks 1, 2, 4...: each is compared with as many that follow
     else if (s.state == frames.state)
         s.endless = true;
-    if (!s.endless || !waits_for_ever()) return;
+    if (!s.endless || !all_stand_still(true)) return;
     int looking = 0, waiting = 0;
     for (const Block* b : resident)
         for (const Thread& other : b->threads) {
