@@ -2084,6 +2084,48 @@ void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
         right="if (threadIdx.x == 0) flag = 1;",
     ),
     Pair(
+        "lane_that_counts_how_often_another_has_looked",
+        "endless wait",
+        r"""
+__global__ void kernel(float* out) {
+    __shared__ volatile int flag;
+    if (threadIdx.x == 0) flag = 0;
+    __syncthreads();
+    int tries = 0;
+    while (__shfl_sync(~0u, tries, 0) < 5000) {
+        int seen = 0;
+        if (threadIdx.x == 31) seen = flag, seen = flag;  // here
+        if (__any_sync(~0u, seen)) break;
+        if (threadIdx.x == 0) GAP;
+    }
+    out[threadIdx.x] = 1;
+}
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
+""",
+        wrong="tries = 1",
+        right="++tries",
+    ),
+    Pair(
+        "warp_that_waits_for_a_later_block",
+        "endless wait",
+        r"""
+__device__ volatile int flag;
+__global__ void kernel(float* out) {
+    if (blockIdx.x == 0)
+        while (!__any_sync(~0u, threadIdx.x == 5 ? flag : 0)) continue;  // here
+    GAP
+    out[blockIdx.x * 32 + threadIdx.x] = 1;
+}
+void run(float* out, float*, int) {
+    const int zero = 0;
+    cudaMemcpyToSymbol(flag, &zero, sizeof zero);
+    kernel<<<2, 32>>>(out);
+}
+""",
+        wrong="",
+        right="if (threadIdx.x == 5) flag = 1;",
+    ),
+    Pair(
         "lock_that_nobody_gives_back",
         "endless wait",
         r"""

@@ -251,9 +251,9 @@ void Worker::run_threads() {
 }
 
 void Worker::make_ready(Block& b, int thread) {
-    if (b.threads[thread].state != State::at_warp_operation) ++changes;  // lanes may meet in a loop in which they wait
+    // Lanes may meet in a loop in which they wait.
+    if (b.threads[thread].state != State::at_warp_operation) ++changes, b.yields = 0;
     b.threads[thread].state = State::ready;
-    b.yields = 0;
     b.ready.push(thread);
 }
 
@@ -300,6 +300,7 @@ void Worker::wait(State state, int line) {
     if (launch->late) stop_out_of_time(launch->out_of_time(), {line, nullptr});  // a loop may meet others here for ever
     t.state = state;
     t.waits_at_line = line;
+    if (state == State::at_warp_operation && options.checked()) notice_meeting(t);
     Fiber& other = next();
     if (&other != t.fiber) {
         running = &other;

@@ -76,11 +76,12 @@ struct Block;
 
 // What a thread that waits in a loop has to show for it (check mode; standstill.cpp).
 struct Standstill {
-    uint64_t changes = 0;  // the worker's, when it began
-    uint64_t state = 0;    // of the thread, at an earlier pause since then
-    unsigned pauses = 0;   // since then
-    unsigned looks = 0;    // at its state, since then
-    bool endless = false;  // it has been in one state twice: only others can end its loop
+    uint64_t changes = 0;   // the worker's, when it began
+    uint64_t state = 0;     // of the thread, at an earlier pause since then
+    unsigned pauses = 0;    // since then
+    unsigned meetings = 0;  // since then, with other lanes
+    unsigned looks = 0;     // at its state, since then
+    bool endless = false;   // it has been in one state twice: only others can end its loop
 };
 
 struct Thread : ThreadView {
@@ -289,6 +290,8 @@ struct Worker {
     bool release_active_masks(Block& block);
     [[noreturn]] void report_deadlock(Block& block);
     void notice_standstill(Thread& thread);
+    void notice_meeting(Thread& thread);
+    const void* look_at_state(Thread& thread);
     bool all_stand_still(bool endlessly) const;
     static void fiber_body();
     void run_threads();

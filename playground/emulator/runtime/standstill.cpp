@@ -1,8 +1,8 @@
 // Threads that look for ever for what nobody does: a flag that stays, a phase that never ends.
 //
-// A thread that waits in a loop pauses there. If it comes to a pause in a state in which it has paused before, and no memory
-// has changed in between, its loop goes on until another thread changes some. If that holds for all threads that do not wait
-// at a barrier, nothing will ever happen again.
+// A thread that waits in a loop pauses there, or meets other lanes. If it does so in a state in which it has done so before,
+// and no memory has changed in between, its loop goes on until another thread changes some. If that holds for all threads that
+// do not wait at a barrier, nothing will ever happen again.
 #include <unwind.h>
 
 #include "scheduler.h"
@@ -10,7 +10,9 @@
 namespace emulator {
 namespace {
 
-constexpr unsigned PATIENCE = 64;  // pauses in a row after which a thread counts as one that waits
+// Pauses in a row after which a thread counts as one that waits, and so many meetings of lanes: those who multiply matrices
+// meet hundreds of times without changing memory.
+constexpr unsigned PATIENCE = 64, PATIENCE_IN_MEETINGS = 4096;
 
 bool is_power_of_two(unsigned n) { return !(n & (n - 1)); }
 
@@ -59,13 +61,37 @@ bool Worker::all_stand_still(bool endlessly) const {
     if (launch->next_unit.load() < launch->units) return false;
     for (const Block* b : resident) {
         if (b->started < (int)b->threads.size()) return false;
+        std::vector<bool> runs(b->warps.size());
+        for (const Thread& t : b->threads)
+            if (t.state == State::ready) runs[t.warp] = true;
         for (const Thread& t : b->threads) {
             const Standstill& s = t.standstill;
-            if (t.state != State::ready) continue;
-            if (s.changes != changes || !(endlessly ? s.endless : s.pauses >= PATIENCE)) return false;
+            // Lanes that meet go on when the last of them comes.
+            if (t.state != State::ready && !(endlessly && t.state == State::at_warp_operation && runs[t.warp])) continue;
+            const bool waits = s.pauses >= PATIENCE || s.meetings >= PATIENCE_IN_MEETINGS;
+            if (s.changes != changes || !(endlessly ? s.endless : waits)) return false;
         }
     }
     return true;
+}
+
+// Notes whether the calling thread has been in its state before; returns where it is, null where that cannot be told.
+const void* Worker::look_at_state(Thread& t) {
+    Standstill& s = t.standstill;
+    const Frames frames = frames_of_kernel(*launch);
+    if (!frames.begin) return nullptr;
+    if (is_power_of_two(++s.looks))
+        s.state = frames.state;  // of looks 1, 2, 4...: each is compared with as many that follow
+    else if (s.state == frames.state)
+        s.endless = true;
+    return frames.instruction;
+}
+
+void Worker::notice_meeting(Thread& t) {
+    Standstill& s = t.standstill;
+    if (s.changes != changes) s = {changes};
+    ++s.meetings;
+    if (still_at == changes) look_at_state(t);
 }
 
 void Worker::notice_standstill(Thread& t) {
@@ -78,12 +104,7 @@ void Worker::notice_standstill(Thread& t) {
         if (s.pauses < PATIENCE || !is_power_of_two(s.pauses) || !all_stand_still(false)) return;
         still_at = changes;
     }
-    const Frames frames = frames_of_kernel(*launch);
-    if (!frames.begin) return;
-    if (is_power_of_two(++s.looks))
-        s.state = frames.state;  // of looks 1, 2, 4...: each is compared with as many that follow
-    else if (s.state == frames.state)
-        s.endless = true;
+    const void* instruction = look_at_state(t);
     if (!s.endless || !all_stand_still(true)) return;
     int looking = 0, waiting = 0;
     for (const Block* b : resident)
@@ -95,7 +116,7 @@ void Worker::notice_standstill(Thread& t) {
                   std::to_string(looking) + (looking == 1 ? " thread looks" : " threads look") +
                       " again and again for what no thread is left to do" +
                       (waiting ? "; " + std::to_string(waiting) + " more wait at barriers" : ""),
-                  {0, t.watches_from ? t.watches_from : frames.instruction}));
+                  {0, t.watches_from ? t.watches_from : instruction}));
 }
 
 }  // namespace emulator
