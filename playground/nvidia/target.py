@@ -55,7 +55,7 @@ def _run(candidate, request, reply):
         candidate.build(request["load"]["seed"])
         reply["passes"].append("forward")
         return
-    probe = tensors.load(request["inputs"])
+    probe = candidate.probe_in(request["inputs"])
     given = tensors.to(probe["inputs"], candidate.device)
     try:
         with torch.no_grad():

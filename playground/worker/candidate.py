@@ -125,7 +125,7 @@ class Candidate(Clocked):
         `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then.
         """
         self._next_schedule()
-        probe = self._loaded(inputs)
+        probe = self.probe_in(inputs)
         given = tensors.to(probe["inputs"], self.device)
         answer = {"peak_mib": None, "complaints": {}, "refused": None}
         with self._under(probe, poison):
@@ -150,7 +150,7 @@ class Candidate(Clocked):
         are none), what was wrong, and what is worth knowing, such as why it was not run.
         """
         self._next_schedule()
-        inputs = [tensors.to(self._loaded(file)["inputs"], self.device) for file in (first, second)]
+        inputs = [tensors.to(self.probe_in(file)["inputs"], self.device) for file in (first, second)]
         declared = getattr(type(self.model), "deterministic", None)
         try:
             done = behaviour.Trials(self.model, *inputs, self.device, declared).run(trial)
@@ -168,7 +168,7 @@ class Candidate(Clocked):
         The outputs of the second go to a file. Returns {"builds": [name, ...], "means_to_build", "triton", "own_calls",
         "spoiled": whether there are outputs of the second call, "kernels": those launched on a GPU, "own_share"}.
         """
-        given = tensors.to(self._loaded(inputs)["inputs"], self.device)
+        given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
         own = self.builds.own
         own.calls = 0
         with own.watched():
@@ -242,7 +242,7 @@ class Candidate(Clocked):
         exception; there are no gradients then.
         """
         self._next_schedule()
-        given = self._loaded(inputs)
+        given = self.probe_in(inputs)
         tensors.seed_draws()
         try:
             results, gradients = tensors.gradients(
@@ -257,7 +257,7 @@ class Candidate(Clocked):
         tensors.save_results(Results(results, gradients, detached), outputs)
         return {"unsupported": None, "failed": None}
 
-    def _loaded(self, file):
+    def probe_in(self, file):
         """The probe in a file, or as the file says how to draw it; for a GPU it is mapped, since it is copied there anyway."""
         content = tensors.load(file, mapped=self.device.type == "cuda")
         if "drawing" in content:
