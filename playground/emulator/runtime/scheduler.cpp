@@ -168,7 +168,7 @@ Block& Worker::start_block(uint3 index) {
     for (const auto& group : b.warpgroups)
         if (group) group->reset();
     b.at_active_mask = 0;
-    b.started = b.arrived = b.yields = b.grid_barriers = 0;
+    b.started = b.arrived = b.yields = b.pauses = b.grid_barriers = 0;
     b.alive = count;
     ++changes;
     resident.push_back(&b);
@@ -251,9 +251,9 @@ void Worker::run_threads() {
 }
 
 void Worker::make_ready(Block& b, int thread) {
-    // Lanes may meet in a loop in which they wait.
-    if (b.threads[thread].state != State::at_warp_operation) ++changes, b.yields = 0;
+    if (b.threads[thread].state != State::at_warp_operation) ++changes;  // lanes may meet in a loop in which they wait
     b.threads[thread].state = State::ready;
+    b.yields = 0;
     b.ready.push(thread);
 }
 
@@ -264,7 +264,8 @@ Fiber& Worker::next() {
         Block& b = *block;
         // Threads that only look whether something has happened must not keep others from starting.
         const bool waiting = b.yields > b.ready.size() && b.started < (int)b.threads.size();
-        const bool stalled = b.yields > 2 * (int)b.threads.size() && b.started == (int)b.threads.size();
+        const bool looks_in_vain = b.yields > 2 * (int)b.threads.size() || b.pauses_in_vain(changes);
+        const bool stalled = looks_in_vain && b.started == (int)b.threads.size();
         if (!b.ready.empty() && !stalled && !waiting) {
             const int which = options.schedule == Schedule::random ? int(random() % b.ready.size()) : 0;
             Thread& t = b.threads[b.ready.pop(which)];
@@ -282,7 +283,8 @@ Fiber& Worker::next() {
         if (b.ready.empty() && (b.membership.cluster || b.membership.grid) && turn_to_runnable()) continue;
         if (b.ready.empty()) report_deadlock(b);
         // All that can run only waits for something outside: let the other blocks run.
-        b.yields = 0;
+        if (b.pauses_in_vain(changes)) b.in_vain_at = changes;
+        b.yields = b.pauses = 0;
         if (launch->failed) return main;
         if (launch->is_late()) {
             Thread& t = b.threads[b.ready.pop()];
@@ -300,7 +302,7 @@ void Worker::wait(State state, int line) {
     if (launch->late) stop_out_of_time(launch->out_of_time(), {line, nullptr});  // a loop may meet others here for ever
     t.state = state;
     t.waits_at_line = line;
-    if (state == State::at_warp_operation && options.checked()) notice_meeting(t);
+    if (state == State::at_warp_operation && still_at == changes && options.checked()) look_at_state(t);
     Fiber& other = next();
     if (&other != t.fiber) {
         running = &other;
@@ -313,6 +315,8 @@ void Worker::pause() {
     Block& b = *t.owner;
     if (options.checked()) notice_standstill(t);
     ++b.yields;
+    b.pauses = b.paused_at == changes ? b.pauses + 1 : 0;
+    b.paused_at = changes;
     b.ready.push(t.linear);
     Fiber& other = next();
     if (&other != t.fiber) {

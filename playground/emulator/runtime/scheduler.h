@@ -76,12 +76,11 @@ struct Block;
 
 // What a thread that waits in a loop has to show for it (check mode; standstill.cpp).
 struct Standstill {
-    uint64_t changes = 0;   // the worker's, when it began
-    uint64_t state = 0;     // of the thread, at an earlier pause since then
-    unsigned pauses = 0;    // since then
-    unsigned meetings = 0;  // since then, with other lanes
-    unsigned looks = 0;     // at its state, since then
-    bool endless = false;   // it has been in one state twice: only others can end its loop
+    uint64_t changes = 0;  // the worker's, when it began
+    uint64_t state = 0;    // of the thread, at an earlier pause since then
+    unsigned pauses = 0;   // since then
+    unsigned looks = 0;    // at its state, since then
+    bool endless = false;  // it has been in one state twice: only others can end its loop
 };
 
 struct Thread : ThreadView {
@@ -234,6 +233,11 @@ struct Block : BlockView {
     AsyncState async;
     std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // those that have multiplied
     int yields = 0;                                      // in a row, without any other progress
+    int pauses = 0;                                      // in a row, though lanes may meet, without a change of memory
+    uint64_t paused_at = 0;                              // the changes of memory at the last of them
+    uint64_t in_vain_at = 0;                             // the changes of memory when it had last paused in vain
+    // So often that lanes which meet in a loop wait there, too. (Others may pause long while some multiply matrices.)
+    bool pauses_in_vain(uint64_t changes) const { return paused_at == changes && pauses > 512 * (int)threads.size(); }
     int at_active_mask = 0;
     int grid_barriers = 0;  // passed
     char* arena = nullptr;
@@ -290,7 +294,6 @@ struct Worker {
     bool release_active_masks(Block& block);
     [[noreturn]] void report_deadlock(Block& block);
     void notice_standstill(Thread& thread);
-    void notice_meeting(Thread& thread);
     const void* look_at_state(Thread& thread);
     bool all_stand_still(bool endlessly) const;
     static void fiber_body();

@@ -10,9 +10,7 @@
 namespace emulator {
 namespace {
 
-// Pauses in a row after which a thread counts as one that waits, and so many meetings of lanes: those who multiply matrices
-// meet hundreds of times without changing memory.
-constexpr unsigned PATIENCE = 64, PATIENCE_IN_MEETINGS = 4096;
+constexpr unsigned PATIENCE = 64;  // pauses in a row after which a thread counts as one that waits
 
 bool is_power_of_two(unsigned n) { return !(n & (n - 1)); }
 
@@ -68,8 +66,8 @@ bool Worker::all_stand_still(bool endlessly) const {
             const Standstill& s = t.standstill;
             // Lanes that meet go on when the last of them comes.
             if (t.state != State::ready && !(endlessly && t.state == State::at_warp_operation && runs[t.warp])) continue;
-            const bool waits = s.pauses >= PATIENCE || s.meetings >= PATIENCE_IN_MEETINGS;
-            if (s.changes != changes || !(endlessly ? s.endless : waits)) return false;
+            const bool looked = s.changes == changes && (endlessly ? s.endless : s.pauses >= PATIENCE);
+            if (!looked && (endlessly || b->in_vain_at != changes)) return false;
         }
     }
     return true;
@@ -78,6 +76,7 @@ bool Worker::all_stand_still(bool endlessly) const {
 // Notes whether the calling thread has been in its state before; returns where it is, null where that cannot be told.
 const void* Worker::look_at_state(Thread& t) {
     Standstill& s = t.standstill;
+    if (s.changes != changes) s = {changes};
     const Frames frames = frames_of_kernel(*launch);
     if (!frames.begin) return nullptr;
     if (is_power_of_two(++s.looks))
@@ -85,13 +84,6 @@ const void* Worker::look_at_state(Thread& t) {
     else if (s.state == frames.state)
         s.endless = true;
     return frames.instruction;
-}
-
-void Worker::notice_meeting(Thread& t) {
-    Standstill& s = t.standstill;
-    if (s.changes != changes) s = {changes};
-    ++s.meetings;
-    if (still_at == changes) look_at_state(t);
 }
 
 void Worker::notice_standstill(Thread& t) {
