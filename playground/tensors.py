@@ -19,7 +19,7 @@ PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant ru
 
 
 LARGE = 1 << 30  # bytes of a file that is worth mapping
-BLOCK = 1 << 26  # bytes of results that are read or written at once: fresh memory for all of them takes longer than to copy them
+BLOCK = 1 << 26  # bytes of results that are read or written at once: fresh memory for all takes longer than to copy them
 FULL = 1 << 16  # bytes that are left of a file system where a file did not fit
 NO_ROOM = "no room "  # begins the reason of what failed for the machine, and by no fault of a file's
 

@@ -201,7 +201,7 @@ class Referee:
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _decisions(self, probe, truth):
-        """A function that gives Oracle.decisions on the probe of that name, which it looks for once, when it is called first."""
+        """A function that gives Oracle.decisions on the probe of that name, looked for when it is first called."""
 
         @functools.cache
         def decisions():
