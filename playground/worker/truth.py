@@ -1,6 +1,7 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
 import contextlib
+import secrets
 import shutil
 import threading
 
@@ -58,9 +59,9 @@ class Truth:
     def prepare(self, share=1.0):
         """Compute the truth on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure.
 
-        A `share` of large results is kept and compared.
+        A `share` of large results is kept and compared; it is another secret than the probes' seeds.
         """
-        secret = self._probe_seed + len(PROBES) + 1
+        secret = secrets.randbits(63)
         description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain = description["domain"]
         self.habits = self._ask("habits")["habits"]
