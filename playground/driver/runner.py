@@ -170,7 +170,7 @@ class Runner:
         self._options = options
         self._progress = progress
         self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
-        self.probe_seed = secrets.randbits(31)  # of what is judged, which no variant foresees before it draws inputs
+        self.probe_seed = secrets.randbits(53)  # of what is judged, which no variant foresees before it draws inputs
         self.measured = Measured(Patience(options.patience))
         self._spare = Spare()
         self._taking = threading.Lock()

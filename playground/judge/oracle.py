@@ -20,6 +20,7 @@ from playground.judge.precision import (
     RoundedOperands,
     RoundedResults,
     tf32_families,
+    without_tf32,
 )
 from playground.judge.reordered import ORDERS, Reordered
 from playground.judge.sample import ALL
@@ -29,6 +30,7 @@ PERTURBATIONS = 6
 # is drawn like the permitted ones', it is beyond twice the largest of 6 in 1.7% of draws, of 24 in 0.04% (normal, one output).
 ROUNDINGS, OF_FEWER = 24, 1024  # results for each precision, where the outputs are fewer
 LEAST_ROUNDINGS, SECONDS = 6, 20.0  # so many where all take longer: a recurrent network takes each of its steps alone
+RESULTS = (None, 1, 2)  # seeds of the roundings of every result: the mean of a row is near a number of fp16 by chance
 SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
@@ -94,20 +96,24 @@ class Oracle:
     def rounded_operands(self, probe, to="tf32", families=frozenset(FAMILIES)):
         """In float64, with the operands of the operators of these families rounded to a precision; several, if outputs are few.
 
-        The largest error of three outputs says little about the error of another kernel's three; that of many tries does.
+        The largest error of three outputs says little about the error of another kernel's three; that of many tries does. All
+        but the first are in float32, whose own error is small beside the precision's, several times as fast.
         """
         first = self._in_float64(probe, RoundedOperands(families, to))
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
         results, latest = [first], time.monotonic() + SECONDS
         while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
-            results.append(self._in_float64(probe, RoundedOperands(families, to, len(results))))
+            with without_tf32(self._device):
+                results.append(self._perturbed(probe, RoundedOperands(families, to, len(results))))
         return results
 
     def lowered(self, probe, precision):
         """What "tf32", "fp16" or "bf16" permits, in float64: operands of products, or else every result, rounded to it."""
         operands = self.rounded_operands(probe, precision)
-        return operands if precision == "tf32" else [*operands, self._in_float64(probe, RoundedResults(precision))]
+        if precision == "tf32":
+            return operands
+        return [*operands, *(self._in_float64(probe, RoundedResults(precision, seed)) for seed in RESULTS)]
 
     def permitted(self, probe, precision):
         """Results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits.

@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,6 +38,12 @@ _LAYERS = {
     "_native_multi_head_attention": "product",
     "_transformer_encoder_layer_fwd": "product",
 }
+# Layers in one operator that a kernel may compute in several steps; RoundedResults takes those apart that PyTorch does.
+_OF_SEVERAL_STEPS = [
+    getattr(aten, name)
+    for name in ["native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "_fused_rms_norm", "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward", "_native_batch_norm_legit", "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"]
+    if hasattr(aten, name)
+]
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
@@ -66,6 +73,19 @@ def forbid_tf32():
     """Settings of this process, of torch 2.9 and later; the older ones cannot be read back beside them."""
     for setting in FAMILIES.values():
         setting.fp32_precision = "ieee"
+
+
+@contextlib.contextmanager
+def without_tf32(device):
+    """While active, float32 is computed in float32 on the device."""
+    before = {setting: setting.fp32_precision for setting in FAMILIES.values()} if device.type == "cuda" else {}
+    try:
+        for setting in before:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, value in before.items():
+            setting.fp32_precision = value
 
 
 class _Decomposed(TorchFunctionMode):
@@ -164,11 +184,7 @@ class RoundedOperands(Decomposing):
     def __init__(self, families=frozenset(FAMILIES), to="tf32", seed=None):
         super().__init__()
         self._families = families
-        self._to = LOWER[to]
-        self._scale = 1.0 if seed is None else 1.0 - torch.rand((), generator=torch.Generator().manual_seed(seed)).item() / 2
-
-    def _round(self, value):
-        return self._to(value * self._scale) / self._scale
+        self._round = _rounding(to, seed)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         family, positions = self._operands(function)
@@ -178,13 +194,20 @@ class RoundedOperands(Decomposing):
 
 
 class RoundedResults(Decomposing):
-    """While active, every result of an operator, and every operand of a product, is rounded: all is kept in that precision."""
+    """While active, every result of an operator, and every operand of a product, is rounded: all is kept in that precision.
 
-    def __init__(self, to):
+    So are the mean and the deviations of a norm, the exponentials of a softmax. `seed` is as above.
+    """
+
+    def __init__(self, to, seed=None):
         super().__init__()
-        self._round = LOWER[to]
+        self._round = _rounding(to, seed)
+        self._steps = get_decompositions(_OF_SEVERAL_STEPS)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in self._steps:
+            with _Again(self):
+                return self._steps[function](*args, **(kwargs or {}))
         _, positions = self._operands(function)
         args = [self._rounded(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
@@ -192,6 +215,23 @@ class RoundedResults(Decomposing):
 
     def _rounded(self, value):
         return self._round(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _rounding(to, seed):
+    """The function that rounds a tensor to a precision, under the random scale that belongs to a seed."""
+    scale = 1.0 if seed is None else 1.0 - torch.rand((), generator=torch.Generator().manual_seed(seed)).item() / 2
+    return lambda value: LOWER[to](value * scale) / scale
+
+
+class _Again(Uncompiled):
+    """While active, operators go to the dispatch mode of which it was made, as its own composite ones do."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self._mode = mode
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return self._mode.__torch_dispatch__(function, types, args, kwargs)
 
 
 class Families(Uncompiled):

@@ -1,6 +1,7 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
 import contextlib
+import random
 import secrets
 import shutil
 import threading
@@ -74,11 +75,15 @@ class Truth:
         """{"differentiable", "unusable"} of a probe, whose truth is computed when it is first asked for."""
         with self._lock:
             if probe not in self._prepared:
-                seed = self._probe_seed + 1 + list(PROBES).index(probe.removesuffix(AT_OWN_SIZE))
-                arguments = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": self.inputs(probe)}
+                seed, file = self._seed_of(probe.removesuffix(AT_OWN_SIZE)), self.inputs(probe)
+                arguments = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": file}
                 self._prepared[probe] = self._ask("prepare", **arguments)
                 self.ways = self._ask("ways")["ways"]
             return self._prepared[probe]
+
+    def _seed_of(self, what):
+        """From it neither the others follow nor the run's: a variant that draws its inputs is told the seed of a probe."""
+        return random.Random(f"{self._probe_seed} {what}").getrandbits(31)
 
     def inputs(self, probe):
         return str(self.given / f"inputs-{probe}")
@@ -109,7 +114,8 @@ class Truth:
         key = probes, gradients, declared
         with self._lock:
             if key not in self._mutants:
-                arguments = {"probes": list(probes), "gradients": gradients, "declared": declared, "seed": self._probe_seed}
+                seed = self._seed_of("mutants")
+                arguments = {"probes": list(probes), "gradients": gradients, "declared": declared, "seed": seed}
                 self._mutants[key] = self._ask("mutants", **arguments)
             return self._mutants[key]
 

@@ -168,7 +168,7 @@ def tiered(exhibit):
     return pytest.param(exhibit, marks=[pytest.mark.full] if exhibit.path.stem in OF_THE_FULL_TIER else [], id=identifier)
 
 
-@pytest.mark.parametrize("exhibit", map(tiered, exhibits()))
+@pytest.mark.parametrize("exhibit", [tiered(exhibit) for exhibit in exhibits()])
 def test_the_verdict_and_its_reason(court, record, exhibit):
     if exhibit.gpus > torch.cuda.device_count():
         pytest.skip(f"needs {exhibit.needs}, of NVIDIA")
