@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground import catalog, tensors
 from playground.driver import torchrun
-from playground.judge.oracle import Oracle
+from playground.judge.oracle import Oracle, gradients_of
 from playground.judge.probes import Probe
 from playground.judge.tolerance import Reference
 from playground.machine import environment, requirements
@@ -268,7 +268,7 @@ def _allowed(original, batch):
     for name, gradient in truth.gradients.items():
         if gradient is None:
             continue
-        reference = Reference(gradient, eager.gradients[name], *(each.gradients[name] for each in permitted))
+        reference = Reference(gradient, eager.gradients[name], *gradients_of(permitted, name))
         allowed[name] = reference.allowed * reference.spread
     return allowed
 

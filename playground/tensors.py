@@ -98,10 +98,27 @@ def save_results(results, path):
         listed.append([name, str(value.dtype), list(value.shape)])
         contents.append(value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8))
     header = json.dumps({"detached": results.detached, "tensors": listed}).encode()
-    with _writing(path), Path(path).open("wb") as file:
+    with _writing(path), Path(path).open("r+b" if Path(path).is_file() else "wb") as file:
         file.write(LENGTH.pack(len(header)) + header)
         for block in (block for content in contents for block in content.split(BLOCK)):
             file.write(_pinned(len(block)).copy_(block).numpy() if block.is_cuda else block.numpy())
+        file.truncate()
+
+
+def erase_results(path):
+    """What is in a file of results counts no more; `save_results` uses its memory again, since to get more takes longer.
+
+    What is no regular file of its own stays as it is. Returns whether the file was erased.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                return False
+            file.write(LENGTH.pack(0))
+            return True
+    except OSError:
+        return False
 
 
 def load_results(path, most, device="cpu"):
@@ -157,6 +174,17 @@ def _read_tensor(file, dtype, shape, most, device):
 def _pinned(length):
     """Bytes of host memory that a GPU reaches by itself: to other memory it copies at 1 GB/s on some machines instead of 50."""
     return torch.empty(length, dtype=torch.uint8, pin_memory=True)
+
+
+def on_host(value):
+    """The tensor in host memory."""
+    if not value.is_cuda or value.layout != torch.strided or value.nbytes <= BLOCK:
+        return value.cpu()
+    host = torch.empty(value.shape, dtype=value.dtype)
+    parts = (part.contiguous().view(-1).view(torch.uint8).split(BLOCK) for part in (value, host))
+    for there, here in zip(*parts, strict=True):
+        here.copy_(_pinned(len(there)).copy_(there))
+    return host
 
 
 def to(inputs, device):

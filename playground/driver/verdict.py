@@ -13,7 +13,7 @@ from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
-from playground.worker.truth import RefereeFailure, remove
+from playground.worker.truth import RefereeFailure, erase, remove
 
 FORWARD, DROP_IN = "forward", "drop-in"
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
@@ -111,8 +111,8 @@ def judge(worker, truth, result, limit, file=None, renew=None, accept=None, firs
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
     error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
-    is wrong on it, or with None. Returns the worker that is alive in the end. Raises WorkerFailure where it fails on the
-    problem's own inputs.
+    is wrong on it, or with None. Returns the worker that is alive in the end. Raises WorkerFailure where one fails on the
+    problem's own inputs of which nothing worse was known.
     """
     result["check"] = blank_check()
     result["check"]["domain"] = truth.domain
@@ -123,6 +123,10 @@ def judge(worker, truth, result, limit, file=None, renew=None, accept=None, firs
             case.begin_with(first)
             tell(result["check"]["probes"][first]["complaint"])
         case.hear()
+    except WorkerFailure as failure:
+        if not case.has_failed or not _is_its_own(failure):
+            raise
+        case.crashed(failure)
     finally:
         case.close()
     result["check"]["reference"] = truth.ways
@@ -218,6 +222,16 @@ class _Case:
             self._count_mutants()
 
     @property
+    def has_failed(self):
+        """Whether something is known that costs `forward`."""
+        return any(each.costs == FORWARD and each.tag != "not-judged" for each in self.complaints)
+
+    def crashed(self, failure):
+        """What ended the hearing of a variant that has failed already, such as a second call after a kernel did not build."""
+        self._complain("crash", str(failure), FORWARD)
+        self.worker = self._renew() if self._renew else self.worker
+
+    @property
     def _is_by_seed(self):
         return self._result.get("weights") == "by seed"
 
@@ -234,7 +248,7 @@ class _Case:
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 
     def _ask(self, what, **arguments):
-        remove(self._outputs)  # what an earlier call wrote is no answer
+        erase(self._outputs)  # what an earlier call wrote is no answer
         return self.worker.ask(f"candidate.{what}", self._limit, outputs=str(self._outputs), **arguments)
 
     def _compare(self, what, probe, **more):
@@ -249,7 +263,7 @@ class _Case:
             check()
             return True
         except WorkerFailure as failure:
-            if failure.is_finding or failure.is_of_machine or isinstance(failure, RefereeFailure):
+            if not _is_its_own(failure):
                 raise
             self._complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
             if self._renew is None:
@@ -487,13 +501,19 @@ class _Case:
         if done["of"] in probes and not complaint:
             compared = self._compare("outputs", probes[done["of"]])
             complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
-            if complaint and trial == "a CUDA graph" and self._compare("outputs", probes["first"])["complaint"] is None:
-                complaint = f"{trial}: a replay gives the result of an earlier call"
-                if not self._has("default-stream"):  # whose launches no graph holds: its memory is as the last call left it
-                    return self._complain("remembers", complaint, FORWARD)
+            if complaint and trial == "a CUDA graph":
+                if self._has("default-stream"):  # its memory is as the last call left it
+                    return self._behaved(trial, None, f"{compared['complaint']}: it holds no launches on the default stream")
+                if self._compare("outputs", probes["first"])["complaint"] is None:
+                    return self._complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
         elif trial in self._truth.habits:
             return self._behaved(trial, None, "bits differ, as the original's do" if complaint else done["note"])
         self._behaved(trial, complaint, done["note"])
+
+
+def _is_its_own(failure):
+    """Whether a WorkerFailure is the variant's, and no finding of the emulator, which is a verdict by itself."""
+    return not (failure.is_finding or failure.is_of_machine or isinstance(failure, RefereeFailure))
 
 
 def _tagged(check, complaint):

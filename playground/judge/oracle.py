@@ -97,7 +97,8 @@ class Oracle:
         """In float64, with the operands of the operators of these families rounded to a precision; several, if outputs are few.
 
         The largest error of three outputs says little about the error of another kernel's three; that of many tries does. All
-        but the first are in float32, whose own error is small beside the precision's, several times as fast.
+        but the first are in float32, whose own error is small beside the precision's, several times as fast, and have None for
+        gradients of many elements.
         """
         first = self._in_float64(probe, RoundedOperands(families, to))
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
@@ -105,7 +106,7 @@ class Oracle:
         results, latest = [first], time.monotonic() + SECONDS
         while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
             with without_tf32(self._device):
-                results.append(self._perturbed(probe, RoundedOperands(families, to, len(results))))
+                results.append(self._perturbed(probe, RoundedOperands(families, to, len(results)), _few))
         return results
 
     def lowered(self, probe, precision):
@@ -159,9 +160,9 @@ class Oracle:
         """As many results of the float32 model in which every step is off by all that rounding to `dtype` can do."""
         return [self._perturbed(probe, Perturbed(seed, dtype, units=0.5)) for seed in range(count)]
 
-    def _perturbed(self, probe, mode):
+    def _perturbed(self, probe, mode, kept=None):
         with mode:
-            return self._run(copy.deepcopy(self._model), probe.inputs, probe)
+            return self._run(copy.deepcopy(self._model), probe.inputs, probe, kept=kept)
 
     def uses(self, probe):
         """The families of operators (see precision.FAMILIES) that the model runs."""
@@ -206,18 +207,19 @@ class Oracle:
     def _drawing(self):
         return DrawnInFloat32() if self._draws else contextlib.nullcontext()
 
-    def _run(self, model, inputs, probe, in_double=False):
+    def _run(self, model, inputs, probe, in_double=False, kept=None):
         """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
 
         Chunks are right only for a model whose samples do not meet (no batch norm, no mean over the batch). That is checked:
-        two chunks of a small batch must give what the small batch gives. Raises NotSeparable.
+        two chunks of a small batch must give what the small batch gives. Raises NotSeparable. `kept(value)` is what of a value
+        leaves the device where it is computed at once, its sample unless given.
         """
         batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() else 0
         chunk = batch
         while True:
             try:
                 if chunk == batch:
-                    kept = functools.partial(self._sample.of, probe=probe.name)
+                    kept = kept or functools.partial(self._sample.of, probe=probe.name)
                     return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double, kept)
                 return self.sampled(probe, self._in_chunks(model, inputs, probe, batch, chunk, in_double))
             except torch.OutOfMemoryError:
@@ -229,7 +231,7 @@ class Oracle:
     def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=lambda value: value):
         """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output.
 
-        `kept(value)` is what of a value leaves the device.
+        `kept(value)` is what of a value leaves the device, or None.
         """
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
@@ -245,7 +247,7 @@ class Oracle:
 
         def taken(value):
             value = kept(value.detach())
-            return value if self._stays_on_device else value.cpu()
+            return value if value is None or self._stays_on_device else tensors.on_host(value)
 
         gradients = {name: None if value is None else taken(value) for name, value in gradients.items()}
         return Outcome([taken(output) for output in outputs], gradients)
@@ -288,6 +290,15 @@ class Oracle:
             apart = torch.cat([a, b]) if a.dim() else None
             if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
                 raise reason
+
+
+def _few(value):
+    return value if value.numel() < OF_FEWER else None
+
+
+def gradients_of(outcomes, name):
+    """Those of that name that the outcomes have."""
+    return [outcome.gradients[name] for outcome in outcomes if outcome.gradients[name] is not None]
 
 
 def is_few(outputs):

@@ -38,12 +38,12 @@ _LAYERS = {
     "_native_multi_head_attention": "product",
     "_transformer_encoder_layer_fwd": "product",
 }
-# Layers in one operator that a kernel may compute in several steps; RoundedResults takes those apart that PyTorch does.
-_OF_SEVERAL_STEPS = [
-    getattr(aten, name)
-    for name in ["native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "_fused_rms_norm", "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward", "_native_batch_norm_legit", "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"]
-    if hasattr(aten, name)
-]
+# Layers in one operator that a kernel may compute in several steps; RoundedResults takes them apart.
+_OF_SEVERAL_STEPS = """
+    native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm
+    native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward _native_batch_norm_legit
+    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
+"""
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
@@ -130,14 +130,18 @@ class _Decomposed(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _without_libraries():
-    """Without cuDNN and oneDNN, whose recurrent layers are one operator each."""
-    onednn = torch._C._get_mkldnn_enabled()
-    with torch.backends.cudnn.flags(enabled=False):
-        torch._C._set_mkldnn_enabled(False)
-        try:
-            yield
-        finally:
-            torch._C._set_mkldnn_enabled(onednn)
+    """Without cuDNN and oneDNN, whose recurrent layers are one operator each.
+
+    torch.backends.cudnn.flags would read all of cuDNN's, which raises where `fp32_precision` has changed.
+    """
+    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+    torch._C._set_cudnn_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(cudnn)
+        torch._C._set_mkldnn_enabled(onednn)
 
 
 class Uncompiled(TorchDispatchMode):
@@ -202,7 +206,8 @@ class RoundedResults(Decomposing):
     def __init__(self, to, seed=None):
         super().__init__()
         self._round = _rounding(to, seed)
-        self._steps = get_decompositions(_OF_SEVERAL_STEPS)
+        names = [name for name in _OF_SEVERAL_STEPS.split() if hasattr(aten, name)]  # which this release has
+        self._steps = get_decompositions([getattr(aten, name) for name in names])
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function in self._steps:

@@ -19,7 +19,7 @@ A value that is zero in mathematics, such as the gradient of a bias in front of 
 of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
 
 Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
-nothing does but what is within a twentieth of the spread: that near the truth no wrong kernel comes.
+nothing does but what is within a twentieth of the spread: that near the truth, or eager PyTorch, no wrong kernel comes.
 """
 
 import copy
@@ -34,7 +34,7 @@ from playground.tensors import as_real
 SLACK = 2.0
 ZERO = 1e-3  # of float32's error: what is smaller is zero in mathematics
 BLUNT = 0.5  # of the spread: what allows more than this cannot tell right from wrong
-NEAR = 0.05  # of the spread: an error that is right where what is allowed cannot tell
+NEAR = 0.05  # of the spread: an error, or a distance from eager, that is right where what is allowed cannot tell
 UNITS_IN_THE_LAST_PLACE = 4
 BLOCK = 1 << 22  # elements that are compared at a time: of some problems all would be many gigabytes
 FLOAT32_EPSILON = torch.finfo(torch.float32).eps
@@ -78,6 +78,7 @@ class Reference:
         self.others = others = [as_real(other) for other in others]
         self._decisions = decisions
         self._eager = eager if not torch.isfinite(eager).all() else None  # where its NaN and infinities have to be
+        self._blunt_eager = None
         self.is_finite = self._eager is None and bool(torch.isfinite(truth).all())
         self._excused = torch.zeros_like(truth, dtype=torch.bool)
         self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
@@ -99,6 +100,8 @@ class Reference:
         self.allowed, self._allowed_rms = SLACK * max(self.eager_error, last_place), SLACK * max(self._eager_rms, last_place)
         self.permitted_error = 0.0
         self._permit(errors[1:])
+        if self.is_blunt:
+            self._blunt_eager = eager
 
     def permitting(self, *more):
         """This Reference where a variant's own precision permits these results as well, and overflows where they do."""
@@ -157,7 +160,7 @@ class Reference:
         max_error, rms_error = self._errors(actual)
         complaint = None
         if self.is_blunt:
-            if not max_error <= NEAR:
+            if not (max_error <= NEAR or self._is_near_eager(actual)):
                 complaint = (
                     f"{name} cannot be judged: rounding, or chance, moves it by {self._allowed_rms:.2g} of its spread, "
                     f"and it is off by {max_error:.2g}"
@@ -167,6 +170,10 @@ class Reference:
         elif not rms_error <= self._allowed_rms:
             complaint = f"{name} is off by {rms_error:.2e} of {self._scale} (RMS); allowed are {self._allowed_rms:.2e}"
         return max_error, complaint
+
+    def _is_near_eager(self, actual):
+        """Whether it gives what the original gives, whose own result is as far from the truth."""
+        return self._blunt_eager is not None and largest_difference(actual, self._blunt_eager) <= NEAR * self.spread
 
     @property
     def _scale(self):

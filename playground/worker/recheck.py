@@ -15,8 +15,8 @@ class TimedReference(Reference):
     mode permits was computed for the check, and costs too much to be computed again for each timing.
     """
 
-    def __init__(self, truth, eager, checked):
-        super().__init__(truth, eager, others=[checked.truth, *checked.others])
+    def __init__(self, truth, eager, checked, decisions=None):
+        super().__init__(truth, eager, others=[checked.truth, *checked.others], decisions=decisions)
         self.allowed = max(self.allowed, SLACK * checked.allowed)
         self._allowed_rms = max(self._allowed_rms, SLACK * checked._allowed_rms)
 
@@ -34,6 +34,14 @@ def probe_of(name, problem, oracle, mode, seed, device):
             probe.wanted_inputs = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
         return probe, oracle.eager(probe), outputs
     return probe, oracle.sampled(probe, eager), outputs
+
+
+def gradient_references(truth, eager, checked, decisions):
+    """{name: TimedReference} beside what was allowed for another timed call's; `decisions()` as in tolerance.Reference."""
+    return {
+        name: TimedReference(truth.gradients[name], eager.gradients[name], reference, lambda name=name: decisions()[name])
+        for name, reference in checked.items()
+    }
 
 
 def output_references(truth, eager, checked):

@@ -13,7 +13,7 @@ import torch
 from playground import catalog, tensors
 from playground.judge import accuracy, behaviour, domain, footprint, mutants, probes, special
 from playground.judge.diagnosis import likely_precision
-from playground.judge.oracle import Oracle, is_few
+from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
@@ -213,10 +213,16 @@ class Referee:
     def prepare_timed(self, probe, mode, seed):
         """Add the truth on the content of a timed call as a further probe, called `probe`; see recheck.py."""
         made, eager, outputs = recheck.probe_of(probe, self.problem, self.oracle, mode, seed, self.device)
-        self.shapes[probe], self.timed[probe] = _shapes(made, outputs), (mode, seed)
+        self.shapes[probe] = _shapes(made, outputs)
         truth = self.oracle.truth(made)
+        first = next((name for name, (other, _) in self.timed.items() if other == mode), None)
+        self.timed[probe] = mode, seed
         if mode == "forward":
             references = recheck.output_references(truth, eager, self.references["own"][0]), {}
+        elif first:
+            outputs, gradients = self.references[first]
+            found = recheck.gradient_references(truth, eager, gradients, self._decisions(probe, truth))
+            references = recheck.output_references(truth, eager, outputs), found
         else:
             permitted = self.oracle.permitted(made, self.precision)
             references = _references(truth, eager, permitted, decisions=self._decisions(probe, truth))
@@ -396,7 +402,7 @@ class Referee:
             lowered = self._lowered(probe, declared)
             self.wider[probe, declared] = (
                 [reference.permitting(*(each.outputs[i] for each in lowered)) for i, reference in enumerate(outputs)],
-                {name: ref.permitting(*(each.gradients[name] for each in lowered)) for name, ref in gradients.items()},
+                {name: reference.permitting(*gradients_of(lowered, name)) for name, reference in gradients.items()},
             )
         return self.wider[probe, declared]
 
@@ -456,7 +462,7 @@ def _references(truth, eager, permitted, others=(), decisions=None):
         name: Reference(
             true,
             eager.gradients[name],
-            *(outcome.gradients[name] for outcome in permitted),
+            *gradients_of(permitted, name),
             decisions=decisions and (lambda name=name: decisions()[name]),
         )
         for name, true in truth.gradients.items()

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import threading
 
+from playground import tensors
 from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
@@ -22,6 +23,12 @@ def remove(file):
         shutil.rmtree(file, ignore_errors=True)
         if file.exists():
             raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
+
+
+def erase(file):
+    """As `remove`, of results whose place others of the same size take next."""
+    if not tensors.erase_results(file):
+        remove(file)
 
 
 def sized_up(worker, original, limit):

@@ -127,6 +127,31 @@ def test_another_rounding_is_right_however_few_outputs_show_it(samples):
     assert wrong == 0
 
 
+@pytest.mark.parametrize("precision, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize("layer", ["norm", "softmax"])
+def test_a_layer_in_half_precision_may_be_computed_step_by_step(precision, dtype, layer):
+    """Each result of which is rounded: of a norm the mean, which may be much larger than what varies."""
+
+    def norm(x):
+        centred = x - x.mean(1, keepdim=True)
+        return centred * (centred.square().mean(1, keepdim=True) + 1e-5).rsqrt()
+
+    def softmax(x):
+        each = (x - x.amax(1, keepdim=True)).exp()
+        return each / each.sum(1, keepdim=True)
+
+    original, by_hand = {"norm": (nn.LayerNorm(180), norm), "softmax": (nn.Softmax(1), softmax)}[layer]
+    wrong = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        made = probe((torch.linspace(-0.3, 0.3, 180) + torch.randn(12, 1)).to(dtype))
+        oracle = Oracle(original.to(dtype), CPU)
+        truth, eager, permitted = oracle.truth(made), oracle.eager(made), oracle.permitted(made, precision)
+        reference = Reference(truth.outputs[0], eager.outputs[0], *(outcome.outputs[0] for outcome in permitted))
+        wrong += reference.compare("the output", by_hand(*made.inputs)).complaint is not None
+    assert wrong == 0
+
+
 def test_integer_inputs_stay_integers():
     embedding = nn.Embedding(5, 3)
     indices = torch.tensor([[0, 4], [2, 2]])

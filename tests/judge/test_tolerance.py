@@ -219,6 +219,17 @@ def test_what_is_near_the_truth_is_right_where_what_is_allowed_cannot_tell():
     assert "cannot be judged" in blunt.compare("y", (truth + 0.07).float()).complaint
 
 
+def test_what_is_near_eager_is_right_where_eager_is_far_from_the_truth():
+    """A copy of the original, of outputs that hardly vary."""
+    truth = double(0, 1, 2, 3)
+    eager = torch.tensor([0.6, 1.0, 2.6, 2.4])
+    blunt = Reference(truth, eager)
+    assert blunt.is_blunt
+    assert blunt.compare("y", eager).complaint is None
+    assert blunt.compare("y", eager + 0.05).complaint is None
+    assert "cannot be judged" in blunt.compare("y", eager + 0.07).complaint
+
+
 def noise(size, *shape):
     return size * torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
 
