@@ -20,10 +20,11 @@ from playground.worker.truth import Truth
 class Bench:
     """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
 
-    `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a bench.
+    `original` are the arguments with which a worker makes the original; `run` is the Runner; `granted()` is called once there is
+    memory. Threads may share a bench.
     """
 
-    def __init__(self, task, original, options, progress, run):
+    def __init__(self, task, original, options, progress, run, granted):
         self.group = task.group
         self._options = options
         self._progress = progress
@@ -45,6 +46,7 @@ class Bench:
         try:
             room, share = run.room_for_judgement(task, self._truth.size_up)
             memory.enter_context(room)
+            granted()
             progress.started("truth", *task.names("float64"))
             self._description = self._truth.prepare(share)
             progress.finished("truth", *task.names("float64"), "ready")
@@ -149,7 +151,7 @@ class SharedBench:
     """A bench for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
 
     def __init__(self, make, uses):
-        self.made = threading.Event()  # or never will be
+        self.granted = threading.Event()  # its memory is, or never will be
         self.over = threading.Event()
         self._make = make
         self._uses_left = uses
@@ -161,10 +163,10 @@ class SharedBench:
         with self._lock:
             try:
                 if self._uses_left and not self._bench:
-                    self._bench = self._make()
+                    self._bench = self._make(self.granted.set)
                 return self._bench if self._uses_left else None
             finally:
-                self.made.set()
+                self.granted.set()
 
     def __enter__(self):
         return self
@@ -177,7 +179,7 @@ class SharedBench:
 
     def close(self):
         """Safe to call twice."""
-        self.made.set()
+        self.granted.set()
         self.over.set()
         if self._bench:
             self._bench.close()

@@ -233,7 +233,7 @@ class Runner:
                 finally:
                     self._is_over = True
                     for shared in self._shared.values():
-                        shared.made.set()
+                        shared.granted.set()
                         shared.over.set()
         except BaseException:
             kill_all(self)
@@ -282,9 +282,9 @@ class Runner:
             earlier = self._shared[task.group]
 
     def _prepare(self, task, earlier):
-        """Those before it come first: what is judged would wait for ever for memory that is held for what comes later."""
+        """Those before it get their memory first: they would wait for ever for what is held by those that come later."""
         if earlier:
-            earlier.made.wait()
+            earlier.granted.wait()
         shared = self._shared[task.group]
         if not self._is_over and shared.bench():
             shared.over.wait()
@@ -495,8 +495,8 @@ class Runner:
         """It has its process, or needs none any more."""
         self._coming = [each for each in self._coming if each is not task]
 
-    def bench_for(self, task):
-        return Bench(task, self.original(task), self._options, self._progress, self)
+    def bench_for(self, task, granted=lambda: None):
+        return Bench(task, self.original(task), self._options, self._progress, self, granted)
 
     def original(self, task):
         """How a worker makes the original of a task."""

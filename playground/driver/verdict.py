@@ -316,6 +316,8 @@ class _Case:
             if entry["complaint"]:
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
                 return self._complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
+        elif entry["complaint"] and compared["unjudged"]:
+            return self._complain("not-judged", entry["complaint"], None)
         elif entry["complaint"]:
             return self._complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
         if compared["swallowed"]:
@@ -501,6 +503,9 @@ class _Case:
         if done["of"] in probes and not complaint:
             compared = self._compare("outputs", probes[done["of"]])
             complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
+            if compared["unjudged"]:
+                self._complain("not-judged", complaint, None)
+                return self._behaved(trial, None, compared["complaint"])
             if complaint and trial == "a CUDA graph":
                 if self._has("default-stream"):  # its memory is as the last call left it
                     return self._behaved(trial, None, f"{compared['complaint']}: it holds no launches on the default stream")

@@ -6,7 +6,7 @@ import torch
 from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -44,6 +44,7 @@ _OF_SEVERAL_STEPS = """
     native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward _native_batch_norm_legit
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
 """
+_CUMULATIVE_PRODUCTS = frozenset({torch.cumprod, torch.Tensor.cumprod})
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
@@ -113,6 +114,8 @@ class _Decomposed(TorchFunctionMode):
         self._settings.close()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in _CUMULATIVE_PRODUCTS and torch.is_grad_enabled() and not (kwargs or {}).keys() - {"input", "dim"}:
+            return _cumulative_product(*args, **(kwargs or {}))
         if function not in _RECURRENT:
             return function(*args, **(kwargs or {}))
         first = torch._C._autograd._get_sequence_nr()
@@ -126,6 +129,28 @@ class _Decomposed(TorchFunctionMode):
 
     def contains(self, node):
         return any(first <= node._sequence_nr() < last for first, last in self._numbers)
+
+
+class _CumulativeProduct(torch.autograd.Function):
+    """Whose gradient is computed at once: under a dispatch mode PyTorch goes through it element by element."""
+
+    @staticmethod
+    def forward(ctx, x, dim):
+        product = torch.cumprod(x, dim)
+        ctx.save_for_backward(x, product)
+        ctx.dim = dim
+        return product
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, product = ctx.saved_tensors
+        with _disable_current_modes():
+            gradient = aten.cumprod_backward(upstream, x, ctx.dim, product)
+        return gradient.clone(), None  # a step that the modes see
+
+
+def _cumulative_product(input, dim):
+    return _CumulativeProduct.apply(input, dim)
 
 
 @contextlib.contextmanager

@@ -144,10 +144,10 @@ class Reference:
             complaint = self._wrongly_special(name, actual)
         if complaint is None:
             max_error, complaint = self._too_far(name, actual)
+            unjudged = complaint is not None and self.is_blunt
             if complaint and self._decisions and not self.is_blunt:
                 max_error, complaint = self._too_far(name, self._undecided(actual))
                 decided = complaint is None
-            unjudged = complaint is not None and self.is_blunt
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
     def _undecided(self, actual):

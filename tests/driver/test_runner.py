@@ -28,7 +28,8 @@ class Bench:
 def test_a_bench_is_made_once_and_closed_after_the_last_use():
     made, together = [], threading.Barrier(3)
 
-    def make():
+    def make(granted):
+        granted()
         made.append(Bench())
         return made[-1]
 
@@ -48,7 +49,7 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
 
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
-    shared = SharedBench(lambda: made.append(Bench()) or made[-1], 2)
+    shared = SharedBench(lambda granted: made.append(Bench()) or made[-1], 2)
     shared.close()
     assert not made
     with shared:

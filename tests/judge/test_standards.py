@@ -110,14 +110,14 @@ def test_which_results_meet_what_was_asked():
 def tried_in_a_graph():
     """tried_in_a_graph(note, stale, *tags): the _Case after the trial of a graph, and the worker that is asked from then on."""
 
-    def run(note, stale, *tags):
+    def run(note, stale, *tags, unjudged=False):
         done = {"complaint": None, "of": "second" if stale else None, "note": note}
         worker = SimpleNamespace(pid=0, ask=lambda *_, **__: done)
         truth = SimpleNamespace(
             answers=lambda worker: Path("nowhere"),
             habits=[],
             inputs=lambda probe: "",
-            compare=lambda what, probe, *_, **__: {"complaint": "off" if probe == "ramp" else None},
+            compare=lambda what, probe, *_, **__: {"complaint": "off" if probe == "ramp" else None, "unjudged": unjudged},
         )
         result = {"ran_on": "cuda", "variant_precision": None, "check": blank_check()}
         case = _Case(worker, truth, result, 60, file=None, renew=lambda: "another", accept=None)
@@ -131,6 +131,10 @@ def tried_in_a_graph():
 def test_a_stale_replay_remembers_unless_no_graph_can_hold_its_launches(tried_in_a_graph):
     assert tried_in_a_graph(None, True) == (["remembers"], False)
     assert tried_in_a_graph(None, True, "default-stream") == ([], False), "that caveat says it already"
+
+
+def test_what_nobody_can_judge_is_no_fault_of_a_graph(tried_in_a_graph):
+    assert tried_in_a_graph(None, True, unjudged=True) == (["not-judged"], False)
 
 
 def test_a_process_in_which_a_capture_failed_is_not_timed(tried_in_a_graph):

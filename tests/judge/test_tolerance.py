@@ -227,7 +227,9 @@ def test_what_is_near_eager_is_right_where_eager_is_far_from_the_truth():
     assert blunt.is_blunt
     assert blunt.compare("y", eager).complaint is None
     assert blunt.compare("y", eager + 0.05).complaint is None
-    assert "cannot be judged" in blunt.compare("y", eager + 0.07).complaint
+    far, infinite = (blunt.compare("y", each) for each in (eager + 0.07, eager / 0))
+    assert far.unjudged and "cannot be judged" in far.complaint
+    assert not infinite.unjudged and "inf" in infinite.complaint
 
 
 def noise(size, *shape):
