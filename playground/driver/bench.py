@@ -20,8 +20,8 @@ from playground.worker.truth import Truth
 class Bench:
     """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
 
-    `original` are the arguments with which a worker makes the original; `run` is the Runner; `granted()` is called once there is
-    memory. Threads may share a bench.
+    `original` are the arguments with which a worker makes the original; `run` is the Runner; `granted()` is called when
+    there is memory. Threads may share a bench.
     """
 
     def __init__(self, task, original, options, progress, run, granted):
