@@ -200,11 +200,14 @@ struct bf16 {
 
 // D = A * B + C for the warp. A is 16 x K, B is K x 8. With `g` = lane / 4 and `t` = lane % 4, a word of A holds row g (or
 // g + 8) and the elements from PER_WORD * t on of its quarter of the columns; B likewise with column g.
+using Columns __attribute__((vector_size(8 * sizeof(float)), may_alias)) = float;  // of a row of D: one instruction for all
+
 template <class Shape, class Element, bool WIDE>
 EMULATOR_UNCHECKED inline void mma_all(unsigned, const char* rows, char* results) {
     constexpr int K = Shape::K, P = Element::PER_WORD, WORDS_A = 16 * K / P / 32, WORDS_B = 8 * K / P / 32;
     constexpr int QUARTERS = K / (4 * P);  // of four lanes' words along K
-    float a[16][K], b[8][K], d[16][8];
+    float a[16][K];
+    alignas(Columns) float b[K][8], d[16][8];
     for (int lane = 0; lane < 32; ++lane) {
         const uint32_t* w = (const uint32_t*)(rows + lane * ROW);
         const int g = lane / 4, t = lane % 4;
@@ -212,18 +215,17 @@ EMULATOR_UNCHECKED inline void mma_all(unsigned, const char* rows, char* results
             for (int p = 0; p < P; ++p) {
                 const int k = q * 4 * P + t * P + p;
                 for (int h = 0; h < 2; ++h) a[g + 8 * h][k] = Element::at(w[q * 2 + h], p);
-                b[g][k] = Element::at(w[WORDS_A + q], p);
+                b[k][g] = Element::at(w[WORDS_A + q], p);
             }
         const uint32_t* c = w + WORDS_A + WORDS_B;
         for (int i = 0; i < 4; ++i)
             d[g + i / 2 * 8][2 * t + i % 2] = WIDE ? bits<float>(c[i]) : half_to_float(uint16_t(c[i / 2] >> 16 * (i % 2)));
     }
-    float bt[K][8];
-    for (int n = 0; n < 8; ++n)
-        for (int k = 0; k < K; ++k) bt[k][n] = b[n][k];
-    for (int m = 0; m < 16; ++m)
-        for (int k = 0; k < K; ++k)
-            for (int n = 0; n < 8; ++n) d[m][n] += a[m][k] * bt[k][n];
+    for (int m = 0; m < 16; ++m) {
+        Columns sum = *(const Columns*)d[m];
+        for (int k = 0; k < K; ++k) sum += a[m][k] * *(const Columns*)b[k];
+        *(Columns*)d[m] = sum;
+    }
     for (int lane = 0; lane < 32; ++lane) {
         uint32_t* r = (uint32_t*)(results + lane * ROW);
         const int g = lane / 4, t = lane % 4;
