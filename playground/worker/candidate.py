@@ -139,7 +139,8 @@ class Candidate(Clocked):
                     raise
                 answer["refused"] = self._refusal(exception)
                 return answer
-            answer["complaints"] = conduct.complaints(result) | self._complaints()
+            pending = self._complaints()  # first, or else what compares on the GPU raises the error of a failed launch
+            answer["complaints"] = conduct.complaints(result) | pending
         tensors.save_results(Results(tensors.in_float32(result) if probe["autocast"] else result), outputs)
         return answer
 
