@@ -5,6 +5,8 @@ import pytest
 
 from playground import catalog
 
+pytestmark = pytest.mark.full
+
 MODEL = catalog.find_model("alexnet_conv1")
 VARIANTS = planted.cuda_variants(MODEL)
 
@@ -24,13 +26,11 @@ def test_nothing_is_reported(checked, variant):
     planted.assert_nothing_reported(checked[variant.name])
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_planted_mistakes_are_reported(found, variant):
     planted.assert_planted_mistakes_are_reported(found, MODEL, variant)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("variant", list(filter(planted.has_strict_kernels, VARIANTS)), ids=lambda variant: variant.name)
 def test_nothing_is_reported_where_tf32_is_forbidden(found, variant):
     planted.assert_nothing_reported(found[variant.name, "strict"])

@@ -1,6 +1,6 @@
 """What autograd expects of a variant that speaks to it in C++: gradients of what is asked for, and clear errors.
 
-Each runs in a process of its own in fast mode. test_variants_fast.py holds all gradients against float64.
+Each runs in a process of its own in fast mode. test_variants.py holds all gradients against float64.
 """
 
 import apart

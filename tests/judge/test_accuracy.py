@@ -45,14 +45,14 @@ ORDERS = {
 }
 
 
-def graded(terms, result):
-    """(class of a result, whether eager PyTorch's limit permits it) of sums of rows."""
+def graded(terms, *results):
+    """[(class of a result, whether eager PyTorch's limit permits it), ...] of results for the sums of rows."""
     probe, oracle = Probe("own", [terms]), Oracle(Sum(), CPU)
     truth, eager = oracle.truth(probe).outputs[0], oracle.eager(probe).outputs[0]
     permitted = [outcome.outputs[0] for outcome in oracle.permitted(probe, "fp32")]
     reference = Reference(truth, eager, *permitted)
     outcomes = {"float32": oracle.reordered(probe)} | {name: oracle.lowered(probe, name) for name in ("tf32", "fp16", "bf16")}
-    return accuracy.grade([reference], [result], outcomes.get), reference.compare("it", result).complaint is None
+    return [(accuracy.grade([reference], [each], outcomes.get), not reference.compare("it", each).complaint) for each in results]
 
 
 @pytest.mark.parametrize("count", [16, 256, 4096, 65536, 1_000_000])
@@ -61,24 +61,26 @@ def test_a_sum_in_any_usual_order_is_float32(count, kind):
     torch.manual_seed(count)
     rows = 8 if count > 65536 else 64
     terms = torch.rand(rows, count) if kind == "uniform" else torch.randn(rows, count)
-    for name, add in ORDERS.items():
-        assert graded(terms, add(terms))[0] == accuracy.FLOAT32, name
+    classes = [found for found, _ in graded(terms, *(add(terms) for add in ORDERS.values()))]
+    assert dict(zip(ORDERS, classes, strict=True)) == dict.fromkeys(ORDERS, accuracy.FLOAT32)
 
 
 @pytest.mark.parametrize("count", [256, 65536])
 def test_a_sum_that_is_less_exact_is_not(count):
     terms = torch.rand(64, count)
-    rounded = terms.bfloat16().float().sum(1)
-    assert graded(terms, rounded)[0] in ("fp16", "bf16")
-    assert graded(terms, terms[:, 1:].sum(1))[0] == accuracy.WRONG or count > 256
-    assert graded(terms, terms.sum(1).roll(1, 0))[0] == accuracy.WRONG
+    results = terms.bfloat16().float().sum(1), terms[:, 1:].sum(1), terms.sum(1).roll(1, 0)
+    rounded, without_one, of_other_rows = [found for found, _ in graded(terms, *results)]
+    assert rounded in ("fp16", "bf16")
+    assert without_one == accuracy.WRONG or count > 256
+    assert of_other_rows == accuracy.WRONG
 
 
 def test_one_after_another_is_beyond_what_pytorch_itself_does():
     """Or the class would be none of its own."""
     terms = torch.rand(64, 65536)
-    assert graded(terms, in_sequence(terms)) == (accuracy.FLOAT32, False)
-    assert graded(terms, terms.sum(1))[1]
+    one_after_another, (_, permitted) = graded(terms, in_sequence(terms), terms.sum(1))
+    assert one_after_another == (accuracy.FLOAT32, False)
+    assert permitted
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
-"""Every CUDA variant of the project in fast mode: its outputs, and its gradients where it has them, against float64.
+"""Every CUDA variant of the project in check mode, which finds nothing, and in fast mode: its outputs, and its gradients where
+it has them, against float64.
 
-What check mode says of them is in the test_checked_*.py. Each runs in a process of its own, as libraries of one mode do.
+What the judge says of them in check mode is in the test_checked_*.py. Each runs in a process of its own, as libraries of one mode
+do.
 """
 
 import apart
 import pytest
 
 from playground import catalog
-
-pytestmark = pytest.mark.full
 
 CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
 
@@ -18,7 +18,7 @@ import torch
 from playground import catalog, emulator, tensors
 
 model, path = catalog.find_model(sys.argv[1]), sys.argv[2]
-with emulator.install(mode="fast", source_file=path, time_limit=60):
+with emulator.install(mode=sys.argv[3], source_file=path, time_limit=120):
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"][model.name])
     variant = catalog.find_variant(model, path)
     new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, 0)
@@ -47,6 +47,7 @@ for got, right in zip(ours, exact):  # those that do not train have outputs only
 """
 
 
+@pytest.mark.parametrize("mode", ["check", pytest.param("fast", marks=pytest.mark.full)])
 @pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
-def test_outputs_and_gradients(model, variant):
-    apart.run(RUN, model.name, variant.path)
+def test_outputs_and_gradients(model, variant, mode):
+    apart.run(RUN, model.name, variant.path, mode)
