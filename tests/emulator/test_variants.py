@@ -1,8 +1,8 @@
 """Every CUDA variant of the project in check mode, which finds nothing, and in fast mode: its outputs, and its gradients where
 it has them, against float64.
 
-What the judge says of them in check mode is in the test_checked_*.py. Each runs in a process of its own, as libraries of one mode
-do.
+What the judge says of them in check mode is in the test_checked_*.py. Each runs in a process of its own, as libraries of one
+mode do.
 """
 
 import apart

@@ -52,7 +52,10 @@ def graded(terms, *results):
     permitted = [outcome.outputs[0] for outcome in oracle.permitted(probe, "fp32")]
     reference = Reference(truth, eager, *permitted)
     outcomes = {"float32": oracle.reordered(probe)} | {name: oracle.lowered(probe, name) for name in ("tf32", "fp16", "bf16")}
-    return [(accuracy.grade([reference], [each], outcomes.get), not reference.compare("it", each).complaint) for each in results]
+    permits = [reference.compare("it", each).complaint is None for each in results]
+    return [
+        (accuracy.grade([reference], [each], outcomes.get), permitted) for each, permitted in zip(results, permits, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("count", [16, 256, 4096, 65536, 1_000_000])
