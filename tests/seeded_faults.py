@@ -54,8 +54,28 @@ judge/tolerance.py: decisions excuse all
 
 judge/tolerance.py: blunt passes
     judge/test_tolerance.py
--            if not max_error <= NEAR:
+-            if not (max_error <= NEAR or self._is_near_eager(actual)):
 +            if False:
+
+judge/tolerance.py: all is near eager
+    judge/test_tolerance.py
+-largest_difference(actual, self._blunt_eager) <= NEAR * self.spread
++True
+
+judge/special.py: eager PyTorch leaks no NaN
+    judge/test_special.py
+- | ~torch.isfinite(in_eager)
++
+
+judge/precision.py: a norm is one step
+    judge/test_oracle.py
+-if function in self._steps:
++if False:
+
+driver/verdict.py: a crash hides a failure
+    judge/test_exhibits.py
+-if not case.has_failed or
++if True or
 
 judge/probes.py: scaled is uniform
     judge/test_probes.py
@@ -390,10 +410,8 @@ command/main.py: a failure is a success
 
 emulator/include/emulator/ptx.h: products lose their last term
     emulator/test_hardware_bits.py
--        for (int k = 0; k < K; ++k)
--            for (int n = 0; n < 8; ++n) d[m][n]
-+        for (int k = 0; k < K - 1; ++k)
-+            for (int n = 0; n < 8; ++n) d[m][n]
+-for (int k = 0; k < K; ++k) sum
++for (int k = 0; k < K - 1; ++k) sum
 
 emulator/include/emulator/warp.h: votes of the neighbour
     emulator/test_hardware_bits.py

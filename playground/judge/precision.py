@@ -241,7 +241,8 @@ class RoundedResults(Decomposing):
         _, positions = self._operands(function)
         args = [self._rounded(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
-        return result if _is_view(function) else torch.utils._pytree.tree_map(self._rounded, result)
+        is_step = not _is_view(function) and function is not aten._to_copy.default  # such as that of the inputs to float64
+        return torch.utils._pytree.tree_map(self._rounded, result) if is_step else result
 
     def _rounded(self, value):
         return self._round(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
