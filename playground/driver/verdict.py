@@ -316,8 +316,6 @@ class _Case:
             if entry["complaint"]:
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
                 return self._complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
-        elif entry["complaint"] and compared["unjudged"]:
-            return self._complain("not-judged", entry["complaint"], None)
         elif entry["complaint"]:
             return self._complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
         if compared["swallowed"]:

@@ -236,7 +236,7 @@ class RoundedResults(Decomposing):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function in self._steps:
-            with _Again(self):
+            with Again(self):
                 return self._steps[function](*args, **(kwargs or {}))
         _, positions = self._operands(function)
         args = [self._rounded(value) if i in positions else value for i, value in enumerate(args)]
@@ -254,8 +254,8 @@ def _rounding(to, seed):
     return lambda value: LOWER[to](value * scale) / scale
 
 
-class _Again(Uncompiled):
-    """While active, operators go to the dispatch mode of which it was made, as its own composite ones do."""
+class Again(Uncompiled):
+    """While active within a dispatch mode's own handler, as for a decomposition, operators go to that mode once more."""
 
     def __init__(self, mode):
         super().__init__()

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import torch
 
-from playground.judge.precision import Decomposing, Uncompiled
+from playground.judge.precision import Again, Decomposing
 
 aten = torch.ops.aten
 
@@ -77,7 +77,7 @@ class Reordered(Decomposing):
             if function in self._own:
                 return self._own[function](*args, **kwargs)
             if function in self._decompositions:
-                with _Again(self):
+                with Again(self):
                     return self._decompositions[function](*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -208,17 +208,6 @@ class Reordered(Decomposing):
         shape = [1, -1] + [1] * (x.dim() - 2)
         result = self._normalised(x, dims, eps)[0] * weight.view(shape)
         return (result if bias is None else result + bias.view(shape), *library[1:])
-
-
-class _Again(Uncompiled):
-    """The same once more, within a decomposition."""
-
-    def __init__(self, mode):
-        super().__init__()
-        self._mode = mode
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return self._mode.__torch_dispatch__(function, types, args, kwargs)
 
 
 def _folded(rows, count, width):

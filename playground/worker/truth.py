@@ -89,7 +89,7 @@ class Truth:
             return self._prepared[probe]
 
     def _seed_of(self, what):
-        """From it neither the others follow nor the run's: a variant that draws its inputs is told the seed of a probe."""
+        """The seed of a probe, which a variant that draws its inputs is told, or of the mutants: no other follows from it."""
         return random.Random(f"{self._probe_seed} {what}").getrandbits(31)
 
     def inputs(self, probe):
