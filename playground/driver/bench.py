@@ -75,7 +75,8 @@ class Bench:
             if result["verdict"]:
                 return
             with contextlib.ExitStack() as workers:
-                worker = self._check(workers, task, result, build)
+                with self._run.judging:
+                    worker = self._check(workers, task, result, build)
                 if result["verdict"] in TIMED:
                     give_doubt(result)
                 if result["verdict"] in TIMED and self._options.times(task):

@@ -16,6 +16,8 @@ from playground.stopwatch.workload import WARM_UP_CALLS
 from playground.worker import WorkerFailure
 
 MIN_ROUNDS, MAX_ROUNDS = 9, 200
+FIRST_LOOK = statistics.ROUNDS_FOR_AN_INTERVAL  # rounds after which those that are far from the fastest are timed enough
+FAR = 1.1  # times as slow as the slowest baseline whose ratio matters
 ROUNDS_BETWEEN_LOOKS = 3
 BATCH_MS = 60  # about what one side is asked to do at a time, all around the calls included
 MAX_CALLS = 10  # of a batch, on average 1.5 times as many
@@ -182,9 +184,12 @@ class Race:
             if left is not None:
                 left -= 1
             elif len(self.variant.rounds) < MIN_ROUNDS:
+                if len(self.variant.rounds) == FIRST_LOOK:
+                    running = self._contenders()
                 left = 0 if given_up and self._played >= MIN_ROUNDS else None
             elif (len(self.variant.rounds) - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
-                running = self._those_that_matter()
+                matter = self._those_that_matter()
+                running = [side for side in running if side in matter]  # who left has missed rounds
                 if given_up or spent > seconds or self._played >= MAX_ROUNDS or self._is_precise():
                     left = 0 if self._played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
                     recheck_in.add(self._played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
@@ -214,6 +219,12 @@ class Race:
                 side.set_last_aside()
             time.sleep(PAUSE)
         return disturbed
+
+    def _contenders(self):
+        """Those that matter, and those near enough that a few more rounds may show that they do."""
+        far = FAR * max((side.median for side in self._rivals()), default=math.inf)
+        that_matter = self._those_that_matter()
+        return [side for side in self._everybody if side in that_matter or side.median <= far]
 
     def _those_that_matter(self):
         control = [self._reference, self._control] if self._control else []

@@ -1,6 +1,8 @@
 """What a stated precision mode may do to a result, independent of which algorithm a library picks."""
 
 import contextlib
+import functools
+import random
 
 import torch
 from torch._decomp import get_decompositions
@@ -242,7 +244,7 @@ class RoundedResults(Decomposing):
         args = [self._rounded(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
         is_step = not _is_view(function) and function is not aten._to_copy.default  # such as that of the inputs to float64
-        return torch.utils._pytree.tree_map(self._rounded, result) if is_step else result
+        return _with_each(self._rounded, result) if is_step else result
 
     def _rounded(self, value):
         return self._round(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
@@ -293,20 +295,20 @@ class Perturbed(Decomposing):
 
     def __init__(self, seed, dtype=torch.float32, units=UNITS):
         super().__init__()
-        self._places = torch.Generator().manual_seed(seed)
+        self._places = random.Random(seed)
         self._unit = units * torch.finfo(dtype).eps
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         _, positions = self._operands(function)
         args = [self._perturbed(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
-        return result if _is_view(function) else torch.utils._pytree.tree_map(self._perturbed, result)
+        return result if _is_view(function) else _with_each(self._perturbed, result)
 
     def _perturbed(self, value):
         if not isinstance(value, torch.Tensor) or value.dtype != self._OF:
             return value
         table, count = self._table(value.device), value.numel()
-        start = torch.randint(max(1, self._TABLE - count), (), generator=self._places).item()
+        start = self._places.randrange(max(1, self._TABLE - count))
         if start + count > self._TABLE:
             table = table.repeat(-(-(start + count) // self._TABLE))
         return value * table[start : start + count].view(value.shape)
@@ -397,6 +399,14 @@ def _promoted(value):
     return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
 
 
+def _with_each(change, result):
+    """An operator's result, a tensor or some, with change(value) for each. Pytrees take longer than many an operator."""
+    if isinstance(result, list | tuple):
+        return type(result)(_with_each(change, value) for value in result)
+    return change(result)
+
+
+@functools.cache
 def _is_view(function):
     """Whether it gives a view, or the input itself."""
     return any(output.alias_info is not None for output in function._schema.returns)

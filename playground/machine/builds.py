@@ -4,7 +4,7 @@ import os
 
 from playground.machine.memory import free_on_host
 
-MOST_JUDGED_AT_ONCE, CORES_OF_A_JUDGEMENT = 4, 4
+MOST_JUDGED_AT_ONCE, CORES_OF_A_JUDGEMENT = 8, 2
 COMPILER_BYTES = 2 << 30  # what nvcc or a C++ compiler takes at most for one file of the project, torch's headers included
 
 

@@ -434,8 +434,11 @@ def test_disturbances(slow_problem, written, monkeypatch):
     assert result["clocks"]["after"]["sm_mhz"] == 1200
 
 
-def raced(played_by, loads=(), patience=10.0, control=("control", [4.0]), seconds=0.0, flushes=None):
-    """A Race of a variant of 1 ms and eager PyTorch of 4, in whose rounds other processes use `loads` processors, then none."""
+def raced(played_by, loads=(), patience=10.0, control=("control", [4.0]), seconds=0.0, flushes=None, slower=()):
+    """A Race of a variant of 1 ms and eager PyTorch of 4, in whose rounds other processes use `loads` processors, then none.
+
+    `slower` are the milliseconds of further baselines.
+    """
     left = list(loads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(race, "OtherLoad", lambda *pids: Load(left.pop(0) if left else 0.0))
@@ -444,9 +447,10 @@ def raced(played_by, loads=(), patience=10.0, control=("control", [4.0]), second
         variant = Side("variant", "forward", 0, Process([1.0]), is_trusted=False)
         eager = Side("eager", "forward", 0, Process([4.0], flushes=flushes))
         original = control and Side(control[0], "forward", 0, Process(control[1]))
-        for side in filter(None, (variant, eager, original)):
+        others = [eager, *(Side(f"of {ms} ms", "forward", 0, Process([ms])) for ms in slower)]
+        for side in filter(None, (variant, *others, original)):
             side.start()
-        made = Race("cuda" if flushes else "cpu", variant, [eager], original, [], Quiet(), lambda: [eager])
+        made = Race("cuda" if flushes else "cpu", variant, others, original, [], Quiet(), lambda: [eager])
         made.run(seconds, Patience(patience), [1, 2, 3], 0, lambda seed: None)
     return made
 
@@ -462,6 +466,12 @@ def test_rounds_that_others_disturb_do_not_count():
     assert (made._played, len(made.variant.rounds)) == (undisturbed + 2, undisturbed)
     assert made.disturbance() is None
     assert made.control() == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_a_baseline_far_from_the_fastest_is_not_timed_longer_than_an_interval_takes():
+    made = raced(Quietly, loads=[1.5], slower=[4.2, 9.0])
+    played = {side.name: len(side.rounds) for side in made.others}
+    assert played == {"eager": len(made.variant.rounds), "of 4.2 ms": race.MIN_ROUNDS, "of 9.0 ms": race.FIRST_LOOK}
 
 
 def test_where_the_machine_stays_busy_it_is_said_who_kept_it_so():
