@@ -27,7 +27,8 @@ SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuCl
 # the last; what a GPU is given to do needs one, and one for the driver.
 BUSY_CORES, BUSY_SHARE = 0.25, 0.02
 CORES_FOR_A_GPU = 2
-# The flush before each call of a trusted side is always the same work. On a GPU that nobody else uses it varies by 3%.
+# The flush before each call of a trusted side is always the same work. On a GPU that nobody else uses it varies by 3%. Of
+# several processes on a GPU each has it for a while, in which a flush takes as long as ever, but not many flushes in a row.
 SLOW_FLUSH, SLOW_FLUSHES = 1.25, 0.2
 SPREAD = 2.0  # p80 over p20 of the original's own calls: beyond it they were disturbed, whoever did it
 CONTROL_OFF = 0.05  # how far the original may be from itself
@@ -213,12 +214,22 @@ class Race:
         flushes = [flush for side in running for flush in side.flushes]
         disturbed = load.cores > most_cores_for_others(self._place)
         if self._place == "cuda":
-            disturbed |= self._quiet.is_disturbed(flushes)
+            try:
+                disturbed |= self._quiet.is_disturbed(flushes) or self.is_shared()
+            except WorkerFailure as failure:
+                raise BaselineFailed(self._reference, str(failure)) from failure
         if disturbed:
             for side in running:
                 side.set_last_aside()
             time.sleep(PAUSE)
         return disturbed
+
+    def is_shared(self):
+        """Whether another process works on the GPU at present."""
+        if self._place != "cuda" or not self._reference or self._quiet.flush_ms == math.inf:
+            return False
+        took = self._reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
+        return took > SLOW_FLUSH * self._quiet.flush_ms
 
     def _contenders(self):
         """Those that matter, and those near enough that a few more rounds may show that they do."""

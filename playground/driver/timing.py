@@ -46,6 +46,8 @@ LATE_NOTE = (
     "all of it is counted"
 )
 
+SHARED_NOTE = "another process works on the GPU, so that calls back to back take longer than the variant's process reports"
+
 
 @dataclass
 class Measured:
@@ -189,8 +191,10 @@ class Stopwatch:
         if eager and count_other_streams(variant, eager):
             notes.append(LATE_NOTE)
         with self._alone(worker):
-            back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid))
+            back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid), race.is_shared)
         notes += note
+        if SHARED_NOTE in note:
+            disturbance = disturbance or "the machine is busy (another process works on the GPU)"
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
@@ -238,10 +242,10 @@ class Stopwatch:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
 
-    def _compare_with_own_clock(self, variant, eager, load):
+    def _compare_with_own_clock(self, variant, eager, load, is_shared):
         """(milliseconds a call back to back, notes). Raises Rejected where the variant's own times cannot be true.
 
-        `load` watches what runs besides the variant's process.
+        `load` watches what runs besides the variant's process; `is_shared()` says whether another works on the GPU.
         """
         place = self._task.place
         host = 0.0  # what a call costs this process besides
@@ -251,6 +255,8 @@ class Stopwatch:
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
         seen = own_clock(variant, claimed, limit, load)
         notes = []
+        if seen > limit and is_shared():
+            return seen, [SHARED_NOTE]
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
             if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")

@@ -277,8 +277,12 @@ class Trials:
 
     def _inference_mode(self):
         tensors.seed_draws()
-        with torch.inference_mode():
-            return Trial([output.clone() for output in tensors.flatten(self._model(*self._first))])
+        try:
+            with torch.inference_mode():
+                outputs = tensors.flatten(self._model(*self._first))
+            return Trial([output.clone() for output in outputs])
+        finally:
+            _forget_inference(self._model)
 
     def _late_producer(self):
         """A producer that is late, on the default stream: a stream of the variant's own that waits for nobody misses it."""
@@ -362,6 +366,13 @@ class Trials:
     def _synchronize(self):
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _forget_inference(model):
+    """What a recurrent model keeps of a call in inference mode is of no use to the next one outside of it."""
+    for module in model.modules():
+        for kept in (vars(module), module._buffers):
+            kept.update({name: v.clone() for name, v in kept.items() if isinstance(v, torch.Tensor) and v.is_inference()})
 
 
 class _Counter(TorchFunctionMode):

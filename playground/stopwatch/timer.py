@@ -6,6 +6,7 @@ in their modules changes nothing here. What it can still do to its own process i
 """
 
 import ctypes
+import math
 import platform
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from playground import tensors
 
 CUDA_FLUSH_BYTES = 256 << 20  # or four times the L2 cache, where that is more
 CPU_FLUSH_BYTES = 128 << 20
+LONG_MS = 12.0  # of flushes in a row: several of the turns, about 2 ms each, that processes on one GPU take
 HEAD_START_CYCLES = 500_000  # for which the GPU waits before a call: about 0.3 ms
 CUDA_ERROR_NOT_SUPPORTED = 801
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
@@ -98,16 +100,33 @@ class CudaClock:
             self._buffer = torch.empty(max(CUDA_FLUSH_BYTES, 4 * cache) // 4, device="cuda")
         if (status := self._reset_persisting()) not in (0, CUDA_ERROR_NOT_SUPPORTED):
             raise RuntimeError(f"cuCtxResetPersistingL2Cache failed with CUDA error {status}")
+        self._flush_events = self._timed_flushes(1)
+
+    def _timed_flushes(self, count):
+        """The events before and after them."""
         stream = self._current_stream()
-        self._flush_events = [self._event(enable_timing=True) for _ in range(2)]
-        self._record(self._flush_events[0], stream)
-        self._buffer.zero_()
-        self._buffer.sum()
-        self._record(self._flush_events[1], stream)
+        start, end = (self._event(enable_timing=True) for _ in range(2))
+        self._record(start, stream)
+        for _ in range(count):
+            self._buffer.zero_()
+            self._buffer.sum()
+        self._record(end, stream)
+        return start, end
 
     def flush_ms(self):
         """What the last flush took, on a device that is idle by now."""
         return self._elapsed(*self._flush_events)
+
+    def flush_in_a_row(self, flush_ms):
+        """What each of as many flushes takes as fill LONG_MS where one takes `flush_ms`.
+
+        A single one fits between the turns of another process on this GPU; these hold such turns.
+        """
+        count = math.ceil(LONG_MS / flush_ms)
+        self._sleep(HEAD_START_CYCLES)
+        start, end = self._timed_flushes(count)
+        self._synchronize()
+        return self._elapsed(start, end) / count
 
     def time(self, step):
         """(milliseconds on the stream, milliseconds until the whole device was idle, result) of step().

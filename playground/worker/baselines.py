@@ -41,6 +41,10 @@ class Baselines(Clocked):
         least = floors.count_work(name, model, inputs, outputs, counted)
         return {"least": vars(least), "as_written": vars(floors.as_written(model, inputs, counted))}
 
+    def flush_in_a_row(self, side, mode, flush_ms):
+        """{"milliseconds"} of each of many flushes; see stopwatch.timer.CudaClock. Any side's process can do it."""
+        return {"milliseconds": self.clock.flush_in_a_row(flush_ms)}
+
     def _subject(self, side):
         if side not in self.prepared:
             problem = self._problem()

@@ -198,8 +198,9 @@ def test_a_variant_that_breaks_when_it_is_timed(results):
 class Process:
     """Answers as a worker would, from lists of times."""
 
-    def __init__(self, samples, idle=None, seconds=0.0, flushes=None):
+    def __init__(self, samples, idle=None, seconds=0.0, flushes=None, in_a_row=()):
         self.flushes = flushes or [0.1]
+        self.in_a_row = list(in_a_row)
         self.samples = samples
         self.idle = idle or samples
         self.seconds = seconds
@@ -212,6 +213,8 @@ class Process:
             count = len(arguments["seeds"])
             samples, idle = ((each * count)[:count] for each in (self.samples, self.idle))
             return {"samples_ms": samples, "idle_ms": idle, "flush_ms": (self.flushes * count)[:count]}
+        if request == "flush_in_a_row":
+            return {"milliseconds": arguments["flush_ms"] * (self.in_a_row.pop(0) if self.in_a_row else 1.0)}
         if request == "repeat":
             self.repeated.append(arguments["count"])
             import time
@@ -288,12 +291,12 @@ def test_own_clock_stops_at_the_first_try_within_the_limit():
     assert len(side._ask.repeated) == 1
 
 
-def compared(monkeypatch, place, claimed, seen, others):
+def compared(monkeypatch, place, claimed, seen, others, is_shared=False):
     """What comes of a variant that claims so many ms, where the driver sees others, beside a load of so many cores."""
     monkeypatch.setattr(timing, "own_clock", lambda side, *_: seen)
     stopwatch = timing.Stopwatch(SimpleNamespace(place=place), {}, None, None, None, Measured(Patience(10.0)))
     variant = played("variant", [claimed])
-    return (*stopwatch._compare_with_own_clock(variant, None, Load(others)), variant.median)
+    return (*stopwatch._compare_with_own_clock(variant, None, Load(others), lambda: is_shared), variant.median)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +317,11 @@ def test_a_difference_that_load_explains_is_said(monkeypatch, place, seen, other
     assert back_to_back == seen
     assert notes[0] == BUSY.format(percent, 1, f"{seen:g}")
     assert (counted, len(notes)) == ((1.0, 1) if place == "cpu" else (seen, 2))
+
+
+@pytest.mark.parametrize("seen", [1.7, 100.0])
+def test_on_a_gpu_that_another_process_uses_the_driver_s_clock_says_nothing(monkeypatch, seen):
+    assert compared(monkeypatch, "cuda", 1.0, seen, 0.0, is_shared=True) == (seen, [timing.SHARED_NOTE], 1.0)
 
 
 @pytest.mark.parametrize("others", [0.0, 4.0])
@@ -434,10 +442,10 @@ def test_disturbances(slow_problem, written, monkeypatch):
     assert result["clocks"]["after"]["sm_mhz"] == 1200
 
 
-def raced(played_by, loads=(), patience=10.0, control=("control", [4.0]), seconds=0.0, flushes=None, slower=()):
+def raced(played_by, loads=(), patience=10.0, control=("control", [4.0]), seconds=0.0, flushes=None, slower=(), in_a_row=()):
     """A Race of a variant of 1 ms and eager PyTorch of 4, in whose rounds other processes use `loads` processors, then none.
 
-    `slower` are the milliseconds of further baselines.
+    `slower` are the milliseconds of further baselines; of flushes in a row each takes `in_a_row` times as long as one alone.
     """
     left = list(loads)
     with pytest.MonkeyPatch.context() as patch:
@@ -445,7 +453,7 @@ def raced(played_by, loads=(), patience=10.0, control=("control", [4.0]), second
         patch.setattr(race, "Others", played_by)
         patch.setattr(race, "PAUSE", 0.0)
         variant = Side("variant", "forward", 0, Process([1.0]), is_trusted=False)
-        eager = Side("eager", "forward", 0, Process([4.0], flushes=flushes))
+        eager = Side("eager", "forward", 0, Process([4.0], flushes=flushes, in_a_row=in_a_row))
         original = control and Side(control[0], "forward", 0, Process(control[1]))
         others = [eager, *(Side(f"of {ms} ms", "forward", 0, Process([ms])) for ms in slower)]
         for side in filter(None, (variant, *others, original)):
@@ -498,6 +506,13 @@ def test_flushes_that_take_longer_show_another_user_of_the_gpu():
     assert raced(Quietly, flushes=[0.1, 0.105]).disturbance() is None
 
 
+def test_flushes_in_a_row_show_a_process_that_has_the_gpu_in_turns():
+    busy = raced(Quietly, flushes=[0.1], in_a_row=[1.9] * 99, patience=0.0)
+    assert busy.disturbance() == "the machine is busy (other processes used what is timed)"
+    for_a_while = raced(Quietly, flushes=[0.1], in_a_row=[1.9, 1.02, 1.9])
+    assert for_a_while.disturbance() is None and for_a_while._played == len(for_a_while.variant.rounds) + 2
+
+
 def test_a_claim_is_only_as_narrow_as_the_control():
     ratio = {"ratio": 1.04, "low": 1.03, "high": 1.05}
     assert race.statistics.widened(ratio, {"ratio": 1.0, "low": 1.0, "high": 1.0}) == ratio
@@ -548,6 +563,8 @@ class FakeGpu:
             if (side, mode) in self.failing:
                 raise WorkerFailure(self.failing[side, mode])
             return {"milliseconds": 60.0, "peak_mib": 1.0}
+        if request == "flush_in_a_row":
+            return {"milliseconds": arguments["flush_ms"]}
         times = [self.ms.get((side, mode), self.ms.get(side))] * len(seeds)
         return {"samples_ms": times, "idle_ms": times, "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
 

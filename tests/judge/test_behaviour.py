@@ -169,6 +169,19 @@ def test_a_graph_that_breaks():
         trial("torch.compile", prints)
 
 
+def test_a_state_kept_of_inference_mode_is_one_for_later_calls():
+    """As of a recurrent network that writes over the state that it keeps."""
+
+    def recurs(module, x):
+        module.kept = torch.zeros(3) if module.kept is None else module.kept
+        module.kept = module.linear(module.kept.copy_(x[0]))
+        return module.kept.clone()
+
+    module = Module(recurs)
+    for name in ("inference_mode", "run to run"):
+        assert Trials(module, [X], [X], CPU).run(name).complaint is None
+
+
 def test_every_trial_has_a_name():
     with pytest.raises(KeyError):
         trial("nonsense")
