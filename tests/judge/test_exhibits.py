@@ -196,9 +196,7 @@ def complaint_about_records(exhibit, entries):
     if not current:
         return "it has changed since it was recorded" if entries else "it was never recorded"
     for entry in current:
-        # A record from before there were two standards calls a fail what costs drop-in alone.
-        expected = exhibit.verdict if "standards" in entry else exhibit.verdict.replace("forward only", "fail")
-        if entry["verdict"] != expected or not re.match(exhibit.reason, entry["reason"] or ""):
+        if entry["verdict"] != exhibit.verdict or not re.match(exhibit.reason, entry["reason"] or ""):
             return f"recorded is {entry['verdict']}: {entry['reason']}"
     return None
 
@@ -214,10 +212,8 @@ def test_what_needs_a_gpu_was_run_on_one():
 
 def test_a_record_counts_for_the_present_file_only():
     exhibit = next(exhibit for exhibit in exhibits() if exhibit.path.stem == "default_stream")
-    good = hashes(exhibit) | {"verdict": "forward only", "reason": "a side stream: the output is off by 1", "standards": {}}
+    good = hashes(exhibit) | {"verdict": "forward only", "reason": "a side stream: the output is off by 1"}
     assert complaint_about_records(exhibit, [good]) is None
-    earlier = {key: value for key, value in good.items() if key != "standards"} | {"verdict": "fail"}
-    assert complaint_about_records(exhibit, [earlier]) is None, "what was recorded before there were two standards"
     assert complaint_about_records(exhibit, []) == "it was never recorded"
     assert complaint_about_records(exhibit, [good | {"code_sha256": "0" * 64}]) == "it has changed since it was recorded"
     assert complaint_about_records(exhibit, [good | {"problem_sha256": "0" * 64}]) == "it has changed since it was recorded"
