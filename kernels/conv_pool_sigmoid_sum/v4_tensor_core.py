@@ -479,22 +479,28 @@ struct Kernel {
     static_assert(OUTPUTS * COLUMNS * 4 <= 2 * SUMS && WEIGHT_BYTES <= 2 * SUMS, "they lie where the sums of two groups do");
 };
 
-// gradients (16 outputs x COLUMNS) += deltas (16 x 16 positions) * sums (16 x COLUMNS).
+// gradients (16 outputs x COLUMNS) += deltas (16 x 16 positions) * sums (16 x COLUMNS). Tensor cores round towards zero, which
+// adds up over a segment: strict products start from zero, and fp32 additions follow.
 template <bool STRICT>
 DEVICE void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low, uint32_t sums) {
     UNROLL for (int slab = 0; slab < SLABS; slab += 2) {
         const uint4 b = ldmatrix_x4_trans(sums + slab * SLAB);
         if (STRICT) {
             const uint4 b_low = ldmatrix_x4_trans(sums + (SLABS + slab) * SLAB);
-            mma_m16n8k16(gradients[slab], high, b_low.x, b_low.z);
-            mma_m16n8k16(gradients[slab + 1], high, b_low.y, b_low.w);
-            mma_m16n8k16(gradients[slab], low, b.x, b.z);
-            mma_m16n8k16(gradients[slab + 1], low, b.y, b.w);
+            float products[2][4] = {};
+            mma_m16n8k16(products[0], high, b_low.x, b_low.z);
+            mma_m16n8k16(products[1], high, b_low.y, b_low.w);
+            mma_m16n8k16(products[0], low, b.x, b.z);
+            mma_m16n8k16(products[1], low, b.y, b.w);
+            mma_m16n8k16(products[0], high, b.x, b.z);
+            mma_m16n8k16(products[1], high, b.y, b.w);
+            UNROLL for (int i = 0; i < 8; ++i) gradients[slab + i / 4][i % 4] += products[i / 4][i % 4];
+        } else {
+            mma_m16n8k16(gradients[slab], high, b.x, b.z);
+            mma_m16n8k16(gradients[slab + 1], high, b.y, b.w);
         }
-        mma_m16n8k16(gradients[slab], high, b.x, b.z);
-        mma_m16n8k16(gradients[slab + 1], high, b.y, b.w);
     }
-    }
+}
 
 // Deltas as input_gradient takes them: pairs of outputs, 8 apart, at both members of a pair of positions, then of the next.
 DEVICE uint4 paired_outputs(const uint4& w) {

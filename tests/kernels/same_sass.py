@@ -5,11 +5,13 @@ the code that launches them, its C++, its Python.
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py OLD_FILE.py
     python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION --rename places=argmax --record
+    python tests/kernels/same_sass.py kernels/alexnet_conv1/v5_hopper.py REVISION --strict 'a_kernel<true>' --record
 
 Needs g++ and, for CUDA, nvcc; no GPU. Names of symbols and comments do not count, nor do the functions `build` and `main`: no
 timed call runs them, and what `build` gives to the compilers is compared. Exit status 1 if anything else differs.
 What is the same needs no new measurement: the times that are recorded for it still hold. `--record` writes that into results/:
 each result of the old file gets a key "code_same_as" with the new file's hash and the revision that it was compared with.
+`--strict` names kernels that run in strict precision alone: where nothing else differs, results in TF32 stay valid.
 """
 
 import argparse
@@ -174,8 +176,10 @@ def renamed(text, renames):
     return text
 
 
-def record(old_path, new_path, revision, renames):
+def record(old_path, new_path, revision, renames, strict=()):
     """Write into the results of the old file that the new one is the same. Returns how many there were.
+
+    Where kernels differ that are `strict` alone, those are the results in TF32, and the kernels are named.
 
     Where the old file is itself the same as the measured one, the new one is, with the renames of both comparisons: the result
     goes on naming the revision of the measured file.
@@ -188,10 +192,14 @@ def record(old_path, new_path, revision, renames):
         ours = 0
         for result in found["results"] if old != new else ():
             same = result.get("code_same_as") or {"compared_with": revision}
+            if strict and result["precision"] != "tf32":
+                continue
             if same.get("code_sha256", result.get("code_sha256")) == old:
                 all_renames = [*same.get("renamed", []), *renames]
+                all_strict = sorted({*same.get("strict_differs", []), *strict})
                 kept = {"code_sha256": new, "compared_with": same["compared_with"]}
-                result["code_same_as"] = kept | ({"renamed": all_renames} if all_renames else {})
+                kept |= {"renamed": all_renames} if all_renames else {}
+                result["code_same_as"] = kept | ({"strict_differs": all_strict} if all_strict else {})
                 ours += 1
         if ours:
             document.write(found, path)
@@ -211,6 +219,7 @@ def main():
         default=[],
         help="what is new on purpose; it is recorded, too",
     )
+    parser.add_argument("--strict", metavar="KERNEL", nargs="+", default=[], help="kernels of strict precision that may differ")
     options = parser.parse_args()
     renames = [each.split("=", 1) for each in options.rename]
     model = next(model for model in catalog.models() if model.name == options.file.resolve().parent.name)
@@ -232,19 +241,22 @@ def main():
         else:
             before, after = sass(recipe_before[1], folder), sass(recipe_after[1], folder)
         others = list(other_differences(recipe_before, recipe_after, same_names, options.file, folder))
-        codes_before = {architecture_code(key, value) for key, value in before.items()}
-        codes_after = {architecture_code(key, value) for key, value in after.items()}
+        codes_before, codes_after = (
+            {architecture_code(key, value) for key, value in found.items() if key[1] not in options.strict}
+            for found in (before, after)
+        )
         for key in sorted(after):
             same = architecture_code(key, after[key]) in codes_before
-            print(f"{'same   ' if same else 'DIFFERS'} {key[0]:8} {key[1]}  {after[key][1]} registers")
+            word = "strict" if key[1] in options.strict else "same" if same else "DIFFERS"
+            print(f"{word:7} {key[0]:8} {key[1]}  {after[key][1]} registers")
         for key in sorted(before):
-            if architecture_code(key, before[key]) not in codes_after:
+            if architecture_code(key, before[key]) not in codes_after and key[1] not in options.strict:
                 print(f"{'gone' if key not in after else 'before':7} {key[0]:8} {key[1]}  {before[key][1]} registers")
         print(f"DIFFERS {', '.join(others)}" if others else "same    Python, C++, launches")
         differs = bool(others) or codes_before != codes_after
         if options.record and not differs:
             named = subprocess.run(["git", "rev-parse", options.before], capture_output=True, text=True, check=True)
-            print(f"recorded in {record(old, options.file, named.stdout.strip(), renames)} results")
+            print(f"recorded in {record(old, options.file, named.stdout.strip(), renames, options.strict)} results")
     return int(differs)
 
 

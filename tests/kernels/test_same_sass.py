@@ -86,14 +86,19 @@ def test_kernels_and_launches(tmp_path, changes, kernels, launches):
 
 
 def recorded():
-    """{(file, revision): (renames, hash of what was measured)} of all results that name another file as the same."""
+    """{(file, revision): (renames, hash of what was measured, strict kernels that differ)} of results that name another."""
     found = {}
     for path in sorted((catalog.ROOT / "results").rglob("*.json")):
         if path.parent.name not in same_sass.NO_RUNS:
             for result in document.read(path)["results"]:
                 if same := result.get("code_same_as"):
                     file = f"kernels/{result['model']}/{result['variant']}.py"
-                    found[file, same["compared_with"]] = same.get("renamed", []), result["code_sha256"]
+                    found[file, same["compared_with"]] = (
+                        same.get("renamed", []),
+                        result["code_sha256"],
+                        same.get("strict_differs", []),
+                    )
+                    assert result["precision"] == "tf32" or not same.get("strict_differs"), "strict ones run other kernels now"
     return found
 
 
@@ -116,7 +121,8 @@ def test_what_was_compared_was_measured(tmp_path, file, revision):
 @pytest.mark.parametrize("file, revision", recorded(), ids=lambda value: value.split("/")[-1][:24])
 def test_what_is_recorded_as_the_same_is_the_same(monkeypatch, file, revision):
     shown(revision, file)
-    renames = [f"{old}={new}" for old, new in recorded()[file, revision][0]]
+    pairs, _, strict = recorded()[file, revision]
+    renames = ["--rename", *(f"{old}={new}" for old, new in pairs)] if pairs else []
     monkeypatch.chdir(catalog.ROOT)
-    monkeypatch.setattr("sys.argv", ["same_sass.py", file, revision, *(["--rename", *renames] if renames else [])])
+    monkeypatch.setattr("sys.argv", ["same_sass.py", file, revision, *renames, *(["--strict", *strict] if strict else [])])
     assert same_sass.main() == 0
