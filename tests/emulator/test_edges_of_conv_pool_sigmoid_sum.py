@@ -152,6 +152,23 @@ with emulator.install(mode="check", source_file=str(path), time_limit=120):
 """
 
 
+# 36,000 terms of one sign, whose sum tensor cores would round towards zero each time.
+LONG_SUMS = """
+SIZES = 8, 64, 3, 4
+torch.backends.cudnn.allow_tf32 = False
+original = catalog.load_problem(model.path).Model(*SIZES)
+with emulator.install(mode="fast", source_file=str(path), time_limit=120):
+    new = catalog.load_variant(path).ModelNew(*SIZES)
+    new.load_state_dict(original.state_dict())
+    x = torch.rand(1, 8, 384, 384)
+    new(x).sum().backward()
+exact = original.double()
+exact(x.double()).sum().backward()
+off = (new.conv.weight.grad - exact.conv.weight.grad).abs().max() / exact.conv.weight.grad.abs().max()
+assert off < 5e-7, off
+"""
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_infinities_that_meet(variant):
     apart.run(START + INFINITIES, variant)
@@ -169,3 +186,7 @@ def test_derivatives_that_it_has_not(variant):
 
 def test_limits_of_shared_memory():
     apart.run(START + SHARED_LIMITS, "v4_tensor_core", "163", "99")
+
+
+def test_long_sums_in_strict_precision():
+    apart.run(START + LONG_SUMS, "v4_tensor_core")
