@@ -159,6 +159,7 @@ constexpr float WEIGHT_FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // and the av
 constexpr float DELTA_SCALE = 131072;                          // 2^17: as fp16, delta has 11 bits down to 5e-10
 constexpr float FIRST_SCALE = 0x1p96f;                         // of the sums; larger than most will need
 constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;         // a power of two brings the largest below 2^these
+constexpr int STRICT_STEPS = 4;  // after which sums go on in fp32: tensor cores round towards zero, which would add up
 constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of that power
 
 // ---- PTX
@@ -928,10 +929,11 @@ __device__ void store_constant_columns(char* sums) {
     }
 }
 
-// The segment's gradients, from the accumulators of all groups, which are added in `scratch` one after another.
+// The segment's gradients, from the accumulators of all groups, which are added in `scratch` one after another. `more` come on
+// top of what was written before.
 template <bool STRICT>
 __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch, const Lane& lane, const Tensors& t,
-                                int slot) {
+                                int slot, bool more) {
     static_assert(OUTPUTS * SUM_COLUMNS * 4 <= GROUPS * SUMS_BYTES, "they lie where the sums were");
     const int first_row = threadIdx.x / 32 % 4 * 16 + lane.lane / 4;
     UNROLL_1 for (int group = 0; group < GROUPS; ++group) {
@@ -952,7 +954,8 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
         const float* const sums = scratch + o * SUM_COLUMNS;
         float sum = sums[is_weight ? 8 * tap + column : ONES];
         if (is_weight && tap != MIDDLE) sum += sums[8 * MIDDLE + column];
-        t.gradients[static_cast<int64_t>(slot) * PARAMETERS + i] = sum;
+        float& gradient_sum = t.gradients[static_cast<int64_t>(slot) * PARAMETERS + i];
+        gradient_sum = more ? gradient_sum + sum : sum;
     }
 }
 
@@ -1019,9 +1022,16 @@ __global__ void __launch_bounds__(THREADS, 1)
         // In vectors: [pooled row][warp of the tile][16 outputs][lane]; MOST_KEPT_ROWS of the binding keeps them below 2^32.
         uint32_t saved = ((sample_tile * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
         float total = 0;
-        gradient.clear();
-        store_constant_columns<1>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS);
-        if (STRICT) store_constant_columns<0>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS + SUMS_BYTES);
+        const auto clear = [&] {
+            gradient.clear();
+            store_constant_columns<1>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS);
+            if (STRICT) store_constant_columns<0>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS + SUMS_BYTES);
+        };
+        const auto write = [&](bool more) {
+            bar_sync(ALL_CONSUMERS, CONSUMERS);  // all have multiplied, and the last segment's sums have been read
+            write_gradients(gradient, reinterpret_cast<float*>(memory + Memory::SUMS_AT), lane, t, segment.slot, more);
+        };
+        clear();
         box.overlap_rows();
         UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
             box.fresh_rows();
@@ -1072,10 +1082,14 @@ __global__ void __launch_bounds__(THREADS, 1)
                 if (STRICT && t.low_deltas) save(t.low_deltas, low);
                 saved += TILE_WARPS * 128;
             }
+            if (STRICT && step % STRICT_STEPS == STRICT_STEPS - 1) {
+                write(step >= STRICT_STEPS);
+                bar_sync(ALL_CONSUMERS, CONSUMERS);  // all have read what lies where the sums were
+                clear();
+            }
         }
         wgmma_wait<0>();
-        bar_sync(ALL_CONSUMERS, CONSUMERS);  // all have multiplied, and the last segment's sums have been read
-        write_gradients(gradient, reinterpret_cast<float*>(memory + Memory::SUMS_AT), lane, t, segment.slot);
+        write(STRICT && segment.steps() >= STRICT_STEPS);
         write_sum(total, warp_sums, t.partial_sums + segment.slot);  // its barrier: the gradients have been read
     }
 }

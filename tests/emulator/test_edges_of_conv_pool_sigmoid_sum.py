@@ -188,5 +188,6 @@ def test_limits_of_shared_memory():
     apart.run(START + SHARED_LIMITS, "v4_tensor_core", "163", "99")
 
 
-def test_long_sums_in_strict_precision():
-    apart.run(START + LONG_SUMS, "v4_tensor_core")
+@pytest.mark.parametrize("variant", ["v4_tensor_core", "v5_hopper"])
+def test_long_sums_in_strict_precision(variant):
+    apart.run(START + LONG_SUMS, variant)
