@@ -75,7 +75,7 @@ class Bench:
             if result["verdict"]:
                 return
             with contextlib.ExitStack() as workers:
-                with self._run.judging:
+                with self._run.judge_slot:
                     worker = self._check(workers, task, result, build)
                 if result["verdict"] in TIMED:
                     give_doubt(result)

@@ -172,7 +172,7 @@ class Runner:
         self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
         self.probe_seed = secrets.randbits(53)  # of what is judged, which no variant foresees before it draws inputs
         self.measured = Measured(Patience(options.patience))
-        self.judging = contextlib.nullcontext()  # is entered while a variant is judged, and not while it is timed
+        self.judge_slot = contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
         self._spare = Spare()
         self._taking = threading.Lock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
@@ -220,9 +220,9 @@ class Runner:
         ours = owner.set(self)
         try:
             # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
-            if at_once > 1:  # while as many wait to be timed, so many are judged
-                self.judging = threading.BoundedSemaphore(at_once)
-            judging = _Pool(2 * at_once if at_once > 1 else 1, self)
+            if at_once > 1:
+                self.judge_slot = threading.BoundedSemaphore(at_once)
+            judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
             building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
             with judging, building, preparing:
                 try:

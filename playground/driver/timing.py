@@ -46,7 +46,7 @@ LATE_NOTE = (
     "all of it is counted"
 )
 
-SHARED_NOTE = "another process works on the GPU, so that calls back to back take longer than the variant's process reports"
+SHARED = "the machine is busy (another process works on the GPU)"
 
 
 @dataclass
@@ -190,11 +190,13 @@ class Stopwatch:
         eager = next((side for side in others if side.name == "eager"), None)
         if eager and count_other_streams(variant, eager):
             notes.append(LATE_NOTE)
+        load = OtherLoad(worker.pid)
         with self._alone(worker):
-            back_to_back, note = self._compare_with_own_clock(variant, eager, OtherLoad(worker.pid), race.is_shared)
-        notes += note
-        if SHARED_NOTE in note:
-            disturbance = disturbance or "the machine is busy (another process works on the GPU)"
+            back_to_back, limit = self._own_clock(variant, eager, load)
+        if back_to_back > limit and self._is_shared(race):
+            disturbance = disturbance or SHARED
+        else:
+            notes += self._heed_own_clock(variant, back_to_back, limit, load)
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
@@ -242,10 +244,15 @@ class Stopwatch:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
 
-    def _compare_with_own_clock(self, variant, eager, load, is_shared):
-        """(milliseconds a call back to back, notes). Raises Rejected where the variant's own times cannot be true.
+    def _is_shared(self, race):
+        """Whether another process works on the GPU while the variant's stands still: its own work excuses nothing."""
+        with self._alone(None):
+            return race.is_shared()
 
-        `load` watches what runs besides the variant's process; `is_shared()` says whether another works on the GPU.
+    def _own_clock(self, variant, eager, load):
+        """(milliseconds a call back to back, how many there may be by the variant's own times).
+
+        `load` watches what runs besides the variant's process.
         """
         place = self._task.place
         host = 0.0  # what a call costs this process besides
@@ -253,10 +260,11 @@ class Stopwatch:
             host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
         claimed = variant.median
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
-        seen = own_clock(variant, claimed, limit, load)
-        notes = []
-        if seen > limit and is_shared():
-            return seen, [SHARED_NOTE]
+        return own_clock(variant, claimed, limit, load), limit
+
+    def _heed_own_clock(self, variant, seen, limit, load):
+        """Notes. Raises Rejected where the variant's own times cannot be true; `seen` and the rest are of _own_clock."""
+        place, claimed, notes = self._task.place, variant.median, []
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
             if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
@@ -265,7 +273,7 @@ class Stopwatch:
             for rounds in (variant.rounds, variant.idle_rounds):
                 rounds[:] = [[sample + seen - claimed for sample in samples] for samples in rounds]
             notes.append(f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts")
-        return seen, notes
+        return notes
 
     def _start_baselines(self, mode, not_graphed, settings=()):
         """A Side for each baseline that runs, under the variant's settings, too; why the others do not is kept."""

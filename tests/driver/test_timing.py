@@ -291,12 +291,14 @@ def test_own_clock_stops_at_the_first_try_within_the_limit():
     assert len(side._ask.repeated) == 1
 
 
-def compared(monkeypatch, place, claimed, seen, others, is_shared=False):
+def compared(monkeypatch, place, claimed, seen, others):
     """What comes of a variant that claims so many ms, where the driver sees others, beside a load of so many cores."""
     monkeypatch.setattr(timing, "own_clock", lambda side, *_: seen)
     stopwatch = timing.Stopwatch(SimpleNamespace(place=place), {}, None, None, None, Measured(Patience(10.0)))
     variant = played("variant", [claimed])
-    return (*stopwatch._compare_with_own_clock(variant, None, Load(others), lambda: is_shared), variant.median)
+    load = Load(others)
+    back_to_back, limit = stopwatch._own_clock(variant, None, load)
+    return back_to_back, stopwatch._heed_own_clock(variant, back_to_back, limit, load), variant.median
 
 
 @pytest.mark.parametrize(
@@ -317,11 +319,6 @@ def test_a_difference_that_load_explains_is_said(monkeypatch, place, seen, other
     assert back_to_back == seen
     assert notes[0] == BUSY.format(percent, 1, f"{seen:g}")
     assert (counted, len(notes)) == ((1.0, 1) if place == "cpu" else (seen, 2))
-
-
-@pytest.mark.parametrize("seen", [1.7, 100.0])
-def test_on_a_gpu_that_another_process_uses_the_driver_s_clock_says_nothing(monkeypatch, seen):
-    assert compared(monkeypatch, "cuda", 1.0, seen, 0.0, is_shared=True) == (seen, [timing.SHARED_NOTE], 1.0)
 
 
 @pytest.mark.parametrize("others", [0.0, 4.0])
@@ -551,6 +548,7 @@ class FakeGpu:
 
     def __init__(self, ms, failing=()):
         self.ms = ms
+        self.in_a_row = 1.0  # how long each of many flushes takes, beside one alone
         self.failing = dict(failing)
         self.started = []
         self.compared = []
@@ -564,7 +562,7 @@ class FakeGpu:
                 raise WorkerFailure(self.failing[side, mode])
             return {"milliseconds": 60.0, "peak_mib": 1.0}
         if request == "flush_in_a_row":
-            return {"milliseconds": arguments["flush_ms"]}
+            return {"milliseconds": self.in_a_row * arguments["flush_ms"]}
         times = [self.ms.get((side, mode), self.ms.get(side))] * len(seeds)
         return {"samples_ms": times, "idle_ms": times, "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
 
@@ -604,6 +602,31 @@ class FakeGpu:
 
     def result(self):
         return {"check": {"gradients": {"w": {}}}, "precision": "tf32", "variant_precision": None}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_on_a_gpu_that_another_process_uses_the_drivers_clock_says_nothing(tmp_path, monkeypatch, shared):
+    """Whether one does is looked at while the variant's process stands still."""
+    gpu, runs_on = FakeGpu(MS), []
+
+    def slow(side, *_):
+        gpu.in_a_row = 2.0 if shared else 1.0
+        return 100.0 if side.name == "variant" else side.median
+
+    def standstill(but, *_):
+        runs_on.append(gpu in but)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(timing, "own_clock", slow)
+    monkeypatch.setattr(timing, "standstill", standstill)
+    stopwatch = gpu.stopwatch(tmp_path, monkeypatch)
+    if not shared:
+        with pytest.raises(Rejected, match="the driver's clock sees 100 ms"):
+            stopwatch._time_mode(gpu, gpu.result(), "forward")
+        return
+    timed = stopwatch._time_mode(gpu, gpu.result(), "forward")
+    assert (timed["outcome"]["verdict"], timed["outcome"]["reason"]) == ("not measured", timing.SHARED)
+    assert (timed["time_ms"]["median"], timed["speedup"], runs_on) == (0.3, {}, [True, True, False])
 
 
 def test_short_steps_are_timed_in_graphs_and_slow_baselines_as_they_are(tmp_path, monkeypatch):

@@ -179,8 +179,7 @@ def renamed(text, renames):
 def record(old_path, new_path, revision, renames, strict=()):
     """Write into the results of the old file that the new one is the same. Returns how many there were.
 
-    Where kernels differ that are `strict` alone, those are the results in TF32, and the kernels are named.
-
+    Where kernels of `strict` precision alone differ, only into those in TF32, with the kernels' names.
     Where the old file is itself the same as the measured one, the new one is, with the renames of both comparisons: the result
     goes on naming the revision of the measured file.
     """
@@ -240,6 +239,8 @@ def main():
             before, after = {}, {}
         else:
             before, after = sass(recipe_before[1], folder), sass(recipe_after[1], folder)
+        if unknown := set(options.strict) - {name for _, name in (*before, *after)}:
+            parser.error(f"--strict names kernels, as they are printed; none is called {', '.join(sorted(unknown))}")
         others = list(other_differences(recipe_before, recipe_after, same_names, options.file, folder))
         codes_before, codes_after = (
             {architecture_code(key, value) for key, value in found.items() if key[1] not in options.strict}
