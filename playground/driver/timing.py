@@ -41,10 +41,7 @@ PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
 LATE_MS, LATE_SHARE = 0.005, 0.02
-LATE_NOTE = (
-    "after the current stream was done the device was busy on other streams, or the host slow to see that it was not: "
-    "all of it is counted"
-)
+LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
 SHARED = "the machine is busy (another process works on the GPU)"
 
@@ -188,7 +185,7 @@ class Stopwatch:
             disturbance = f"there is no control: {why}"
         notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
-        if eager and count_other_streams(variant, eager):
+        if count_other_streams(variant):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
@@ -451,22 +448,14 @@ def busy_note(claimed, seen, load):
     )
 
 
-def count_other_streams(variant, eager):
-    """Count the time until the whole device is idle, where that is later than the stream's end by more than the host explains.
-
-    How long the host takes to see an idle device is what it takes for eager PyTorch. Returns whether anything was counted.
-    """
-    late = _lateness(variant) - _lateness(eager)
-    if late <= max(LATE_MS, LATE_SHARE * variant.median):
+def count_other_streams(variant):
+    """Count the time until the whole device is idle, where that is later than the stream's end. Returns whether it is."""
+    pairs = zip(variant.rounds, variant.idle_rounds, strict=True)
+    late = [idle - sample for samples, idles in pairs for sample, idle in zip(samples, idles, strict=True)]
+    if statistics.summarise(late)["median"] <= max(LATE_MS, LATE_SHARE * variant.median):
         return False
     variant.rounds[:] = variant.idle_rounds
     return True
-
-
-def _lateness(side):
-    pairs = zip(side.rounds, side.idle_rounds, strict=True)
-    differences = [idle - sample for samples, idles in pairs for sample, idle in zip(samples, idles, strict=True)]
-    return statistics.summarise(differences)["median"]
 
 
 def outcome(variant, others, result, control, disturbance=None):
