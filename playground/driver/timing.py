@@ -20,6 +20,7 @@ from playground.machine.load import OtherLoad
 from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers, under
+from playground.stopwatch.timer import LATE_MS
 from playground.stopwatch.workload import GRAPHED, step_of
 from playground.worker import WorkerFailure, WorkerProcess, standstill
 from playground.worker.truth import remove
@@ -40,7 +41,7 @@ TRY_MS, SHORT_TRY_MS = 100, 5
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
-LATE_MS, LATE_SHARE = 0.005, 0.02
+LATE_SHARE = 0.02
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
 SHARED = "the machine is busy (another process works on the GPU)"
