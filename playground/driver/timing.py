@@ -20,7 +20,7 @@ from playground.machine.load import OtherLoad
 from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers, under
-from playground.stopwatch.timer import LATE_MS
+from playground.stopwatch.timer import is_late
 from playground.stopwatch.workload import GRAPHED, step_of
 from playground.worker import WorkerFailure, WorkerProcess, standstill
 from playground.worker.truth import remove
@@ -41,7 +41,6 @@ TRY_MS, SHORT_TRY_MS = 100, 5
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
-LATE_SHARE = 0.02
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
 SHARED = "the machine is busy (another process works on the GPU)"
@@ -453,7 +452,7 @@ def count_other_streams(variant):
     """Count the time until the whole device is idle, where that is later than the stream's end. Returns whether it is."""
     pairs = zip(variant.rounds, variant.idle_rounds, strict=True)
     late = [idle - sample for samples, idles in pairs for sample, idle in zip(samples, idles, strict=True)]
-    if statistics.summarise(late)["median"] <= max(LATE_MS, LATE_SHARE * variant.median):
+    if not is_late(statistics.summarise(late)["median"], variant.median):
         return False
     variant.rounds[:] = variant.idle_rounds
     return True

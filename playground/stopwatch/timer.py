@@ -19,7 +19,7 @@ CUDA_FLUSH_BYTES = 256 << 20  # or four times the L2 cache, where that is more
 CPU_FLUSH_BYTES = 128 << 20
 LONG_MS = 12.0  # of flushes in a row: several of the turns, about 2 ms each, that processes on one GPU take
 HEAD_START_CYCLES = 500_000  # for which the GPU waits before a call: about 0.3 ms
-LATE_MS = 0.005  # after the stream, from which on the device was busy on others
+LATE_MS, LATE_SHARE = 0.005, 0.02  # after the stream's end: beyond both the device was busy on others
 MOST_LAG_MS = 0.03  # of a host that sees late that the device is idle: what is beyond it counts as work
 CUDA_ERROR_NOT_SUPPORTED = 801
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
@@ -29,6 +29,11 @@ _glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 def clock_for(device):
     """A CudaClock or a CpuClock."""
     return CudaClock() if torch.device(device).type == "cuda" else CpuClock()
+
+
+def is_late(late, on_stream):
+    """Whether the device was busy on other streams for `late` ms after a stream that took `on_stream` ms."""
+    return late > max(LATE_MS, LATE_SHARE * on_stream)
 
 
 class CpuClock:
@@ -133,8 +138,8 @@ class CudaClock:
     def time(self, step):
         """(milliseconds on the stream, milliseconds until the whole device was idle, result) of step().
 
-        The second time holds the work on every stream, which on another one may begin while this one still waits: where there is
-        any, the wait is part of it. What the host takes to see that the device is idle, which differs by 15 us between two
+        The second time holds the work on every stream, which on another one may begin while this one waits: where there is any,
+        the wait is part of it. What the host takes to see that the device is idle, which differs by 15 us between two
         processes, is measured without a step and subtracted.
         """
         waits, start = (self._event(enable_timing=True) for _ in range(2))
@@ -147,9 +152,9 @@ class CudaClock:
         self._sleep(HEAD_START_CYCLES)
         lag = self._elapsed(*self._end_and_idle(stream))
         late = max(0.0, self._elapsed(end, idle) - min(lag, MOST_LAG_MS))
-        if late > LATE_MS:
-            late += self._elapsed(waits, start)
         on_stream = self._elapsed(start, end)
+        if is_late(late, on_stream):
+            late += self._elapsed(waits, start)
         return on_stream, on_stream + late, result
 
     def _end_and_idle(self, stream):
