@@ -4,7 +4,7 @@
 
 One variant is the original itself: it must never be a win or a loss. The other does half of the work: it must be a win of about
 2x, or be withheld. Each is timed so often, in a process of its own, five times in each run of compare.py. A row is printed for
-each condition; docs/how_times_are_taken.md has those of a whole run.
+each of the two under each condition; docs/how_times_are_taken.md has those of a whole run.
 """
 
 import argparse
@@ -119,16 +119,17 @@ def main():
     usable = [name for name, (program, *_) in CONDITIONS.items() if given.device == "cuda" or "cuda" not in str(program)]
     for condition in given.conditions or usable:
         counts = collections.defaultdict(collections.Counter)
-        ratios = []
+        ratios = collections.defaultdict(list)
         with tempfile.TemporaryDirectory() as folder, beside(condition, Path(folder)):
             write_files(Path(folder))
             for _ in range(math.ceil(given.timings / COPIES)):
                 for name, result in claims(Path(folder), given.device):
                     outcome = result["outcome"] or {"verdict": result["verdict"], "ratio": None}
                     counts[name][outcome["verdict"]] += 1
-                    ratios += [f"{outcome['ratio']:.2f}"] if name == "half_the_work" and outcome["ratio"] else []
-        told = "; ".join(f"{name}: {', '.join(f'{n} {word}' for word, n in words.items())}" for name, words in counts.items())
-        print(f"{condition}: {told}; ratios of half the work: {' '.join(sorted(ratios)) or 'none'}", flush=True)
+                    ratios[name] += [f"{outcome['ratio']:.3g}"] if outcome["ratio"] else []
+        for name, words in counts.items():
+            told = ", ".join(f"{n} {word}" for word, n in words.items())
+            print(f"{condition}: {name}: {told}; ratios: {' '.join(sorted(ratios[name], key=float)) or 'none'}", flush=True)
 
 
 if __name__ == "__main__":
