@@ -77,6 +77,7 @@ class Stopwatch:
         self._started = {}
         self._unavailable = {}
         self._secret_seeds = {}
+        self._controls = {}  # by mode, of undisturbed timings
         self._work = {}
         # Baselines and control have graphs of one mode at a time: a second thread's would end those that are being timed.
         self._in_use = threading.Lock()
@@ -194,15 +195,18 @@ class Stopwatch:
             disturbance = disturbance or SHARED
         else:
             notes += self._heed_own_clock(variant, back_to_back, limit, load)
+        seen = self._controls.setdefault(mode, [])
+        seen += [control] if control and not disturbance else []
+        allowed = statistics.spanning(seen) if seen else control
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
             "time_ms": statistics.summarise(variant.samples),
             "peak_mib": variant.peak_mib,
-            "speedup": {name: statistics.widened(ratio, control) for name, ratio in ratios.items()},
+            "speedup": {name: statistics.widened(ratio, allowed) for name, ratio in ratios.items()},
             "baselines_ms": {side.name: statistics.summarise(side.samples) for side in others},
             "baselines_unavailable": dict(self._unavailable.get(mode, {})),
-            "outcome": outcome(variant, others, result, control, disturbance),
+            "outcome": outcome(variant, others, result, allowed, disturbance),
             "control": control,
             "rounds": len(variant.rounds),
             "calls": len(variant.samples),

@@ -49,8 +49,17 @@ def is_precise(ratio):
     return ratio["high"] <= (1 + PRECISE) * ratio["ratio"] and ratio["low"] >= (1 - PRECISE) * ratio["ratio"]
 
 
+def spanning(controls):
+    """The interval {"low", "high"} of several controls.
+
+    Short calls of the same two processes differ by some 5% from one timing to the next, and so do those of a variant's process:
+    one control may by chance be near 1 where the variant's is not.
+    """
+    return {"low": min(each["low"] for each in controls), "high": max(each["high"] for each in controls)}
+
+
 def widened(ratio, control):
-    """The ratio with the interval that a control allows: the original's own ratio to itself, {"ratio", "low", "high"} or None.
+    """The ratio with the interval that a control allows: the original's own ratio to itself, {"low", "high"} or None.
 
     A control whose interval reaches up to 1.03 says that a ratio may be 3% too high.
     """

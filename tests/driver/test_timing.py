@@ -509,6 +509,15 @@ def test_flushes_in_a_row_show_a_process_that_has_the_gpu_in_turns():
     assert for_a_while.disturbance() is None and for_a_while._played == len(for_a_while.variant.rounds) + 2
 
 
+def test_controls_of_several_timings_allow_the_least_that_any_does():
+    controls = [{"ratio": 1.0, "low": 0.97, "high": 1.01}, {"ratio": 1.05, "low": 1.02, "high": 1.08}]
+    allowed = race.statistics.spanning(controls)
+    assert allowed == {"low": 0.97, "high": 1.08}
+    ratio = {"ratio": 1.06, "low": 1.05, "high": 1.07}
+    assert race.statistics.verdict(race.statistics.widened(ratio, controls[0])) == "win"
+    assert race.statistics.verdict(race.statistics.widened(ratio, allowed)) == "tie"
+
+
 def test_a_claim_is_only_as_narrow_as_the_control():
     ratio = {"ratio": 1.04, "low": 1.03, "high": 1.05}
     assert race.statistics.widened(ratio, {"ratio": 1.0, "low": 1.0, "high": 1.0}) == ratio
