@@ -309,6 +309,11 @@ driver/timing.py: a variant's own work excuses its clock
 -            return race.is_shared()
 +        return race.is_shared()
 
+driver/timing.py: a control counts for its own timing alone
+    driver/test_timing.py::test_an_earlier_timing_s_control_widens_a_later_one_s_interval
+-statistics.spanning(self._controls[mode]) if mode in self._controls
++control if control
+
 judge/behaviour.py: inference mode's state meets the next trial
     judge/test_behaviour.py::test_a_state_kept_of_inference_mode_is_one_for_later_calls
 -            _forget_inference(self._model)

@@ -195,9 +195,9 @@ class Stopwatch:
             disturbance = disturbance or SHARED
         else:
             notes += self._heed_own_clock(variant, back_to_back, limit, load)
-        seen = self._controls.setdefault(mode, [])
-        seen += [control] if control and not disturbance else []
-        allowed = statistics.spanning(seen) if seen else control
+        if control and not disturbance:
+            self._controls.setdefault(mode, []).append(control)
+        allowed = statistics.spanning(self._controls[mode]) if mode in self._controls else None
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {

@@ -637,6 +637,19 @@ def test_on_a_gpu_that_another_process_uses_the_drivers_clock_says_nothing(tmp_p
     assert (timed["time_ms"]["median"], timed["speedup"], runs_on) == (0.3, {}, [True, True, False])
 
 
+def test_an_earlier_timing_s_control_widens_a_later_one_s_interval(tmp_path, monkeypatch):
+    gpu, controls = FakeGpu(MS), [{"ratio": 1.0, "low": 0.8, "high": 1.25}, {"ratio": 1.0, "low": 1.0, "high": 1.0}]
+    monkeypatch.setattr(timing, "own_clock", lambda side, *_: side.median)
+    monkeypatch.setattr(race.Race, "control", lambda _: controls[0])
+    stopwatch = gpu.stopwatch(tmp_path, monkeypatch)
+    earlier = stopwatch._time_mode(gpu, gpu.result(), "forward")
+    controls.pop(0)
+    later = stopwatch._time_mode(gpu, gpu.result(), "forward")
+    assert later["control"]["high"] == 1.0
+    assert later["outcome"]["low"] == earlier["outcome"]["low"] == pytest.approx(later["outcome"]["ratio"] / 1.25)
+    assert later["speedup"] == earlier["speedup"]
+
+
 def test_short_steps_are_timed_in_graphs_and_slow_baselines_as_they_are(tmp_path, monkeypatch):
     gpu = FakeGpu(MS, {("compile", "graphed weights"): "RuntimeError: cannot be captured"})
     timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
