@@ -12,7 +12,17 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from playground.driver.race import SETTLING_CALLS, BaselineFailed, Patience, Quiet, Race, Rejected, Side, new_seed
+from playground.driver.race import (
+    GRAPHED_BELOW_MS,
+    SETTLING_CALLS,
+    BaselineFailed,
+    Patience,
+    Quiet,
+    Race,
+    Rejected,
+    Side,
+    new_seed,
+)
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
@@ -28,7 +38,6 @@ from playground.worker.truth import remove
 VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
-GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
 LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
 NOT_MEASURED = "not measured"
 OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
@@ -197,7 +206,7 @@ class Stopwatch:
             notes += self._heed_own_clock(variant, back_to_back, limit, load)
         if control and not disturbance:
             self._controls.setdefault(mode, []).append(control)
-        allowed = statistics.spanning(self._controls[mode]) if mode in self._controls else None
+        allowed = statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {

@@ -49,13 +49,16 @@ def is_precise(ratio):
     return ratio["high"] <= (1 + PRECISE) * ratio["ratio"] and ratio["low"] >= (1 - PRECISE) * ratio["ratio"]
 
 
-def spanning(controls):
-    """The interval {"low", "high"} of several controls.
+def spanning(controls, luck):
+    """The interval {"low", "high"} of several controls that reaches from 1 - luck to 1 + luck at least.
 
     Short calls of the same two processes differ by some 5% from one timing to the next, and so do those of a variant's process:
-    one control may by chance be near 1 where the variant's is not.
+    one control may by chance be near 1 where the variant's is not. `luck` is the share that is known beforehand.
     """
-    return {"low": min(each["low"] for each in controls), "high": max(each["high"] for each in controls)}
+    return {
+        "low": min(1 - luck, *(each["low"] for each in controls)),
+        "high": max(1 + luck, *(each["high"] for each in controls)),
+    }
 
 
 def widened(ratio, control):

@@ -511,11 +511,26 @@ def test_flushes_in_a_row_show_a_process_that_has_the_gpu_in_turns():
 
 def test_controls_of_several_timings_allow_the_least_that_any_does():
     controls = [{"ratio": 1.0, "low": 0.97, "high": 1.01}, {"ratio": 1.05, "low": 1.02, "high": 1.08}]
-    allowed = race.statistics.spanning(controls)
+    assert race.statistics.spanning(controls, luck=0.05) == {"low": 0.95, "high": 1.08}
+    allowed = race.statistics.spanning(controls, luck=0.0)
     assert allowed == {"low": 0.97, "high": 1.08}
     ratio = {"ratio": 1.06, "low": 1.05, "high": 1.07}
     assert race.statistics.verdict(race.statistics.widened(ratio, controls[0])) == "win"
     assert race.statistics.verdict(race.statistics.widened(ratio, allowed)) == "tie"
+
+
+def test_launches_differ_between_two_processes_by_more_than_the_control_of_two_others_shows():
+    def allowed(place, variant_ms, mode="forward"):
+        variant, eager = played("variant", [variant_ms]), played("eager", [variant_ms * 1.05])
+        variant.mode = mode
+        control = played("control", [variant_ms * 1.05])
+        made = Race(place, variant, [eager], control, [], Quiet(), lambda: [eager])
+        return made.luck(), race.statistics.spanning([made.control()], made.luck())
+
+    assert allowed("cuda", 0.015) == (0.07, pytest.approx({"low": 0.93, "high": 1.07}))
+    assert allowed("cuda", 0.015, "graphed forward")[0] == pytest.approx(0.02)
+    assert allowed("cuda", 1.5)[0] == allowed("cpu", 0.015)[0] == 0.0
+    assert allowed("cuda", 1.5)[1] == {"low": 1.0, "high": 1.0}
 
 
 def test_a_claim_is_only_as_narrow_as_the_control():
