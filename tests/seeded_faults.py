@@ -314,6 +314,11 @@ driver/timing.py: a variant's own work excuses its clock
 -            return race.is_shared()
 +        return race.is_shared()
 
+driver/timing.py: the default stream's launches are captured
+    driver/test_timing.py::test_what_no_graph_can_hold_is_not_captured[default-stream]
+-not NO_GRAPH & _tags(result)
++"no-graph" not in _tags(result)
+
 driver/timing.py: a control counts for its own timing alone
     driver/test_timing.py::test_an_earlier_timing_s_control_widens_a_later_one_s_interval
 -statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls

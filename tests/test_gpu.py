@@ -1,5 +1,7 @@
 """What only a GPU can show: faults of kernels, and the CUDA variants themselves at odd sizes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -34,6 +36,9 @@ class ModelNew(torch.nn.Module):
         load_inline("illegal_access", BINDING, CUDA, is_python_module=False, no_implicit_headers=True)
         return torch.ops.illegal_access.scribble(torch.tanh(self.linear(x)))
 """
+
+
+EXHIBITS = Path(__file__).parent / "judge" / "exhibits"
 
 
 def run(tasks, **options):
@@ -444,6 +449,17 @@ def test_a_known_ratio_in_a_graph(timed):
     assert graphed["outcome"]["verdict"] == "win" and graphed["not_graphed"] == []
     assert graphed["speedup"]["eager"]["ratio"] == pytest.approx(2.0, rel=0.05)
     assert graphed["time_ms"]["median"] == pytest.approx(timed["twice_as_fast"]["time_ms"]["median"], rel=0.05)
+
+
+def test_a_solution_that_launches_on_the_default_stream_is_timed():
+    """As most of the field's do. A CUDA graph would hold nothing of it, and its replay would give an old result."""
+    model = catalog.find_model(EXHIBITS / "problem.py")
+    variant = catalog.find_variant(model, EXHIBITS / "wrong" / "default_stream.py")
+    (result,) = run([Task(model, variant, "cuda")])
+    assert result["verdict"] == "forward only", result["reason"]
+    assert "default-stream" in [caveat["tag"] for caveat in result["caveats"]]
+    assert result["time_ms"]["median"] < 1.0 and result["outcome"]["verdict"] in ("win", "tie", "loss", "not measured")
+    assert "graphed" not in result
 
 
 CONV_PROBLEM = """

@@ -39,6 +39,8 @@ VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
 LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
+# Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
+NO_GRAPH = {"no-graph", "default-stream"}
 NOT_MEASURED = "not measured"
 OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
 TRIES = 2  # of a timing that something disturbed
@@ -115,7 +117,7 @@ class Stopwatch:
         if self._options.training:
             modes = _training_modes(result)
             timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
-        if self._task.place == "cuda" and "no-graph" not in _tags(result):
+        if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
             self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
         return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 

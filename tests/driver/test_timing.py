@@ -696,6 +696,14 @@ def test_a_variant_that_cannot_be_captured_is_timed_without_a_graph(tmp_path, mo
     assert timed["time_ms"]["median"] == timed["training"]["weights"]["time_ms"]["median"] == 0.3
 
 
+@pytest.mark.parametrize("tag", ["no-graph", "default-stream"])
+def test_what_no_graph_can_hold_is_not_captured(tmp_path, monkeypatch, tag):
+    gpu = FakeGpu(MS)
+    timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result() | {"caveats": [{"tag": tag}]})
+    assert timed["time_ms"]["median"] == 0.3 and "graphed" not in timed
+    assert not any("graphed" in mode for _, mode in gpu.started)
+
+
 def test_long_steps_are_not_timed_in_graphs(tmp_path, monkeypatch):
     gpu = FakeGpu({"variant": 1.1, "eager": 2.0, "channels_last": 1.0, "compile": 9.0, "compile_fp16": 9.0, **STRICT})
     timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
