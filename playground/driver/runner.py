@@ -42,6 +42,7 @@ from playground.worker.failures import describe
 from playground.worker.truth import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
+PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
 PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose truth and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
@@ -123,10 +124,10 @@ class Options:
     def seconds(self):
         return 1.0 if self.quick else 3.0
 
-    @property
-    def patience(self):
+    def patience(self, tasks):
         """Seconds that a run waits for a machine that is busy, all its timings together. The tests, which are busy, do not."""
-        return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0))
+        pairs = sum(task.pair is not None for task in tasks)
+        return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0) + PATIENCE_FOR_A_PAIR * pairs)
 
     def times(self, task):
         """Whether the task is timed where it is right."""
@@ -171,7 +172,7 @@ class Runner:
         self._progress = progress
         self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
         self.probe_seed = secrets.randbits(53)  # of what is judged, which no variant foresees before it draws inputs
-        self.measured = Measured(Patience(options.patience))
+        self.measured = Measured(Patience(options.patience([])))
         self.judge_slot = contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
         self._spare = Spare()
         self._taking = threading.Lock()
@@ -193,6 +194,7 @@ class Runner:
 
         One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
+        self.measured.patience = Patience(self._options.patience(tasks))
         results = [blank_result(task) for task in tasks]
         finished, finishing = set(), threading.Lock()
 

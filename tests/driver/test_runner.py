@@ -47,6 +47,13 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
     assert made[0].closed == 1
 
 
+def test_a_whole_run_waits_longer_for_a_machine_that_is_busy(monkeypatch):
+    monkeypatch.delenv("PLAYGROUND_PATIENCE")
+    alone, paired = (Task(None, None, "cuda", pair=pair) for pair in (None, {"level": 1}))
+    assert [Options(quick=quick).patience([alone] * 5) for quick in (True, False)] == [10.0, 30.0]
+    assert Options(quick=True).patience([paired] * 100) == 10.0 + 100 * runner.PATIENCE_FOR_A_PAIR
+
+
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
     shared = SharedBench(lambda granted: made.append(Bench()) or made[-1], 2)
