@@ -32,9 +32,10 @@ CORES_FOR_A_GPU = 2
 SLOW_FLUSH, SLOW_FLUSHES = 1.25, 0.2
 SPREAD = 2.0  # p80 over p20 of the original's own calls: beyond it they were disturbed, whoever did it
 CONTROL_OFF = 0.05  # how far the original may be from itself
-# On a GPU a process draws what its launches take when it starts: 18 that ran the same code on one NVIDIA H200 took 2.2 us for
-# each of thirty small kernels, or 2.4 us; calls of three kernels took 14.9 to 16.0 us. In a CUDA graph: 13.3 to 13.6 us.
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
+# On a GPU a process draws what its launches take when it starts. 16 that ran the same code on one NVIDIA H200, one after the
+# other, took 2.2 us for each of thirty small kernels, or 2.4 us; calls of three kernels took 14.9 to 15.7 us, in a CUDA graph
+# 13.3 to 13.6. In the stopwatch's timings such calls differed by up to 6.5%.
 LAUNCHES_DIFFER, GRAPHS_DIFFER_MS = 0.07, 0.0003
 PAUSE = 0.2  # seconds after a round that was disturbed
 
