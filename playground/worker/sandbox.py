@@ -58,6 +58,13 @@ GROUPS = {
     "/sys/fs/cgroup/pids": {"pids.max": "processes"},
     "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"},
 }
+# Files of a group that count what the kernel did at a limit: the counter's name, and the limit's. Whoever is killed for the
+# memory may be a child that its parent does not wait for, and what is left keeps below the limit.
+EVENTS = {
+    "pids.events": ("max", "processes"),
+    "memory.events": ("oom_kill", "memory"),
+    "memory.oom_control": ("oom_kill", "memory"),
+}
 GROUP = "playground-"  # begins a group's name; the driver's process id follows
 RUN, BUILDS = "playground-run-", "builds-"  # begin the names of the folders of a run, and of a room
 MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
@@ -242,9 +249,9 @@ class Room:
     def reached(self, pid):
         """The limit that the processes below `pid` have reached, in words; None where there is none. Called again and again."""
         self._looks += 1
-        for group in self._groups:
-            if "pids.max" in GROUPS[str(group.parent)] and "max 0" not in (group / "pids.events").read_text():
-                return self.limits.describe("processes")
+        for file, (counter, limit) in ((group / name, told) for group in self._groups for name, told in EVENTS.items()):
+            if file.exists() and re.search(rf"^{counter} [1-9]", file.read_text(), re.M):
+                return self.limits.describe(limit)
         family = family_of(pid, self.limits.processes)
         threads, resident = 0, 0
         for each in family:

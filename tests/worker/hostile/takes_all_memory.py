@@ -1,6 +1,6 @@
 r"""It takes memory until there is none.
 
-Verdict: error: (out of memory: .*|crashed \(SIGKILL.*\)) \(the sandbox allows .* of memory\)
+Verdict: error: ((out of memory: .*|crashed \(SIGKILL.*\)) \(|was ended: )the sandbox allows .* of memory
 Needs: a process of its own
 """
 
