@@ -273,7 +273,7 @@ class Race:
         seen = _seen(too_few, self._reference, self._control, self.control(), max(CONTROL_OFF, self.luck()))
         if not seen:
             return None
-        busiest = self._others.busiest()
+        busiest = self._others.busiest(most_cores_for_others(self._place))
         return f"the machine is busy ({'; '.join(busiest or [seen])})"
 
 

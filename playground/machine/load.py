@@ -57,8 +57,11 @@ class Others:
         self._steal = _stolen()
         self._seconds = {process.pid: _seconds(process, children=False) for process in psutil.process_iter()}
 
-    def busiest(self, most=2):
-        """['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then."""
+    def busiest(self, least_steal, most=2):
+        """['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then.
+
+        Other virtual machines are named where they took `least_steal` processors.
+        """
         wall = time.perf_counter() - self._began
         used = []
         for process in psutil.process_iter():
@@ -67,7 +70,7 @@ class Others:
                 if process.pid not in self._own and cores >= LEAST_SHARE:
                     used.append((cores, f"{_called(process)}, pid {process.pid}, used {cores:.2f} cores"))
         steal = (_stolen() - self._steal) / wall
-        if steal >= LEAST_SHARE:
+        if steal >= least_steal:
             used.append((steal, f"other virtual machines on the same host took {steal:.2f} cores"))
         return [text for _, text in sorted(used, reverse=True)[:most]]
 

@@ -5,6 +5,7 @@ in their modules changes nothing here. What it can still do to its own process i
 (playground/driver/timing.py).
 """
 
+import collections
 import ctypes
 import math
 import platform
@@ -18,7 +19,11 @@ from playground import tensors
 CUDA_FLUSH_BYTES = 256 << 20  # or four times the L2 cache, where that is more
 CPU_FLUSH_BYTES = 128 << 20
 LONG_MS = 12.0  # of flushes in a row: several of the turns, about 2 ms each, that processes on one GPU take
-HEAD_START_CYCLES = 500_000  # for which the GPU waits before a call: about 0.3 ms
+CYCLES_PER_MS = 1_700_000  # of a GPU, about
+# Before a call the GPU waits for as long as the host may take to launch all of it, within these bounds.
+HEAD_START_MS, LONGEST_HEAD_START_MS = 0.3, 1.0
+HEAD_START_SHARE = 1.5  # of the longest of the process's last LAUNCHES
+LAUNCHES = 10
 LATE_MS, LATE_SHARE = 0.005, 0.02  # after the stream's end: beyond both the device was busy on others
 MOST_LAG_MS = 0.03  # of a host that sees late that the device is idle: what is beyond it counts as work
 CUDA_ERROR_NOT_SUPPORTED = 801
@@ -86,7 +91,8 @@ class CudaClock:
     """`flush()` and `time(step)` with CUDA events on the stream that is current when the step begins.
 
     The GPU waits a moment before the first event, so that the host has launched all of a short step when it begins: what takes
-    4 us on the device would otherwise take anything up to 50, as fast as the host happens to be.
+    4 us on the device would otherwise take anything up to 50, as fast as the host happens to be. It waits longer where the host
+    was slower of late: on a busy one the same eight launches take 0.1 ms or 0.5.
     """
 
     settling_calls = 1  # after another process had the GPU, caches of code and of addresses are cold
@@ -95,10 +101,12 @@ class CudaClock:
         self._event = torch._C._CudaEventBase  # torch.cuda.Event's, whose own methods are Python and can be replaced
         self._record, self._elapsed = self._event.record, self._event.elapsed_time
         self._current_stream = torch.cuda.current_stream
+        self._now = time.perf_counter_ns
         self._synchronize = torch._C._cuda_synchronize
         self._sleep = torch._C._cuda_sleep
         self._reset_persisting = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
         self._buffer = None
+        self._launches_ms = collections.deque([0.0], maxlen=LAUNCHES)
 
     def flush(self):
         """Reset what was set to persist in L2, then write and read several times what L2 holds."""
@@ -109,10 +117,14 @@ class CudaClock:
             raise RuntimeError(f"cuCtxResetPersistingL2Cache failed with CUDA error {status}")
         self._flush_events = self._timed_flushes(1)
 
+    def _give_head_start(self, milliseconds=HEAD_START_MS):
+        self._sleep(round(milliseconds * CYCLES_PER_MS))
+
     def _timed_flushes(self, count):
         """The events before and after them."""
         stream = self._current_stream()
         start, end = (self._event(enable_timing=True) for _ in range(2))
+        self._give_head_start()
         self._record(start, stream)
         for _ in range(count):
             self._buffer.zero_()
@@ -130,7 +142,6 @@ class CudaClock:
         A single one fits between the turns of another process on this GPU; these hold such turns.
         """
         count = math.ceil(LONG_MS / flush_ms)
-        self._sleep(HEAD_START_CYCLES)
         start, end = self._timed_flushes(count)
         self._synchronize()
         return self._elapsed(start, end) / count
@@ -145,11 +156,13 @@ class CudaClock:
         waits, start = (self._event(enable_timing=True) for _ in range(2))
         stream = self._current_stream()
         self._record(waits, stream)
-        self._sleep(HEAD_START_CYCLES)
+        self._give_head_start(min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, HEAD_START_SHARE * max(self._launches_ms))))
         self._record(start, stream)
+        began = self._now()
         result = step()
+        self._launches_ms.append((self._now() - began) / 1e6)
         end, idle = self._end_and_idle(stream)
-        self._sleep(HEAD_START_CYCLES)
+        self._give_head_start()
         lag = self._elapsed(*self._end_and_idle(stream))
         late = max(0.0, self._elapsed(end, idle) - min(lag, MOST_LAG_MS))
         on_stream = self._elapsed(start, end)

@@ -83,10 +83,10 @@ def test_who_was_busy():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         try:
             time.sleep(0.5)
-            found = others.busiest(most=9)
+            found = others.busiest(0.1, most=9)
             own = Others(child.pid)
             time.sleep(0.3)
-            assert not any(f"pid {child.pid}," in line for line in own.busiest(most=9))
+            assert not any(f"pid {child.pid}," in line for line in own.busiest(0.1, most=9))
         finally:
             child.kill()
     (line,) = [line for line in found if f"pid {child.pid}," in line]
