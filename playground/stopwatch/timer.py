@@ -155,6 +155,7 @@ class CudaClock:
         """
         waits, start = (self._event(enable_timing=True) for _ in range(2))
         stream = self._current_stream()
+        self._synchronize()  # or work on another stream would begin during the flush
         self._record(waits, stream)
         self._give_head_start(min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, HEAD_START_SHARE * max(self._launches_ms))))
         self._record(start, stream)
