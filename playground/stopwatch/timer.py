@@ -102,7 +102,7 @@ class CudaClock:
         self._record, self._elapsed = self._event.record, self._event.elapsed_time
         self._current_stream = torch.cuda.current_stream
         self._now = time.perf_counter_ns
-        self._synchronize = torch._C._cuda_synchronize
+        self._synchronize, self._wait_for = torch._C._cuda_synchronize, self._event.synchronize
         self._sleep = torch._C._cuda_sleep
         self._reset_persisting = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
         self._buffer = None
@@ -150,8 +150,9 @@ class CudaClock:
         """(milliseconds on the stream, milliseconds until the whole device was idle, result) of step().
 
         The second time holds the work on every stream, which on another one may begin while this one waits: where there is any,
-        the wait is part of it. What the host takes to see that the device is idle, which differs by 15 us between two
-        processes, is measured without a step and subtracted.
+        the wait is part of it. There is none where the host, after the stream's end, did not have to wait for the device.
+        What the host takes to see that the device is idle, which differs by 15 us between two processes, is measured without a
+        step and subtracted.
         """
         waits, start = (self._event(enable_timing=True) for _ in range(2))
         stream = self._current_stream()
@@ -162,23 +163,33 @@ class CudaClock:
         began = self._now()
         result = step()
         self._launches_ms.append((self._now() - began) / 1e6)
-        end, idle = self._end_and_idle(stream)
+        end, idle, waited_ms = self._end_and_idle(stream)
         self._give_head_start()
-        lag = self._elapsed(*self._end_and_idle(stream))
-        late = max(0.0, self._elapsed(end, idle) - min(lag, MOST_LAG_MS))
+        lag = self._elapsed(*self._end_and_idle(stream)[:2])
         on_stream = self._elapsed(start, end)
-        if is_late(late, on_stream):
-            late += self._elapsed(waits, start)
-        return on_stream, on_stream + late, result
+        late = max(0.0, self._elapsed(end, idle) - min(lag, MOST_LAG_MS))
+        if not is_late(min(late, waited_ms), on_stream):
+            return on_stream, on_stream, result
+        return on_stream, on_stream + late + self._elapsed(waits, start), result
 
     def _end_and_idle(self, stream):
-        """Events of the end of what the stream was given, and of an idle device as the host saw it."""
+        """Events of the end of what the stream was given, and of an idle device as the host saw it.
+
+        And the milliseconds that the host waited for the device when the stream was done: beyond twice what it takes, right
+        after that, where there is nothing to wait for.
+        """
         end, idle = (self._event(enable_timing=True) for _ in range(2))
         self._record(end, stream)
+        self._wait_for(end)
+        stream_done = self._now()
         self._synchronize()
+        device_idle = self._now()
         self._record(idle, stream)
         self._synchronize()
-        return end, idle
+        began = self._now()
+        self._synchronize()
+        for_nothing = self._now() - began
+        return end, idle, (device_idle - stream_done - 2 * for_nothing) / 1e6
 
     def keep_memory(self):
         """torch's allocator keeps what is freed."""

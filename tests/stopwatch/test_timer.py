@@ -1,5 +1,6 @@
 """The clock, on steps of a known duration and a known size, and on steps that tamper with it."""
 
+import collections
 import multiprocessing
 import statistics
 import sys
@@ -9,7 +10,7 @@ import time
 import pytest
 import torch
 
-from playground.stopwatch.timer import CpuClock, Timed, _resident_kib, clock_for, peak_memory
+from playground.stopwatch.timer import CYCLES_PER_MS, CpuClock, CudaClock, Timed, _resident_kib, clock_for, peak_memory
 
 CPU = torch.device("cpu")
 
@@ -108,6 +109,54 @@ def test_what_a_thread_writes_later_is_not_in_the_result():
     time.sleep(0.6)
     assert result.sum() == 3
     assert under_clock.result()[0].sum() == 0
+
+
+class SimulatedGpu(CudaClock):
+    """The clock of a device and a host that are simulated, in ms; `lag` is what the host takes to see that an event is over."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = None
+
+    def __init__(self, lag, launch=0.001):
+        self.host, self.streams, self.lag, self.launch = 0.0, {"current": 0.0, "other": 0.0}, lag, launch
+        self._event, self._elapsed = self.Event, lambda start, end: end.at - start.at
+        self._record = lambda event, stream: setattr(event, "at", self.start("current", 0.0))
+        self._current_stream = lambda: "current"
+        self._sleep = lambda cycles: self.start("current", cycles / CYCLES_PER_MS)
+        self._synchronize = lambda: self._until(max(self.streams.values()))
+        self._wait_for = lambda event: self._until(event.at)
+        self._now = lambda: self.host * 1e6
+        self._launches_ms = collections.deque([0.0], maxlen=10)
+
+    def start(self, stream, milliseconds):
+        """When the work that is launched on a stream is over."""
+        self.host += self.launch
+        self.streams[stream] = max(self.host, self.streams[stream]) + milliseconds
+        return self.streams[stream]
+
+    def _until(self, at):
+        self.host = max(self.host + self.lag / 10, at + self.lag if at > self.host else 0.0)
+
+
+@pytest.mark.parametrize("lag", [0.005, 0.02, 0.1], ids=["quick", "usual", "busy"])
+def test_a_host_that_sees_late_that_the_device_is_idle(lag):
+    """What it takes is not work, nor is work on another stream mistaken for it."""
+    gpu = SimulatedGpu(lag)
+    on_stream, until_idle, _ = gpu.time(lambda: gpu.start("current", 0.05))
+    assert on_stream == until_idle == pytest.approx(0.05, abs=0.01)
+    on_stream, until_idle, _ = gpu.time(lambda: (gpu.start("current", 0.05), gpu.start("other", 1.0)))
+    assert on_stream == pytest.approx(0.05, abs=0.01) and 1.0 <= until_idle < 1.02 + lag
+
+
+def test_a_host_that_launches_slowly_is_waited_for():
+    gpu = SimulatedGpu(0.005)
+    step = lambda: [gpu.start("current", 0.001) for _ in range(8)]  # noqa: E731
+    gpu.launch = 0.06
+    first, second = gpu.time(step)[0], gpu.time(step)[0]
+    assert first > 0.2 and second == pytest.approx(0.008, abs=1e-6)
+    gpu.launch = 1.0
+    assert [gpu.time(step)[0] > 6 for _ in range(2)] == [True, True], "not for ever"
 
 
 def test_clocks_of_devices():
