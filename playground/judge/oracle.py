@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import re
 import time
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,7 @@ NEARNESS = 24  # units in the last place of float32 by which values are nudged t
 # Other ways to compute the truth than in float64, on the device, at once.
 PROMOTED = "float32 tensors that the original makes for itself were made in float64"
 IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
+NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a memory")
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
 
 
@@ -233,6 +235,10 @@ class Oracle:
 
         `kept(value)` is what of a value leaves the device, or None.
         """
+        with _raising_alike():
+            return self._computed(model, inputs, upstream, wanted_inputs, in_double, kept)
+
+    def _computed(self, model, inputs, upstream, wanted_inputs, in_double, kept):
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
         inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
@@ -290,6 +296,19 @@ class Oracle:
             apart = torch.cat([a, b]) if a.dim() else None
             if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
                 raise reason
+
+
+@contextlib.contextmanager
+def _raising_alike():
+    """Host memory that is not to be had raises torch.OutOfMemoryError, too, and not an error of each library's own."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or NO_HOST_MEMORY.search(str(error)):
+            raise torch.OutOfMemoryError(f"out of memory: {error}".splitlines()[0]) from error
+        raise
 
 
 def _few(value):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def free_on_host(root=Path("/sys/fs/cgroup")):
             told = dict(line.split() for line in (root / limit).with_name("memory.stat").read_text().splitlines())
             free = min(free, max(0, most - used + int(told.get(RECLAIMED, 0))))
     return free
+
+
+def limit_this_process(share):
+    """From now on an allocation beyond this share of what is free raises. On Linux it is given otherwise, and when it is used
+    the kernel ends some process; elsewhere nothing is limited."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    allowed = psutil.Process().memory_info().data + int(share * free_on_host())
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed if hard == resource.RLIM_INFINITY else min(allowed, hard), hard))
 
 
 def free_on_gpu():

@@ -1,5 +1,9 @@
 """The truth is float64, and it is the same whether a batch fits into memory or has to be computed in chunks."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn as nn
@@ -223,6 +227,34 @@ def test_a_model_whose_samples_meet_is_not_chunked(model):
     Oracle(Fits(model, 6), CPU).truth(probe(x))
     with pytest.raises(NotSeparable, match="--set"):
         Oracle(Fits(model, 3), CPU).truth(probe(x))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system says itself that there is no memory")
+def test_host_memory_that_does_not_hold_the_whole_batch():
+    """Linux would end the process; with a limit of its own it computes in chunks."""
+    program = """
+import torch
+from playground.judge.oracle import Oracle
+from playground.judge.probes import Probe
+from playground.machine import memory
+
+model = torch.nn.Sequential(*[torch.nn.Sigmoid() for _ in range(6)])
+x = torch.linspace(-3, 3, 64 << 18).view(64, -1)
+probe = Probe("own", [x], upstream=[torch.ones_like(x)], wanted_inputs=(0,))
+memory.free_on_host = lambda: 1 << 30  # in float64 the seven tensors of a forward pass take 0.9 GiB, of a backward pass more
+whole = Oracle(model, torch.device("cpu")).truth(probe)
+memory.limit_this_process(0.6)
+chunked = Oracle(model, torch.device("cpu")).truth(probe)
+assert torch.equal(whole.outputs[0], chunked.outputs[0])
+(name,) = chunked.gradients
+assert torch.equal(whole.gradients[name], chunked.gradients[name])
+try:
+    torch.empty(1 << 30)
+except RuntimeError:
+    print("limited")
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert ran.stdout == "limited\n", ran.stderr
 
 
 def test_batch_norm_in_evaluation_is_chunked():
