@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -28,16 +27,14 @@ def free_on_host(root=Path("/sys/fs/cgroup")):
     return free
 
 
-def limit_this_process(share):
-    """From now on an allocation beyond this share of what is free raises. On Linux it is given otherwise, and when it is used
-    the kernel ends some process; elsewhere nothing is limited."""
-    if sys.platform != "linux":
-        return
-    import resource
-
-    allowed = psutil.Process().memory_info().data + int(share * free_on_host())
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (allowed if hard == resource.RLIM_INFINITY else min(allowed, hard), hard))
+def limit(pid, share):
+    """From now on an allocation of a process beyond this share of what is free raises there. Linux gives it otherwise, and ends
+    some process when it is used; elsewhere nothing is limited."""
+    process = psutil.Process(pid)
+    if hasattr(process, "rlimit"):
+        allowed = process.memory_info().data + int(share * free_on_host())
+        _, hard = process.rlimit(psutil.RLIMIT_DATA)
+        process.rlimit(psutil.RLIMIT_DATA, (allowed if hard == psutil.RLIM_INFINITY else min(allowed, hard), hard))
 
 
 def free_on_gpu():

@@ -18,13 +18,11 @@ from playground.judge.precision import LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
-from playground.machine import memory
 from playground.stopwatch import timer
 from playground.worker import recheck
 from playground.worker.failures import describe
 
 OTHER_INPUTS = 4
-OF_HOST_MEMORY = 0.6  # that is free: the variant takes up to half as much, in float32
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
 FROM_EAGER = 4.0  # times what is allowed: eager's largest error where no truth is kept is a little more than the sample's
 BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these, for each element of the truth, is not read
@@ -48,8 +46,6 @@ class Referee:
         """
         self.device = torch.device(tensors.PLACES[place])
         timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the truth itself
-        if place == "cpu":
-            memory.limit_this_process(OF_HOST_MEMORY)
         self.problem = tensors.in_precision(catalog.load_problem(problem, settings), precision)
         if strict:
             forbid_tf32()

@@ -9,9 +9,11 @@ import threading
 from playground import tensors
 from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
+from playground.machine import memory
 from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
 
 SIZED_BY = ("problem", "settings", "place", "precision")  # of the arguments of referee.load
+OF_HOST_MEMORY = 0.6  # that is free: a variant takes up to half of what float64 does
 GIVEN = "given"  # the folder of what variants are given
 
 
@@ -69,6 +71,8 @@ class Truth:
 
         A `share` of large results is kept and compared; it is another secret than the probes' seeds.
         """
+        if self._original["place"] == "cpu":
+            memory.limit(self.worker.pid, OF_HOST_MEMORY)
         secret = secrets.randbits(63)
         description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain = description["domain"]

@@ -233,6 +233,7 @@ def test_a_model_whose_samples_meet_is_not_chunked(model):
 def test_host_memory_that_does_not_hold_the_whole_batch():
     """Linux would end the process; with a limit of its own it computes in chunks."""
     program = """
+import os
 import torch
 from playground.judge.oracle import Oracle
 from playground.judge.probes import Probe
@@ -243,7 +244,7 @@ x = torch.linspace(-3, 3, 64 << 18).view(64, -1)
 probe = Probe("own", [x], upstream=[torch.ones_like(x)], wanted_inputs=(0,))
 memory.free_on_host = lambda: 1 << 30  # in float64 the seven tensors of a forward pass take 0.9 GiB, of a backward pass more
 whole = Oracle(model, torch.device("cpu")).truth(probe)
-memory.limit_this_process(0.6)
+memory.limit(os.getpid(), 0.6)
 chunked = Oracle(model, torch.device("cpu")).truth(probe)
 assert torch.equal(whole.outputs[0], chunked.outputs[0])
 (name,) = chunked.gradients
