@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import gc
 import re
 import time
 from dataclasses import dataclass, replace
@@ -220,25 +221,23 @@ class Oracle:
         chunk = batch
         while True:
             try:
-                if chunk == batch:
-                    kept = kept or functools.partial(self._sample.of, probe=probe.name)
-                    return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double, kept)
-                return self.sampled(probe, self._in_chunks(model, inputs, probe, batch, chunk, in_double))
+                with _raising_alike():
+                    if chunk == batch:
+                        kept = kept or functools.partial(self._sample.of, probe=probe.name)
+                        return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double, kept)
+                    return self.sampled(probe, self._in_chunks(model, inputs, probe, batch, chunk, in_double))
             except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
                 if chunk <= 1:
                     raise
                 chunk = (chunk + 1) // 2
+            gc.collect()  # not before the exception is gone, whose frames hold what was computed
+            torch.cuda.empty_cache()
 
     def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=lambda value: value):
         """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output.
 
         `kept(value)` is what of a value leaves the device, or None.
         """
-        with _raising_alike():
-            return self._computed(model, inputs, upstream, wanted_inputs, in_double, kept)
-
-    def _computed(self, model, inputs, upstream, wanted_inputs, in_double, kept):
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
         inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
