@@ -39,7 +39,7 @@ NEARNESS = 24  # units in the last place of float32 by which values are nudged t
 # Other ways to compute the truth than in float64, on the device, at once.
 PROMOTED = "float32 tensors that the original makes for itself were made in float64"
 IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
-NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a memory")
+NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a (memory|primitive)")
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
 
 
@@ -226,11 +226,12 @@ class Oracle:
                         kept = kept or functools.partial(self._sample.of, probe=probe.name)
                         return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double, kept)
                     return self.sampled(probe, self._in_chunks(model, inputs, probe, batch, chunk, in_double))
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
                 if chunk <= 1:
                     raise
-                chunk = (chunk + 1) // 2
-            gc.collect()  # not before the exception is gone, whose frames hold what was computed
+                chunk, on_host = (chunk + 1) // 2, error.__cause__ is not None
+            if on_host:
+                gc.collect()  # not before the exception is gone, whose frames hold what was computed
             torch.cuda.empty_cache()
 
     def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=lambda value: value):
@@ -306,7 +307,7 @@ def _raising_alike():
         raise
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or NO_HOST_MEMORY.search(str(error)):
-            raise torch.OutOfMemoryError(f"out of memory: {error}".splitlines()[0]) from error
+            raise torch.OutOfMemoryError(str(error)) from error
         raise
 
 
