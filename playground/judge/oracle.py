@@ -229,7 +229,7 @@ class Oracle:
             except torch.OutOfMemoryError as error:
                 if chunk <= 1:
                     raise
-                chunk, on_host = (chunk + 1) // 2, error.__cause__ is not None
+                chunk, on_host = (chunk + 1) // 2, error.__cause__ is not None  # see _raising_alike
             if on_host:
                 gc.collect()  # not before the exception is gone, whose frames hold what was computed
             torch.cuda.empty_cache()
@@ -287,7 +287,8 @@ class Oracle:
             "so it cannot be computed in chunks; make the model smaller with --set"
         )
         try:
-            both, first, second = outputs(slice(0, 2)), outputs(slice(0, 1)), outputs(slice(1, 2))
+            with _raising_alike():
+                both, first, second = outputs(slice(0, 2)), outputs(slice(0, 1)), outputs(slice(1, 2))
         except torch.OutOfMemoryError:
             raise
         except Exception as exception:  # batch norm refuses a single sample, for example

@@ -28,10 +28,14 @@ def free_on_host(root=Path("/sys/fs/cgroup")):
 
 
 def limit(pid, share):
-    """From now on an allocation of a process beyond this share of what is free raises there. Linux gives it otherwise, and ends
-    some process when it is used; elsewhere nothing is limited."""
-    process = psutil.Process(pid)
-    if hasattr(process, "rlimit"):
+    """From now on an allocation of a process beyond this share of what is free raises there.
+
+    Linux gives it otherwise, and ends some process when it is used. Elsewhere nothing is limited, nor is one that has ended.
+    """
+    if not hasattr(psutil.Process, "rlimit"):
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
         allowed = process.memory_info().data + int(share * free_on_host())
         _, hard = process.rlimit(psutil.RLIMIT_DATA)
         process.rlimit(psutil.RLIMIT_DATA, (allowed if hard == psutil.RLIM_INFINITY else min(allowed, hard), hard))

@@ -25,7 +25,7 @@ HEAD_START_MS, LONGEST_HEAD_START_MS = 0.3, 1.0
 HEAD_START_SHARE = 1.5  # of the longest of the process's last LAUNCHES
 LAUNCHES = 10
 LATE_MS, LATE_SHARE = 0.005, 0.02  # after the stream's end: beyond both the device was busy on others
-MOST_LAG_MS = 0.03  # of a host that sees late that the device is idle: what is beyond it counts as work
+MOST_LAG_MS = 0.03  # of a host that sees late that the device is idle: beyond it, where it waited for the device, it was work
 CUDA_ERROR_NOT_SUPPORTED = 801
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 _glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
