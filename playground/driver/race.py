@@ -125,12 +125,19 @@ class Side:
 
 @dataclass
 class Patience:
-    """Seconds that a run still waits for a machine that is busy, all of its timings together."""
+    """Seconds that a run, or one timing of it, still waits for a machine that is busy; the latter's are the run's, too."""
 
     seconds: float
+    whole: "Patience | None" = None
+
+    def portion(self, most):
+        """For one timing, which could otherwise use up what a run of hundreds has."""
+        return Patience(min(most, self.seconds), self)
 
     def spend(self, seconds):
         self.seconds = max(0.0, self.seconds - seconds)
+        if self.whole:
+            self.whole.spend(seconds)
 
 
 @dataclass

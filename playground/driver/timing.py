@@ -151,11 +151,11 @@ class Stopwatch:
 
         `control` is what to go by where this mode has no control of its own.
         """
-        patience, tries = self._measured.patience, TRIES
+        patience, tries = self._measured.patience.portion(self._options.patience([])), TRIES
         while True:
             began = time.monotonic()
             try:
-                race = self._race(worker, result, mode, not_graphed)
+                race = self._race(worker, result, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
                 self._note_failure(failed, mode)
                 continue
@@ -166,7 +166,7 @@ class Stopwatch:
             patience.spend(time.monotonic() - began)
             del self._secret_seeds[mode]  # the variant has met them
 
-    def _race(self, worker, result, mode, not_graphed):
+    def _race(self, worker, result, mode, not_graphed, patience):
         """A Race that was run. Raises what Race.run raises."""
         variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker), is_trusted=False)
         variant.start()
@@ -179,7 +179,7 @@ class Stopwatch:
         with self._alone(worker):
             race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
             race.clocks = [self._sample_clocks()]
-            race.run(self._options.seconds, self._measured.patience, secrets, RECHECKS[step_of(mode)], recheck)
+            race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
             race.clocks.append(self._sample_clocks())
         return race
 

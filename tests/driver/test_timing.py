@@ -652,6 +652,24 @@ def test_on_a_gpu_that_another_process_uses_the_drivers_clock_says_nothing(tmp_p
     assert (timed["time_ms"]["median"], timed["speedup"], runs_on) == (0.3, {}, [True, True, False])
 
 
+def test_one_timing_does_not_use_up_what_a_whole_run_has_for_a_busy_machine(tmp_path, monkeypatch):
+    def run(self, seconds, patience, *_):
+        had.append(patience.seconds)
+        patience.spend(25.0)
+        raise Rejected("enough")
+
+    gpu, had = FakeGpu(MS), []
+    monkeypatch.delenv("PLAYGROUND_PATIENCE")
+    monkeypatch.setattr(race.Race, "run", run)
+    stopwatch = gpu.stopwatch(tmp_path, monkeypatch)
+    stopwatch._measured.patience = whole = Patience(80.0)
+    for _ in range(3):
+        with pytest.raises(Rejected):
+            stopwatch._time_mode(gpu, gpu.result(), "forward")
+    assert (had, whole.seconds) == ([30.0, 30.0, 30.0], 5.0)
+    assert whole.portion(30.0).seconds == 5.0
+
+
 def test_an_earlier_timing_s_control_widens_a_later_one_s_interval(tmp_path, monkeypatch):
     gpu, controls = FakeGpu(MS), [{"ratio": 1.0, "low": 0.8, "high": 1.25}, {"ratio": 1.0, "low": 1.0, "high": 1.0}]
     monkeypatch.setattr(timing, "own_clock", lambda side, *_: side.median)
