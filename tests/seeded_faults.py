@@ -296,6 +296,21 @@ driver/timing.py: other streams are free
 -    variant.rounds[:] = variant.idle_rounds
 -
 
+driver/verdict.py: zeros are compared with zeros
+    judge/test_problems.py::test_the_wrong_one_fails_for_its_reason[seldom_positive]
+-key=self._uniform.__contains__
++key=lambda probe: 0
+
+driver/timing.py: one timing may use up a run's patience
+    driver/test_timing.py::test_one_timing_does_not_use_up_what_a_whole_run_has_for_a_busy_machine
+-self._measured.patience.portion(self._options.patience([]))
++self._measured.patience
+
+driver/race.py: a slow host is work on other streams
+    driver/test_timing.py::test_work_on_other_streams_after_some_calls_alone_may_be_a_slow_host
+-LATE_AT_TIMES if self.variant.is_late("median") and not self.variant.is_late("p20") else None
++None
+
 driver/race.py: disturbed rounds count
     driver/test_timing.py::test_rounds_that_others_disturb_do_not_count
 -        if disturbed:

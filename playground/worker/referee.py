@@ -262,16 +262,18 @@ class Referee:
         return True
 
     def compare_outputs(self, probe, outputs, declared=None, remark=True):
-        """{"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", "stale", "swallowed", "leaked"}.
+        """{"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
-        Of the outputs in a file. "stale" says that they are those of the weights before the probe's step, "swallowed" where
-        they are finite and the original's are not, "leaked" that the opposite is where the special value cannot reach.
+        "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
+        original's are not, "leaked" that the opposite is where the special value cannot reach, "uniform" that each of the
+        original's is the same everywhere.
 
         `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
         `remark` a complaint ends with what the error looks like, which takes several further truths.
         """
         expected, _ = self._permitting(probe, declared)
-        unseen = {"note": None, "swallowed": None, "leaked": False, "stale": False}
+        uniform = all(_is_uniform(reference.truth) for reference in expected)
+        unseen = {"note": None, "swallowed": None, "leaked": False, "stale": False, "uniform": uniform}
         if isinstance(declared, str) and probe not in (*probes.FORWARD_PROBES, probes.OF_SEEDS) and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
@@ -294,7 +296,7 @@ class Referee:
             compared = compared | {"complaint": "the output is that of the weights before the step"}
         swallowed = next((reference.note for reference in expected if getattr(reference, "note", None)), None)
         leaked = any(getattr(reference, "leaked", False) for reference in expected)
-        return compared | {"stale": stale, "swallowed": swallowed, "leaked": leaked, "note": None}
+        return compared | unseen | {"stale": stale, "swallowed": swallowed, "leaked": leaked}
 
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors.
@@ -441,6 +443,11 @@ class Referee:
         inputs = tensors.to(fresh[0][0].inputs, self.device)
         made = mutants.mutants_of(copy.deepcopy(self.model), inputs, bool(fresh[0][1].gradients))
         return vars(mutants.score(made, exams, self.oracle, fresh))
+
+
+def _is_uniform(truth):
+    """Whether it has one value everywhere, which a single number is not taken for, unless it is zero."""
+    return truth.numel() == 0 or bool(truth.min() == truth.max() and (truth.numel() > 1 or truth.flatten()[0] == 0))
 
 
 def _shapes(probe, outputs):

@@ -1,6 +1,7 @@
 """The driver's side of the stopwatch: known ratios, and what is not what it seems."""
 
 import contextlib
+import itertools
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -494,6 +495,14 @@ def test_a_control_that_is_not_itself_is_a_disturbance():
 def test_the_originals_own_times_show_a_disturbance():
     made = raced(Quietly, control=("control", [4.0, 9.0]))
     assert made.disturbance() == "the machine is busy (the original took 4 to 9 ms)"
+
+
+@pytest.mark.parametrize("late_calls, told", [(10, None), (6, race.LATE_AT_TIMES), (2, None)])
+def test_work_on_other_streams_after_some_calls_alone_may_be_a_slow_host(late_calls, told):
+    made, calls = raced(Quietly), itertools.count()
+    made.variant.idle_rounds = [[1.9 if next(calls) % 10 < late_calls else 1.0 for _ in times] for times in made.variant.rounds]
+    assert made.disturbance() == told
+    assert made.variant.is_late("p20") == (late_calls == 10)
 
 
 def test_flushes_that_take_longer_show_another_user_of_the_gpu():
