@@ -7,6 +7,7 @@ bits of the inputs) is what that process says, and a file that is out to deceive
 import copy
 import inspect
 import random
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from playground import tensors
 
 NO_STREAMS = "not run: only CUDA has streams"
+ELEMENTS, STALE = 6, 3  # that are changed, one after the other; that may change without being seen
+LATER_CALLS = 3  # after which an output is still its caller's
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
 CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
 TIMERS_AND_CHECKS = {
@@ -241,18 +244,42 @@ class Trials:
         held = _copies(self._first)
         self._call(held)
         _refill(held, self._second)
-        return Trial(self._call(held), of="second")
+        outputs = self._call(held)
+        seen = self._sees_one_element()
+        return Trial(outputs, of="second", complaint=None if seen else "a change of one element is not seen")
+
+    def _sees_one_element(self):
+        """Whether the result is another one when an element, of the inputs in the same memory, is: if it is in new memory.
+
+        A few times, since bits may differ from run to run.
+        """
+        stale = 0
+        for _ in range(ELEMENTS):
+            held = _copies(self._first)
+            before = self._call(held)
+            if _change_an_element(held, self._second):
+                try:
+                    if not _same(before, self._call(held)):
+                        return True
+                    matters = not _same(before, self._call(_copies(held)))
+                except Exception:  # such as where a matrix is no longer definite
+                    return True
+                stale += matters and _same(before, self._call(_copies(self._first)))
+                if stale == STALE:
+                    return False
+        return True
 
     def _same_content(self):
         """The same numbers once more must cost as many operators as new ones do."""
         self._call(self._first)
         new = [_other_content(value) for value in self._first]
         first, kept = self._counted(new)
-        again, outputs = self._counted(_copies(new))
-        if any(storage(a) == storage(b) for a, b in zip(outputs, kept, strict=False) if a.numel()):
-            return Trial(complaint="returns the memory of an earlier output")
-        if again < first:
-            return Trial(complaint=f"runs {again} operators instead of {first}")
+        for inputs in (new, _copies(new)):
+            again, outputs = self._counted(inputs)
+            if _share_memory(outputs, kept):
+                return Trial(complaint="returns the memory of an earlier output")
+            if again < first:
+                return Trial(complaint=f"runs {again} operators instead of {first}")
         return Trial(self._call(_copies(self._first)))
 
     def _counted(self, inputs):
@@ -261,16 +288,14 @@ class Trials:
         return counter.calls, outputs
 
     def _earlier_output(self):
-        """An output that the caller still holds must not change when the model is called again."""
+        """An output that the caller still holds must not change when the model is called again, and again."""
         kept = self._call(self._first)
-        later = self._call(self._second)
-        shared = any(storage(a) == storage(b) for a, b in zip(later, kept, strict=False) if a.numel())
-        return Trial(kept, complaint="a second call overwrites what the first one returned" if shared else None)
+        shared = any(_share_memory(self._call(self._second), kept) for _ in range(LATER_CALLS))
+        return Trial(kept, complaint="a later call overwrites what an earlier one returned" if shared else None)
 
     def _run_to_run(self):
         first, again = self._call(self._first), self._call(self._first)
-        same = all(same_bits(a, b) for a, b in zip(first, again, strict=True))
-        if same or self._declared is False:
+        if _same(first, again) or self._declared is False:
             return Trial(again)
         declared = "the class says deterministic = True" if self._declared else "it does not say deterministic = False"
         return Trial(again, complaint=f"bits differ from run to run, and {declared}")
@@ -420,6 +445,27 @@ def _other_content(value):
     if tensors.differentiable(value):
         return 0.75 * value
     return value.flip(0) if isinstance(value, torch.Tensor) and value.dim() else value
+
+
+def _change_an_element(held, content):
+    """Give one element of a tensor of numbers, anywhere, its value in `content`. Whether that is another one."""
+    numbers = [i for i, value in enumerate(held) if isinstance(value, torch.Tensor) and tensors.differentiable(value)]
+    numbers = [i for i in numbers if held[i].numel()]
+    if not numbers:
+        return False
+    i = secrets.choice(numbers)
+    index = tuple(secrets.randbelow(size) for size in held[i].shape)
+    changes = not same_bits(held[i][index], content[i][index])
+    held[i][index] = content[i][index]
+    return changes
+
+
+def _same(results, others):
+    return all(same_bits(a, b) for a, b in zip(results, others, strict=True))
+
+
+def _share_memory(outputs, others):
+    return any(storage(a) == storage(b) for a, b in zip(outputs, others, strict=False) if a.numel())
 
 
 def _refill(held, content):

@@ -149,9 +149,55 @@ def test_a_result_remembered_by_its_content():
     assert done.complaint.startswith("runs ")
 
 
-def test_an_output_that_is_overwritten():
-    done, _ = trial("an earlier output", one_buffer)
-    assert done.complaint == "a second call overwrites what the first one returned"
+def remembers_a_few_elements(module, x):
+    key = x.data_ptr(), x[0, 0].item()
+    if module.kept is None or module.kept[0] != key:
+        module.kept = key, module.linear(x)
+    return module.kept[1].clone()
+
+
+def test_a_result_remembered_by_a_few_of_its_elements(monkeypatch):
+    """Here never by the one that is changed."""
+    monkeypatch.setattr(behaviour.secrets, "randbelow", lambda size: size - 1)
+    done, _ = trial("new content in the same memory", remembers_a_few_elements)
+    assert done.complaint == "a change of one element is not seen"
+
+
+@pytest.mark.parametrize("ignores", [lambda x: x[:0].sum(), lambda x: x.sign().abs().sum(), lambda x: 1e-20 * x.sum()])
+def test_an_element_that_changes_nothing(ignores):
+    done, _ = trial("new content in the same memory", lambda module, x: module.linear(X) + ignores(x))
+    assert done.complaint is None
+
+
+def test_bits_that_differ_are_not_taken_for_a_memory():
+    def now_and_then(module, x):
+        return module.linear(X) + 1e-6 * (module.calls % 9 == 5)
+
+    done, _ = trial("new content in the same memory", now_and_then)
+    assert done.complaint is None
+
+
+def remembers_the_tensor(module, x):
+    key = x._version, module.linear.weight._version
+    if module.kept is None or module.kept[0] is not x or module.kept[1] != key:
+        module.kept = x, key, module.linear(x)
+    return module.kept[2].clone()
+
+
+def test_a_result_remembered_by_the_tensor_and_its_version():
+    done, _ = trial("the same content in new memory", remembers_the_tensor)
+    assert done.complaint.startswith("runs ")
+
+
+def two_buffers(module, x):
+    module.kept = module.kept or [torch.empty(len(x), 3) for _ in range(2)]
+    return module.kept[module.calls % 2].copy_(module.linear(x))
+
+
+@pytest.mark.parametrize("buffers", [one_buffer, two_buffers])
+def test_an_output_that_is_overwritten(buffers):
+    done, _ = trial("an earlier output", buffers)
+    assert done.complaint == "a later call overwrites what an earlier one returned"
 
 
 @pytest.mark.parametrize("declared, complaint, note", [(None, True, False), (False, False, False), (True, True, False)])

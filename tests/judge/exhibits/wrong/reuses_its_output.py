@@ -1,6 +1,6 @@
 """Has one output buffer, and returns it from every call.
 
-Verdict: fail: an earlier output: a second call overwrites what the first one returned
+Verdict: fail: an earlier output: a later call overwrites what an earlier one returned
 """
 
 import torch
