@@ -322,8 +322,8 @@ def in_float32(outputs):
     return [value.float() if differentiable(value) else value for value in outputs]
 
 
-def gradients(model, inputs, upstream, wanted_inputs):
-    """One forward and backward pass.
+def gradients(model, inputs, upstream, wanted_inputs, before_backward=lambda outputs: None):
+    """One forward and backward pass; between them `before_backward(outputs)` is called.
 
     `upstream` holds a gradient for each output (None for one that has none). Returns (outputs, {name: gradient or None}, in
     which inputs are called input0, input1, ...). Raises what forward or backward raise.
@@ -335,5 +335,6 @@ def gradients(model, inputs, upstream, wanted_inputs):
     pairs = [(o, g) for o, g in zip(outputs, upstream, strict=False) if g is not None and o.requires_grad]
     if not pairs:
         return outputs, dict.fromkeys(names)
+    before_backward(outputs)
     found = torch.autograd.grad([o for o, _ in pairs], leaves, [g.to(o) for o, g in pairs], allow_unused=True)
     return outputs, dict(zip(names, found, strict=True))

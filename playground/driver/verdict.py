@@ -84,6 +84,7 @@ REMEDIES = {
 }
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
+STATE = "cannot be judged: what the original returns depends on the calls before"
 FIRST = "wrong-gradient"  # of the tags of caveats
 # Tags that are said of a line of the file, with what stands in that line.
 LINES = {
@@ -318,6 +319,8 @@ class _Case:
             _keep_worst(self._check, compared)
             if entry["complaint"]:
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
+                if "state" in self._truth.habits:
+                    return self._complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
                 return self._complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
         elif entry["complaint"]:
             return self._complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
@@ -421,6 +424,8 @@ class _Case:
             return
         if answer["failed"]:
             return self._complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
+        for complaint in answer["complaints"]:
+            self._complain("wrong-gradient", complaint, DROP_IN)
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
         if decided and not self._check["probes"][probe]["note"]:
@@ -438,6 +443,8 @@ class _Case:
             if "outputs" in gradients:
                 return self._complain("no-gradient", wrong[0], DROP_IN)
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
+            if probe.startswith("normal"):  # see candidate.py
+                where = f"on normal inputs, with another forward pass before the backward: {wrong[0]}"
             return self._complain("wrong-gradient", where + more, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
         if in_training:

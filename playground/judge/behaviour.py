@@ -11,6 +11,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,6 +63,7 @@ FLAGS = {
     "reduced precision sums of bf16": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     "flash attention": torch.backends.cuda.flash_sdp_enabled,
     "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "whether numbers below 1.2e-38 become zero": lambda: (torch.tensor(1e-40, device="cpu") * 1).item() == 0,
     "the function modes": lambda: torch._C._len_torch_function_stack(),
     "the dispatch modes": lambda: torch._C._len_torch_dispatch_stack(),
 }
@@ -83,7 +85,12 @@ def flags():
 
 def random_state():
     """{whose: state} of the generators."""
-    state = {"PyTorch's random numbers": torch.get_rng_state().numpy().tobytes(), "Python's random numbers": random.getstate()}
+    _, words, position, *kept = numpy.random.get_state()
+    state = {
+        "PyTorch's random numbers": torch.get_rng_state().numpy().tobytes(),
+        "Python's random numbers": random.getstate(),
+        "NumPy's random numbers": (words.tobytes(), position, *kept),
+    }
     if torch.cuda.is_initialized():
         state["CUDA's random numbers"] = torch.cuda.get_rng_state().numpy().tobytes()
     return state
@@ -119,7 +126,10 @@ def changed(before, after, names=None):
 
 
 class Conduct:
-    """Watches one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list."""
+    """Watches one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
+
+    Or a backward pass: `upstream` are the gradients of its outputs; ask `writes` after.
+    """
 
     CHECKS = (
         "global state",
@@ -131,8 +141,9 @@ class Conduct:
         "buffers unchanged",  # apart: an original with batch norm changes these alone
     )
 
-    def __init__(self, model, inputs):
+    def __init__(self, model, inputs, upstream=()):
         given = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        given |= {f"the gradient of output {i}": value for i, value in enumerate(upstream) if value is not None}
         parameters = {name: value.detach() for name, value in model.named_parameters()}
         buffers = {name: value.detach() for name, value in model.named_buffers()}
         self._names = {"inputs unchanged": [*given], "weights unchanged": [*parameters], "buffers unchanged": [*buffers]}
@@ -150,6 +161,10 @@ class Conduct:
         }
         of_flags = complaints_about_flags(self._flags, flags())
         return of_flags | {check: reason for check, reason in reasons.items() if reason}
+
+    def writes(self):
+        """What was written to of all that it was given, in one line; None where nothing was."""
+        return self._written(self._tensors)
 
     def _written(self, names):
         for name in names:
@@ -241,7 +256,7 @@ class Trials:
         return outputs
 
     def _new_content(self):
-        held = _copies(self._first)
+        held = copies(self._first)
         self._call(held)
         _refill(held, self._second)
         outputs = self._call(held)
@@ -255,32 +270,32 @@ class Trials:
         """
         stale = 0
         for _ in range(ELEMENTS):
-            held = _copies(self._first)
+            held = copies(self._first)
             before = self._call(held)
             if _change_an_element(held, self._second):
                 try:
-                    if not _same(before, self._call(held)):
+                    if not same(before, self._call(held)):
                         return True
-                    matters = not _same(before, self._call(_copies(held)))
+                    matters = not same(before, self._call(copies(held)))
                 except Exception:  # such as where a matrix is no longer definite
                     return True
-                stale += matters and _same(before, self._call(_copies(self._first)))
+                stale += matters and same(before, self._call(copies(self._first)))
                 if stale == STALE:
                     return False
         return True
 
     def _same_content(self):
         """The same numbers once more must cost as many operators as new ones do."""
-        self._call(self._first)
-        new = [_other_content(value) for value in self._first]
+        self._call(copies(self._first))
+        new = [other_content(value) for value in self._first]
         first, kept = self._counted(new)
-        for inputs in (new, _copies(new)):
+        for inputs in (new, copies(new)):
             again, outputs = self._counted(inputs)
             if _share_memory(outputs, kept):
                 return Trial(complaint="returns the memory of an earlier output")
             if again < first:
                 return Trial(complaint=f"runs {again} operators instead of {first}")
-        return Trial(self._call(_copies(self._first)))
+        return Trial(self._call(copies(self._first)))
 
     def _counted(self, inputs):
         with _Counter() as counter:
@@ -289,13 +304,13 @@ class Trials:
 
     def _earlier_output(self):
         """An output that the caller still holds must not change when the model is called again, and again."""
-        kept = self._call(self._first)
-        shared = any(_share_memory(self._call(self._second), kept) for _ in range(LATER_CALLS))
+        kept = self._call(copies(self._first))
+        shared = any(_share_memory(self._call(copies(self._second)), kept) for _ in range(LATER_CALLS))
         return Trial(kept, complaint="a later call overwrites what an earlier one returned" if shared else None)
 
     def _run_to_run(self):
-        first, again = self._call(self._first), self._call(self._first)
-        if _same(first, again) or self._declared is False:
+        first, again = self._call(copies(self._first)), self._call(copies(self._first))
+        if same(first, again) or self._declared is False:
             return Trial(again)
         declared = "the class says deterministic = True" if self._declared else "it does not say deterministic = False"
         return Trial(again, complaint=f"bits differ from run to run, and {declared}")
@@ -361,7 +376,7 @@ class Trials:
     def _cuda_graph(self):
         if self._device.type != "cuda":
             return Trial(note="not run: only CUDA has graphs")
-        held = _copies(self._first)
+        held = copies(self._first)
         with torch.no_grad():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -431,16 +446,16 @@ class _Dispatched(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _copies(inputs):
+def copies(inputs):
     return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
 
 
 def _without_content(inputs):
     """The same with NaN for every number, for content that comes later."""
-    return [torch.full_like(v, float("nan")) if tensors.differentiable(v) else v for v in _copies(inputs)]
+    return [torch.full_like(v, float("nan")) if tensors.differentiable(v) else v for v in copies(inputs)]
 
 
-def _other_content(value):
+def other_content(value):
     """Something of the same form that no call has seen."""
     if tensors.differentiable(value):
         return 0.75 * value
@@ -460,7 +475,8 @@ def _change_an_element(held, content):
     return changes
 
 
-def _same(results, others):
+def same(results, others):
+    """Whether two lists of tensors have the same bits."""
     return all(same_bits(a, b) for a, b in zip(results, others, strict=True))
 
 

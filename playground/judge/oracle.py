@@ -77,11 +77,17 @@ class Oracle:
     def whole(self, probe):
         """As eager, all of it; a large result stays on the device where there is room."""
         try:
-            return Oracle(self._model, self._device, stays_on_device=self._sample.is_part).eager(probe)
+            return self._whole(probe, stays_on_device=self._sample.is_part)
         except torch.OutOfMemoryError:
             if not self._sample.is_part:
                 raise
-            return Oracle(self._model, self._device).eager(probe)
+            return self._whole(probe, stays_on_device=False)
+
+    def _whole(self, probe, stays_on_device):
+        oracle = Oracle(self._model, self._device, stays_on_device=stays_on_device)
+        outcome = oracle.eager(probe)
+        self._draws |= oracle._draws
+        return outcome
 
     def sampled(self, probe, outcome):
         """What is kept of an Outcome, or of a variant's Results, that is whole."""
@@ -239,8 +245,7 @@ class Oracle:
 
         `kept(value)` is what of a value leaves the device, or None.
         """
-        on_gpu = self._device.type == "cuda"
-        inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
+        inputs = [v.to(self._device, copy=True) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
         inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
         tensors.seed_draws()
         seeded = random_state()

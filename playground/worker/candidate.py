@@ -239,24 +239,45 @@ class Candidate(Clocked):
     def differentiate(self, inputs, outputs):
         """Forward and backward on the inputs and upstream gradients in one file; the gradients go to another.
 
-        Returns {"unsupported", "failed"}: the text of a NotImplementedError when the variant refuses to train, and of any other
-        exception; there are no gradients then.
+        Returns {"unsupported", "failed", "complaints"}: the text of a NotImplementedError when the variant refuses to train,
+        and of any other exception; there are no gradients then. The list says what else is wrong with the two passes.
         """
         self._next_schedule()
         given = self.probe_in(inputs)
+        values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
+        conduct, complaints = None, []
+
+        def between(outputs):
+            nonlocal conduct
+            if given["name"].startswith("normal"):
+                complaints.extend(self._call_again(values, outputs))
+            conduct = behaviour.Conduct(self.model, values, upstream)
+
         tensors.seed_draws()
         try:
-            results, gradients = tensors.gradients(
-                self.model, tensors.to(given["inputs"], self.device), given["upstream"], given["wanted_inputs"]
-            )
+            results, gradients = tensors.gradients(self.model, values, upstream, given["wanted_inputs"], between)
         except NotImplementedError as refusal:
-            return {"unsupported": (str(refusal).strip() or "without a message").splitlines()[0], "failed": None}
+            refused = (str(refusal).strip() or "without a message").splitlines()[0]
+            return {"unsupported": refused, "failed": None, "complaints": []}
         except Exception as exception:
-            return {"unsupported": None, "failed": self._refusal(exception)}
+            return {"unsupported": None, "failed": self._refusal(exception), "complaints": []}
         self._synchronize()
+        if written := conduct and conduct.writes():
+            complaints.append(f"the backward pass {written}")
         detached = not any(result.requires_grad for result in results)
         tensors.save_results(Results(results, gradients, detached), outputs)
-        return {"unsupported": None, "failed": None}
+        return {"unsupported": None, "failed": None, "complaints": complaints}
+
+    def _call_again(self, inputs, outputs):
+        """Between a forward pass and its backward pass another forward pass, as in a network that calls a layer twice.
+
+        On other inputs, none of which needs a gradient. Returns complaints: whether the parameters would get one all the same.
+        """
+        others = tensors.flatten(self.model(*map(behaviour.other_content, inputs)))
+        trained = any(parameter.requires_grad for parameter in self.model.parameters())
+        if trained and any(output.requires_grad for output in outputs) and not any(other.requires_grad for other in others):
+            return ["where no input needs a gradient, no parameter gets one"]
+        return []
 
     def probe_in(self, file):
         """The probe in a file, or as the file says how to draw it; for a GPU it is mapped, since it is copied there anyway."""

@@ -80,18 +80,28 @@ class Referee:
         return {}
 
     def habits(self):
-        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}."""
+        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}.
+
+        And "state", where its result depends on the calls before.
+        """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
+        content = behaviour.copies(inputs)  # the original may change them
+        model, unused = copy.deepcopy(self.model), copy.deepcopy(self.model)
+
+        def called(model, inputs):
+            tensors.seed_draws()
+            with torch.no_grad():
+                return tensors.flatten(model(*inputs))
+
         tensors.seed_draws()
-        conduct = behaviour.Conduct(self.model, inputs)
-        with torch.no_grad():
-            outputs = tensors.flatten(self.model(*inputs))
+        conduct = behaviour.Conduct(model, inputs)
+        outputs = called(model, inputs)
         habits = list(conduct.complaints(outputs))
-        tensors.seed_draws()
-        with torch.no_grad():
-            again = tensors.flatten(self.model(*inputs))
-        same = all(behaviour.same_bits(a, b) for a, b in zip(outputs, again, strict=True))
-        return {"habits": habits if same else [*habits, "run to run"]}
+        if not behaviour.same(outputs, called(model, behaviour.copies(content))):
+            habits.append("run to run")
+            if behaviour.same(outputs, called(unused, content)):
+                habits.append("state")
+        return {"habits": habits}
 
     def prepare(self, probe, size, seed, inputs):
         """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.

@@ -249,8 +249,8 @@ def get_init_inputs():
 """
 
 
-@pytest.mark.parametrize("change, habits", [("0", []), ("1e-7", ["run to run"])])
-def test_an_original_whose_bits_differ_from_run_to_run(change, habits, tmp_path):
+@pytest.mark.parametrize("change, habits", [("0", []), ("1e-7", ["run to run", "state"])])
+def test_an_original_whose_result_depends_on_the_calls_before(change, habits, tmp_path):
     path = tmp_path / "problem.py"
     path.write_text(UNSTEADY.format(change=change))
     referee = Referee()

@@ -91,7 +91,7 @@ def test_a_maximum_over_values_of_a_lower_precision_is_wrong(judged, precision):
 def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     """In the note of the probe, which --explain shows."""
     found = {"max_error": 1e-7, "allowed": 1e-6, "eager_error": 1e-7, "permitted_error": 1e-7, "complaint": None}
-    of_outputs = found | {"swallowed": None, "leaked": False, "stale": False}
+    of_outputs = found | {"swallowed": None, "leaked": False, "stale": False, "uniform": False}
     of_gradients = {name: found | {"decided": name == "weight", "unjudged": False} for name in ("weight", "bias")}
     truth = SimpleNamespace(
         folder=tmp_path,
@@ -105,7 +105,7 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     )
     answers = {
         "run": {"refused": None, "complaints": {}, "peak_mib": None},
-        "differentiate": {"unsupported": None, "failed": None},
+        "differentiate": {"unsupported": None, "failed": None, "complaints": []},
     }
     worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what.removeprefix("candidate.")])
     result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}

@@ -409,3 +409,19 @@ def test_the_usual_way_is_not_mentioned():
     oracle = Oracle(nn.Linear(3, 2), CPU)
     oracle.truth(Probe("own", [torch.rand(4, 3)]))
     assert oracle.ways == set()
+
+
+def test_an_original_that_writes_to_its_input_writes_to_a_copy():
+    given = torch.linspace(-1, 1, 6)
+    probe = Probe("own", [given.clone()])
+    oracle = Oracle(Function(lambda x: nn.functional.leaky_relu_(x, 0.5)), CPU)
+    eager, truth = oracle.eager(probe), oracle.truth(probe)
+    assert torch.equal(probe.inputs[0], given)
+    torch.testing.assert_close(eager.outputs[0].double(), truth.outputs[0])
+
+
+def test_the_first_truth_draws_what_eager_drew():
+    probe = Probe("own", [torch.zeros(2, 50)])
+    oracle = Oracle(Function(lambda x: x + torch.randn_like(x)), CPU)
+    whole = oracle.whole(probe)
+    torch.testing.assert_close(oracle.truth(probe).outputs[0], whole.outputs[0].double())

@@ -1,6 +1,6 @@
 """Takes an input in the same memory for the same input.
 
-Verdict: fail: new content in the same memory: the output is off
+Verdict: fail: new content in the same memory: a change of one element is not seen
 """
 
 import torch
