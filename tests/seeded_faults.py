@@ -306,12 +306,12 @@ judge/oracle.py: what eager draws is forgotten
 +
 
 worker/candidate.py: nothing comes between forward and backward
-    judge/test_exhibits.py
+    judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-backward_of_the_last_call]
 -if given["name"].startswith("normal"):
 +if False:
 
 worker/candidate.py: a backward may write
-    judge/test_exhibits.py
+    judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-backward_writes_upstream]
 -if written := conduct and conduct.writes():
 +if written := None:
 
