@@ -300,7 +300,8 @@ class Oracle:
             raise reason from exception
         for whole, a, b in zip(both, first, second, strict=True):
             apart = torch.cat([a, b]) if a.dim() else None
-            if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
+            close = 1e-5 * whole.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if whole.numel() else 0.0  # of Perturbed runs
+            if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, atol=close, equal_nan=True):
                 raise reason
 
 
