@@ -116,7 +116,7 @@ judge/oracle.py: truth in float32
 
 judge/oracle.py: chunks of what is not separable
     judge/test_oracle.py
--if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, atol=close, equal_nan=True):
+-if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
 +if False:
 
 judge/oracle.py: chunks lose weight gradients
@@ -297,8 +297,8 @@ driver/timing.py: other streams are free
 
 judge/oracle.py: the original writes to the probe
     judge/test_oracle.py::test_an_original_that_writes_to_its_input_writes_to_a_copy
--v.to(self._device, copy=True) if
-+v.to(self._device) if
+-return probe.inputs if self._device.type == "cuda" else copies(probe.inputs)
++return probe.inputs
 
 judge/oracle.py: what eager draws is forgotten
     judge/test_oracle.py::test_the_first_truth_draws_what_eager_drew

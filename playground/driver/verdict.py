@@ -443,7 +443,7 @@ class _Case:
             if "outputs" in gradients:
                 return self._complain("no-gradient", wrong[0], DROP_IN)
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
-            if probe.startswith("normal"):  # see candidate.py
+            if probe.startswith("normal"):  # see Candidate.differentiate
                 where = f"on normal inputs, with another forward pass before the backward: {wrong[0]}"
             return self._complain("wrong-gradient", where + more, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]

@@ -447,6 +447,7 @@ class _Dispatched(TorchDispatchMode):
 
 
 def copies(inputs):
+    """The same in other memory."""
     return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
 
 
