@@ -576,6 +576,40 @@ def test_the_cache_is_flushed():
     assert median(True) > median(False) + 0.001  # ms; an H200 takes 0.003 longer
 
 
+@pytest.mark.parametrize("milliseconds", [0.05, 0.5])
+def test_work_on_another_stream_begins_after_the_first_event_and_is_waited_for(milliseconds):
+    clock, x, other = timer.CudaClock(), torch.ones(64, device="cuda"), torch.cuda.Stream()
+
+    def both():
+        x.sum()
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(round(milliseconds * timer.CYCLES_PER_MS))
+
+    def median(step):
+        clock.flush()
+        return sorted(clock.time(step)[:2] for _ in range(20))[10]
+
+    alone, late = median(x.sum)
+    assert alone < 0.02 and not late
+    together, late = median(both)
+    assert together > 0.7 * milliseconds and late
+
+
+def test_a_step_that_captures_a_graph_is_timed():
+    clock, x = timer.CudaClock(), torch.ones(64, device="cuda")
+
+    def captures():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+        graph.replay()
+        return y
+
+    for _ in range(3):
+        clock.flush()
+        assert clock.time(captures)[2].sum() == 128
+
+
 def test_a_slow_host_is_waited_for():
     """What launches for 0.5 ms, on a busy host, is timed as the device sees it, as soon as that is known."""
     clock, x = timer.CudaClock(), torch.ones(64, device="cuda")

@@ -4,7 +4,6 @@ A round asks every side, in random order, for a small batch of calls. Where othe
 GPU, the round is set aside and another one is played, for as long as there is patience.
 """
 
-import itertools
 import math
 import secrets
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from playground.machine.load import OtherLoad, Others, usable_processors
 from playground.stopwatch import statistics
-from playground.stopwatch.timer import CpuClock, CudaClock, is_late
+from playground.stopwatch.timer import CpuClock, CudaClock
 from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS
 from playground.worker import WorkerFailure
 
@@ -38,8 +37,6 @@ GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the
 # other, took 2.2 us for each of thirty small kernels, or 2.4 us; calls of three kernels took 14.9 to 15.7 us, in a CUDA graph
 # 13.3 to 13.6. In the stopwatch's timings such calls differed by up to 6.5%.
 LAUNCHES_DIFFER, GRAPHS_DIFFER_MS = 0.07, 0.0003
-# A host that is slow can look like work on other streams, but not in every call.
-LATE_AT_TIMES = "after some calls, and not after others, the device seemed to be busy on other streams"
 PAUSE = 0.2  # seconds after a round that was disturbed
 
 
@@ -67,7 +64,7 @@ class Side:
         self.mode = mode
         self.is_trusted = is_trusted
         self.rounds = []
-        self.idle_rounds = []
+        self.late = []  # for each call, whether the device was busy on other streams after the current one
         self.disturbed = []  # rounds that do not count
         self.flushes = []  # milliseconds, of the last round
         self._settling_calls = settling_calls
@@ -89,29 +86,22 @@ class Side:
         calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
         seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
         answer = self.ask("time", seeds=seeds)
-        for key, rounds in (("samples_ms", self.rounds), ("idle_ms", self.idle_rounds)):
-            samples = answer[key]
-            if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
-                raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
-            rounds.append(samples[self._settling_calls :])
+        samples = answer["samples_ms"]
+        if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
+            raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
+        self.rounds.append(samples[self._settling_calls :])
+        self.late += answer["late"][self._settling_calls :]
         self.flushes = answer["flush_ms"][self._settling_calls :] if self.is_trusted else []
 
     def set_last_aside(self):
         """The last round was disturbed."""
-        self.disturbed.append((self.rounds.pop(), self.idle_rounds.pop()))
+        self.disturbed.append(self.rounds.pop())
 
     def count_disturbed_where(self, wanted):
         """Have the disturbed rounds count after all, where there are too few others to show anything."""
-        for samples, idle in self.disturbed if wanted else []:
-            self.rounds.append(samples)
-            self.idle_rounds.append(idle)
+        if wanted:
+            self.rounds += self.disturbed
         self.disturbed = []
-
-    def is_late(self, quantile):
-        """Whether the device was busy on other streams after its calls, by that quantile of them ("p20", "median" or "p80")."""
-        pairs = zip(self.samples, itertools.chain(*self.idle_rounds), strict=True)
-        late = [idle - sample for sample, idle in pairs]
-        return is_late(statistics.summarise(late)[quantile], self.median)
 
     def ask(self, request, **arguments):
         return self._ask(request, side=self.name, mode=self.mode, **arguments)
@@ -288,7 +278,7 @@ class Race:
             side.count_disturbed_where(too_few)
         seen = _seen(too_few, self._reference, self._control, self.control(), max(CONTROL_OFF, self.luck()))
         if not seen:
-            return LATE_AT_TIMES if self.variant.is_late("median") and not self.variant.is_late("p20") else None
+            return None
         busiest = self._others.busiest(most_cores_for_others(self._place))
         return f"the machine is busy ({'; '.join(busiest or [seen])})"
 

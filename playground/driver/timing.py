@@ -44,13 +44,14 @@ NOT_MEASURED = "not measured"
 OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
 TRIES = 2  # of a timing that something disturbed
 
-# Beyond these a variant's own times are not believed; see `own_clock` and `count_other_streams`.
+# Beyond these a variant's own times are not believed; see `own_clock`.
 HIDDEN_SHARE = 0.5
 HIDDEN_MS = {"cpu": 0.05, "cuda": 0.1}
 TRY_MS, SHORT_TRY_MS = 100, 5
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
+LATE_SHARE = 0.2  # of the calls
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
 SHARED = "the machine is busy (another process works on the GPU)"
@@ -199,7 +200,7 @@ class Stopwatch:
             disturbance = f"there is no control: {why}"
         notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
-        if count_other_streams(variant):
+        if sum(variant.late) > LATE_SHARE * len(variant.late):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
@@ -284,8 +285,7 @@ class Stopwatch:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
             notes.append(busy_note(claimed, seen, load))
         if seen > limit and place == "cuda":
-            for rounds in (variant.rounds, variant.idle_rounds):
-                rounds[:] = [[sample + seen - claimed for sample in samples] for samples in rounds]
+            variant.rounds[:] = [[sample + seen - claimed for sample in samples] for samples in variant.rounds]
             notes.append(f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts")
         return notes
 
@@ -463,14 +463,6 @@ def busy_note(claimed, seen, load):
         f"{claimed:.3g} ms a call that its process reports may be true, or not: the driver's clock sees {seen:.3g} ms; "
         "run again when it is quiet"
     )
-
-
-def count_other_streams(variant):
-    """Count the time until the whole device is idle, where in most calls that is later than the stream's end; whether it is."""
-    if not variant.is_late("p20"):
-        return False
-    variant.rounds[:] = variant.idle_rounds
-    return True
 
 
 def outcome(variant, others, result, control, disturbance=None):

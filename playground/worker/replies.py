@@ -38,7 +38,7 @@ FORMS = {
         "own_share": optional_amount,
     },
     "candidate.start": {"milliseconds": number, "peak_mib": optional_amount},
-    "candidate.time": {"samples_ms": [number], "idle_ms": [number], "flush_ms": [number]},
+    "candidate.time": {"samples_ms": [number], "late": [bool], "flush_ms": [number]},
 }
 
 

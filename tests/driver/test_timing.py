@@ -1,7 +1,6 @@
 """The driver's side of the stopwatch: known ratios, and what is not what it seems."""
 
 import contextlib
-import itertools
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from playground import catalog
 from playground.driver import race, timing
 from playground.driver.race import Patience, Quiet, Race, Rejected, Side
 from playground.driver.runner import Options, Runner, Task
-from playground.driver.timing import Measured, count_other_streams, outcome, own_clock
+from playground.driver.timing import Measured, outcome, own_clock
 from playground.machine.clocks import Clocks
 from playground.report.progress import Progress
 from playground.worker import WorkerFailure
@@ -78,7 +77,7 @@ return self.old
 PATCHED_STOPWATCH = """
 from playground.stopwatch import timer
 honest = timer.CpuClock.time
-timer.CpuClock.time = lambda self, step: (0.001, 0.001, honest(self, step)[2])
+timer.CpuClock.time = lambda self, step: (0.001, False, honest(self, step)[2])
 """
 
 # Name -> (body of forward, what stands at the top of the file). The warm-up calls each three times.
@@ -199,11 +198,10 @@ def test_a_variant_that_breaks_when_it_is_timed(results):
 class Process:
     """Answers as a worker would, from lists of times."""
 
-    def __init__(self, samples, idle=None, seconds=0.0, flushes=None, in_a_row=()):
+    def __init__(self, samples, seconds=0.0, flushes=None, in_a_row=()):
         self.flushes = flushes or [0.1]
         self.in_a_row = list(in_a_row)
         self.samples = samples
-        self.idle = idle or samples
         self.seconds = seconds
         self.repeated = []
 
@@ -212,8 +210,11 @@ class Process:
             return {"milliseconds": 30.0, "peak_mib": None}
         if request == "time":
             count = len(arguments["seeds"])
-            samples, idle = ((each * count)[:count] for each in (self.samples, self.idle))
-            return {"samples_ms": samples, "idle_ms": idle, "flush_ms": (self.flushes * count)[:count]}
+            return {
+                "samples_ms": (self.samples * count)[:count],
+                "late": [False] * count,
+                "flush_ms": (self.flushes * count)[:count],
+            }
         if request == "flush_in_a_row":
             return {"milliseconds": arguments["flush_ms"] * (self.in_a_row.pop(0) if self.in_a_row else 1.0)}
         if request == "repeat":
@@ -259,18 +260,9 @@ def test_too_few_times():
         side.play(1)
 
 
-def test_work_on_other_streams_is_counted():
-    late = played("variant", [0.1], [1.5])
-    assert count_other_streams(late)
-    assert late.median == 1.5
-    in_time = played("variant", [0.1], [0.104])
-    assert not count_other_streams(in_time)
-    assert in_time.median == 0.1
-
-
 def test_own_clock_counts_every_call_once(monkeypatch):
     monkeypatch.setattr(timing, "PAUSES", (0.0, 0.0))
-    side = played("variant", [1.0], None, 0.002)
+    side = played("variant", [1.0], 0.002)
     assert own_clock(side, 1.0, 1.5) >= 2.0
     repeated = side._ask.repeated
     assert len(repeated) == 4 + 2 * (1 + timing.SHORT_TRIES) and all(3 <= count <= 1000 for count in repeated)
@@ -279,14 +271,14 @@ def test_own_clock_counts_every_call_once(monkeypatch):
 
 def test_own_clock_watches_what_else_runs_in_every_try(monkeypatch):
     monkeypatch.setattr(timing, "PAUSES", (0.0,))
-    side, load, began = played("variant", [1.0], None, 0.002), Load(0.0), []
+    side, load, began = played("variant", [1.0], 0.002), Load(0.0), []
     load.watched = lambda: contextlib.nullcontext(began.append(len(side._ask.repeated)))
     own_clock(side, 1.0, 1.5, load)
     assert began == list(range(len(side._ask.repeated)))
 
 
 def test_own_clock_stops_at_the_first_try_within_the_limit():
-    side = played("variant", [1.0], None, 0.002)
+    side = played("variant", [1.0], 0.002)
     assert own_clock(side, 1.0, 100.0) >= 2.0
     assert len(side._ask.repeated) == 1
 
@@ -497,14 +489,6 @@ def test_the_originals_own_times_show_a_disturbance():
     assert made.disturbance() == "the machine is busy (the original took 4 to 9 ms)"
 
 
-@pytest.mark.parametrize("late_calls, told", [(10, None), (6, race.LATE_AT_TIMES), (2, None)])
-def test_work_on_other_streams_after_some_calls_alone_may_be_a_slow_host(late_calls, told):
-    made, calls = raced(Quietly), itertools.count()
-    made.variant.idle_rounds = [[1.9 if next(calls) % 10 < late_calls else 1.0 for _ in times] for times in made.variant.rounds]
-    assert made.disturbance() == told
-    assert made.variant.is_late("p20") == (late_calls == 10)
-
-
 def test_flushes_that_take_longer_show_another_user_of_the_gpu():
     busy = raced(Quietly, flushes=[0.3], patience=0.0)  # those of the control take 0.1
     assert busy.disturbance() == "the machine is busy (other processes used what is timed)"
@@ -596,7 +580,7 @@ class FakeGpu:
         if request == "flush_in_a_row":
             return {"milliseconds": self.in_a_row * arguments["flush_ms"]}
         times = [self.ms.get((side, mode), self.ms.get(side))] * len(seeds)
-        return {"samples_ms": times, "idle_ms": times, "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
+        return {"samples_ms": times, "late": [False] * len(seeds), "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
 
     def stopwatch(self, tmp_path, monkeypatch):
         monkeypatch.setattr(
