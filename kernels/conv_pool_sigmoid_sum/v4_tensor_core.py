@@ -612,6 +612,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                 const float bias[2] = {biases[16 * rank + n], biases[16 * rank + n + 8]};
                 const float unit = fminf(fmaxf(inverse(scale) * weight_unit, 0x1p-126f), 0x1p127f);  // never 0 or infinite
                 const uint32_t counts = step == steps - 1 ? inside >> 16 : inside;
+                float step_sums[2] = {};  // of deltas: one sum of a whole segment would be less exact
 #pragma unroll (TRAINING ? 1 : GROUP)
                 for (int first = 0; first < GROUP; first += PARTS) {
                     float d[2 * PARTS][4] = {};  // [octet of positions]: 16 outputs x 8
@@ -654,7 +655,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                                 delta[j] = sigmoids[j] * fmaf(-sigmoids[j], DELTA_SCALE, DELTA_SCALE);
                             }
                             total += sigmoids[0] + sigmoids[1];
-                            if (TRAINING) bias_gradients[i % 2] += delta[0] + delta[1];
+                            if (TRAINING) step_sums[i % 2] += delta[0] + delta[1];
                             high[i] = fp16_pair(delta[0], delta[1]);
                             const float2 rest = rest_of_pair(delta[0], delta[1], high[i]);
                             low[i] = fp16_pair(rest.x, rest.y);
@@ -673,6 +674,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                         }
                     }
                 }
+                UNROLL for (int i = 0; i < 2; ++i) bias_gradients[i] += step_sums[i];
             }
         }
         total = warp_sum(total);
@@ -947,22 +949,22 @@ constexpr int SUM_WIDTH = 32, SUM_PARTS = 8;
 __global__ void __launch_bounds__(SUM_WIDTH * SUM_PARTS)
     sum_terms(const float* __restrict__ factors, const float* __restrict__ terms, float* __restrict__ sums,
               float* __restrict__ tail, int size, int tail_size, const Shape s) {
-    __shared__ float part_sums[SUM_PARTS][SUM_WIDTH];
+    __shared__ double part_sums[SUM_PARTS][SUM_WIDTH];
     const int chunks = ceil_div(size, SUM_WIDTH), part = threadIdx.x / SUM_WIDTH, lane = threadIdx.x % SUM_WIDTH;
     const int64_t image = blockIdx.x / chunks;
     const int k = blockIdx.x % chunks * SUM_WIDTH + lane;
     const int64_t first = factors ? 0 : image + block_of(s, image * s.rows);
     const int64_t last = factors ? s.images - 1 : image + block_of(s, (image + 1) * s.rows - 1);
-    float sum = 0;
+    double sum = 0;
     if (k < size)
 #pragma unroll 8
-        for (int64_t i = first + part; i <= last; i += SUM_PARTS) sum += (factors ? factors[i] : 1) * terms[i * size + k];
+        for (int64_t i = first + part; i <= last; i += SUM_PARTS) sum += (factors ? factors[i] : 1.0) * terms[i * size + k];
     part_sums[part][lane] = sum;
     __syncthreads();
     if (part > 0 || k >= size) return;
     for (int other = 1; other < SUM_PARTS; ++other) sum += part_sums[other][lane];
-    if (k < size - tail_size) sums[image * (size - tail_size) + k] = sum;
-    else tail[k - (size - tail_size)] = sum;
+    if (k < size - tail_size) sums[image * (size - tail_size) + k] = static_cast<float>(sum);
+    else tail[k - (size - tail_size)] = static_cast<float>(sum);
 }
 
 // ---- launchers

@@ -134,7 +134,7 @@ constexpr int TF32_TAP_BYTES = CHANNELS * OUTPUTS * 4, TF32_BYTES = TAPS * TF32_
 constexpr int CORE = 128, SLAB = 8 * CORE;
 constexpr int INNER_SLABS = 2 * ceil_div(1 + TAPS, 2), FP16_BYTES = INNER_SLABS * SLAB;  // of the first product
 constexpr int SUM_COLUMNS = 80, SUMS_BYTES = SLAB + SUM_COLUMNS / 8 * SLAB;              // of the second product
-constexpr int ONES = SUM_COLUMNS - 8;  // this column's product is the gradient of the bias
+constexpr int ONES = SUM_COLUMNS - 8;  // these columns' products are the gradient of the bias, each of 8 positions
 
 constexpr int MAX_STAGES = 16, PIPELINE_BARRIERS = 2 * MAX_STAGES;  // full and empty
 constexpr int WARP_SUMS = 16;                                       // floats
@@ -919,13 +919,14 @@ struct Gradient {
     }
 };
 
-// The sums' columns that no tap fills: one of ONE, and zeros.
+// The sums' columns that no tap fills: zeros, but for ONE in eight of them, each at 8 of the 64 positions: tensor cores round
+// towards zero, which shows less in eight short sums than in one.
 template <int ONE>
 __device__ void store_constant_columns(char* sums) {
     for (int i = threadIdx.x % 128; i < (SUM_COLUMNS / 8 - TAPS) * SLAB / 2; i += 128) {
-        const int slab = i / (SLAB / 2), column = i % 8;
+        const int slab = i / (SLAB / 2), position = i % (SLAB / 2) / 8, column = i % 8;
         reinterpret_cast<__half*>(sums + (1 + TAPS) * SLAB)[i] =
-            __float2half_rn(slab == ONES / 8 - TAPS && column == 0 ? ONE : 0);
+            __float2half_rn(slab == ONES / 8 - TAPS && column == position / 8 ? ONE : 0);
     }
 }
 
@@ -954,6 +955,7 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
         const float* const sums = scratch + o * SUM_COLUMNS;
         float sum = sums[is_weight ? 8 * tap + column : ONES];
         if (is_weight && tap != MIDDLE) sum += sums[8 * MIDDLE + column];
+        UNROLL for (int k = 1; !is_weight && k < 8; ++k) sum += sums[ONES + k];
         float& gradient_sum = t.gradients[static_cast<int64_t>(slot) * PARAMETERS + i];
         gradient_sum = more ? gradient_sum + sum : sum;
     }
@@ -1129,25 +1131,25 @@ struct ParameterSums {
 
 // A block of WIDTH * PARTS threads has WIDTH sums; a thread has every PARTS-th sample of one.
 template <int WIDTH, int PARTS>
-__device__ void sum_parameters(const ParameterSums& sums, const float* grad_out, int batch, int block, float* part_sums) {
+__device__ void sum_parameters(const ParameterSums& sums, const float* grad_out, int batch, int block, double* part_sums) {
     const int part = threadIdx.x / WIDTH, i = block * WIDTH + threadIdx.x % WIDTH;
-    float sum = 0;
+    double sum = 0;
     if (i < PARAMETERS)
 #pragma unroll 8
         for (int sample = part; sample < batch; sample += PARTS)
-            sum += grad_out[sample] * sums.samples[static_cast<int64_t>(sample) * PARAMETERS + i];
+            sum += static_cast<double>(grad_out[sample]) * sums.samples[static_cast<int64_t>(sample) * PARAMETERS + i];
     part_sums[threadIdx.x] = sum;
     __syncthreads();
     if (part > 0 || i >= PARAMETERS) return;
     UNROLL for (int other = 1; other < PARTS; ++other) sum += part_sums[other * WIDTH + threadIdx.x];
-    if (i < WEIGHTS) sums.weight[i] = sum;
-    else sums.bias[i - WEIGHTS] = sum;
+    if (i < WEIGHTS) sums.weight[i] = static_cast<float>(sum);
+    else sums.bias[i - WEIGHTS] = static_cast<float>(sum);
 }
 
 constexpr int SUM_WIDTH = 32, SUM_PARTS = 8;
 __global__ void __launch_bounds__(SUM_WIDTH * SUM_PARTS)
     weighted_sum(const ParameterSums sums, const float* __restrict__ grad_out, int batch) {
-    __shared__ float part_sums[SUM_WIDTH * SUM_PARTS];
+    __shared__ double part_sums[SUM_WIDTH * SUM_PARTS];
     sum_parameters<SUM_WIDTH, SUM_PARTS>(sums, grad_out, batch, blockIdx.x, part_sums);
 }
 
@@ -1204,7 +1206,7 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     extern __shared__ __align__(1024) char memory[];
     if (static_cast<int>(blockIdx.x) >= shape.blocks)
         return sum_parameters<TAIL_WIDTH, TAIL_PARTS>(parameters, grad_out, shape.batch, blockIdx.x - shape.blocks,
-                                                      reinterpret_cast<float*>(memory));
+                                                      reinterpret_cast<double*>(memory));
     __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][half][warp][q]; warp 0 stays zero
     __shared__ float warp_largest[CONSUMER_WARPS];
     char* const weights = memory + TRANSPOSED_AT;
