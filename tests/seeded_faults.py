@@ -514,6 +514,11 @@ command/main.py: a failure is a success
 -return IMPOSSIBLE if complaint.is_machine else FAILED
 +return PASSED
 
+emulator/devices.py: what a file replaces in torch.cuda is put back
+    emulator/test_devices.py::test_what_a_file_replaces_meanwhile_is_not_hidden
+-            if getattr(owner, name) is replacement:
++            if True:
+
 emulator/include/emulator/ptx.h: products lose their last term
     emulator/test_hardware_bits.py
 -for (int k = 0; k < K; ++k) sum

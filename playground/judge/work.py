@@ -115,8 +115,9 @@ def _spoil(tensor):
 
 
 def names_cuda(path):
-    """Whether a file speaks of the device by name: .cuda(), device="cuda"."""
-    return bool(re.search(r"""\.cuda\(|is_cuda|["']cuda""", Path(path).read_text(encoding="utf-8", errors="replace")))
+    """Whether a file speaks of the device by name: .cuda(), device="cuda", torch.cuda.synchronize()."""
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    return bool(re.search(r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))""", text))
 
 
 class Text:

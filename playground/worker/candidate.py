@@ -50,6 +50,7 @@ class Candidate(Clocked):
         if strict:
             forbid_tf32()
         self.text = work.Text(variant or problem)
+        self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         flags = behaviour.flags()
         self.kind = None  # until the file is loaded
         self.kind = self._loaded_class(variant) if variant else catalog.load_problem(problem, settings).Model
@@ -85,12 +86,12 @@ class Candidate(Clocked):
         except (AssertionError, RuntimeError):
             if not self._may_emulate_device:
                 raise
-            self.kind = _on_emulated_device(self.kind)
+            self.kind, self.emulates_device = _on_emulated_device(self.kind), True
             return tensors.make_model(self.problem, self.kind, seed, self.device)
 
     @property
     def _may_emulate_device(self):
-        return self.emulator and self.text.names_cuda and not hasattr(self.kind, "on_emulated_device")
+        return self.emulator and self.text.names_cuda and not self.emulates_device
 
     def build(self, seed):
         """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}."""
@@ -101,6 +102,7 @@ class Candidate(Clocked):
             if not self._may_emulate_device:
                 raise
             self.model.forward = devices.emulated(self.model.forward)
+            self.kind, self.emulates_device = _on_emulated_device(self.kind), True
             self._forward(given)
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
@@ -255,7 +257,8 @@ class Candidate(Clocked):
 
         tensors.seed_draws()
         try:
-            results, gradients = tensors.gradients(self.model, values, upstream, given["wanted_inputs"], between)
+            differentiated = devices.emulated(tensors.gradients) if self.emulates_device else tensors.gradients
+            results, gradients = differentiated(self.model, values, upstream, given["wanted_inputs"], between)
         except NotImplementedError as refusal:
             refused = (str(refusal).strip() or "without a message").splitlines()[0]
             return {"unsupported": refused, "failed": None, "complaints": []}
@@ -354,8 +357,6 @@ def _on_emulated_device(kind):
     """The class, constructed and called where "cuda" is the emulated GPU."""
 
     class ModelNew(kind):
-        on_emulated_device = True
-
         @devices.emulated
         def __init__(self, *args):
             super().__init__(*args)

@@ -70,6 +70,8 @@ PLAIN = "import torch\nclass ModelNew(torch.nn.Module): ..."
 FILES = {
     "plain": (PLAIN, "cuda", "cpu"),
     "names_cuda": (PLAIN + "\nmodule = ModelNew().cuda()", "cuda", "emulator"),
+    "synchronizes": (PLAIN + "\ntorch.cuda.synchronize()", "cuda", "emulator"),
+    "asks_for_cuda": (PLAIN + "\nif torch.cuda.is_available(): ...", "cuda", "cpu"),
     "triton": ("import triton\n" + PLAIN, "cuda", "emulator"),
     "kernel": (PLAIN + "\nCUDA = '__global__ void f() {}'", "cuda", "emulator"),
     "cpu_kernel": (PLAIN, "cpu", "cpu"),

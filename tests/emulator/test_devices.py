@@ -1,5 +1,6 @@
-"""A file that names the device "cuda" finds the emulated GPU's memory there, which is the CPU's."""
+"""A file that names the device "cuda" finds the emulated GPU there: the CPU's memory, one stream, properties."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 import torch
 import torch.nn as nn
 
+from playground import tensors
 from playground.emulator import devices
+from playground.judge import probes
 from playground.worker import WorkerFailure, WorkerProcess
 
 
@@ -38,11 +41,75 @@ def test_a_model_that_names_it_is_made_and_runs():
 
 
 def test_nothing_of_it_stays_behind():
-    before = torch.nn.Module.cuda
+    before = torch.nn.Module.cuda, torch.cuda.synchronize, torch.cuda.Event
     with pytest.raises(ZeroDivisionError):
         devices.emulated(lambda: 1 / 0)()
-    assert torch.nn.Module.cuda is before
+    assert (torch.nn.Module.cuda, torch.cuda.synchronize, torch.cuda.Event) == before
     assert not torch.rand(2).is_cuda
+
+
+def test_what_a_file_replaces_meanwhile_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", torch.cuda.synchronize)  # and put back
+    devices.emulated(lambda: setattr(torch.cuda, "synchronize", print))()
+    assert torch.cuda.synchronize is print
+
+
+@devices.emulated
+def doubled_on_a_stream(x):
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    start.record()
+    with torch.cuda.device(x.device), torch.cuda.stream(stream):
+        y = 2 * x.pin_memory().cuda(non_blocking=True)
+        y.record_stream(stream)
+        end.record(stream)
+    torch.cuda.current_stream().wait_event(end)
+    torch.cuda.synchronize(x.device)
+    assert 0 <= start.elapsed_time(end) < 60_000
+    assert stream.cuda_stream == 0, "what host code is given"
+    return y
+
+
+def test_streams_and_events():
+    x = torch.rand(3)
+    assert torch.equal(doubled_on_a_stream(x), 2 * x)
+
+
+def test_the_device_s_properties_are_those_that_host_code_sees():
+    header = (Path(devices.__file__).parent / "include" / "emulator" / "host_device.h").read_text()
+    found = devices.emulated(lambda: torch.cuda.get_device_properties("cuda:0"))()
+    assert devices.emulated(lambda: torch.cuda.get_device_capability())() == (found.major, found.minor)
+    in_header = {
+        "total_memory": "totalGlobalMem",
+        "multi_processor_count": "multiProcessorCount",
+        "max_threads_per_multi_processor": "maxThreadsPerMultiProcessor",
+        "regs_per_multiprocessor": "regsPerMultiprocessor",
+        "shared_memory_per_block": "sharedMemPerBlock",
+        "shared_memory_per_block_optin": "sharedMemPerBlockOptin",
+        "shared_memory_per_multiprocessor": "sharedMemPerMultiprocessor",
+        "L2_cache_size": "l2CacheSize",
+        "major": "major",
+        "minor": "minor",
+    }
+    for name, theirs in in_header.items():
+        text = re.search(rf"\b{theirs} = (?:\(size_t\))?([^,;]+)", header)[1]
+        assert getattr(found, name) == eval(text), name
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: torch.cuda.CUDAGraph(), "torch.cuda.CUDAGraph is not emulated"),
+        (lambda: torch.cuda.graph(None), "torch.cuda.graph is not emulated"),
+        (lambda: torch.cuda.get_device_properties(1), "there is no number 1"),
+        (lambda: torch.cuda.Event().elapsed_time(torch.cuda.Event()), "enable_timing=True"),
+    ],
+)
+def test_what_is_not_emulated_says_so(call, message):
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        devices.emulated(call)()
 
 
 AT_LOADING = """
@@ -60,6 +127,47 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return x.cuda() * TWO + self.one
 """
+
+
+IN_BOTH_PASSES = """
+import torch
+import torch.nn as nn
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        torch.cuda.synchronize()
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return 2 * upstream
+
+
+class ModelNew(nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+
+    def forward(self, x):
+        return Double.apply(x)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
+def test_streams_in_a_backward_pass(tiny_problem, write_variant, tmp_path):
+    original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
+    x, upstream = torch.rand(2, 3), torch.rand(2, 3)
+    probe = probes.Probe("scaled", [x], [upstream], (0,))
+    tensors.save(vars(probe), tmp_path / "inputs")
+    with WorkerProcess() as worker:
+        worker.ask("candidate.load", 120, **original, variant=str(write_variant("in_both_passes", IN_BOTH_PASSES).path))
+        worker.ask("candidate.build", 120, seed=0)
+        files = {"inputs": str(tmp_path / "inputs"), "outputs": str(tmp_path / "outputs")}
+        assert not any(worker.ask("candidate.differentiate", 120, **files).values())
+    results = tensors.load_results(tmp_path / "outputs", 1 << 20)
+    assert torch.equal(results.outputs[0], 2 * x) and torch.equal(results.gradients["input0"], 2 * upstream)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
