@@ -77,6 +77,16 @@ driver/verdict.py: a crash hides a failure
 -if not case.has_failed or
 +if True or
 
+worker/candidate.py: what breaks in the judge is the variant's complaint
+    worker/test_candidate.py::test_a_mistake_of_the_judge_s_is_no_complaint_about_the_variant
+- or self.builds.failure or is_of_judge(exception):
++ or self.builds.failure:
+
+driver/verdict.py: what breaks in the judge is a caveat
+    judge/test_standards.py::test_what_breaks_in_the_judge_is_no_caveat
+-failure.is_of_machine or failure.is_of_judge or
++failure.is_of_machine or
+
 judge/probes.py: scaled is uniform
     judge/test_probes.py
 -return _each_float("scaled", problem, seed, _scaled)

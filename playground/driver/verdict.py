@@ -530,7 +530,8 @@ class _Case:
 
 def _is_its_own(failure):
     """Whether a WorkerFailure is the variant's, and no finding of the emulator, which is a verdict by itself."""
-    return not (failure.is_finding or failure.is_of_machine or isinstance(failure, RefereeFailure))
+    others = failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure)
+    return not (failure.is_finding or others)
 
 
 def _tagged(check, complaint):

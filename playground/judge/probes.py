@@ -272,6 +272,8 @@ def take_step(model, step):
     Making one would import torch._dynamo, which takes a referee longer than all that it computes on a small probe.
     """
     parameters = dict(model.named_parameters())
+    for name in step.keys() - parameters.keys():
+        raise TypeError(f"{name} is no parameter of {type(model).__name__}, so no optimiser changes it")
     with torch.no_grad():
         for name, change in step.items():
             parameters[name].sub_(change.to(parameters[name]))

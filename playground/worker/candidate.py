@@ -18,7 +18,7 @@ from playground.stopwatch.workload import fresh_inputs
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
-from playground.worker.failures import describe
+from playground.worker.failures import describe, is_of_judge
 
 
 class WrongInterface(Exception):
@@ -197,8 +197,9 @@ class Candidate(Clocked):
                 answer["spoiled"] = True
             except tensors.NoRoom:
                 raise
-            except Exception:  # random numbers may well be refused
-                pass
+            except Exception as exception:  # random numbers may well be refused
+                if is_of_judge(exception):
+                    raise
         return answer
 
     def _complaints(self):
@@ -232,9 +233,9 @@ class Candidate(Clocked):
             self.model = usual
 
     def _refusal(self, exception):
-        """The one line of an exception by which the variant says no. Faults and findings are raised again."""
+        """The one line of an exception by which the variant says no. Faults, findings and the judge's are raised again."""
         self._synchronize()  # raises where the GPU is lost
-        if type(exception).__name__ in ("Finding", "OutOfMemoryError") or self.builds.failure:
+        if type(exception).__name__ in ("Finding", "OutOfMemoryError") or self.builds.failure or is_of_judge(exception):
             raise exception
         return describe(getattr(exception, "inner_exception", exception))[0]  # torch.compile wraps what went wrong
 
@@ -321,7 +322,7 @@ def _declared_precision(cls):
     declared = getattr(cls, "precision", "fp32")
     if declared == "fp32":
         return None
-    if declared not in LOWER:
+    if declared not in list(LOWER):  # a list, too, is none of them
         raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(LOWER)}")
     return declared
 

@@ -23,6 +23,8 @@ FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<funct
 CALLS_OF_COMPILED = (f"{OURS}judge{os.sep}work.py", f"{OURS}emulator{os.sep}outputs.py")
 CRASH = "Fatal Python error: "
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
+JUDGE = (f"{OURS}judge{os.sep}", f"{OURS}worker{os.sep}")
+JUDGE_BROKE = "the judge broke, not what it judges: "
 
 
 def describe(exception):
@@ -30,6 +32,8 @@ def describe(exception):
 
     It is without the playground's own frames where one of the user's is in it.
     """
+    if is_of_judge(exception):
+        return JUDGE_BROKE + _reason(exception), "".join(traceback.format_exception(exception))
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
         return _reason(exception), str(exception)
     if "Error building extension" in str(exception):
@@ -51,6 +55,18 @@ def describe(exception):
 def is_of_machine(reason):
     """Whether a failure's reason is the machine's. A file in a sandbox that has filled what it has there is at fault itself."""
     return (reason or "").startswith(NO_ROOM) and SANDBOX_ALLOWS not in reason
+
+
+def is_of_judge(exception):
+    """Whether it is a mistake in a line of the judge's, and no code of the user's was running.
+
+    Not what a line raises to say what it expected of the file, nor RuntimeError: torch's, on tensors that the file has made.
+    """
+    if not isinstance(exception, Exception) or isinstance(exception, (RuntimeError, MemoryError, OSError)):
+        return False
+    frames = traceback.extract_tb(exception.__traceback__)
+    is_ours = bool(frames) and frames[-1].filename.startswith(JUDGE) and not (frames[-1].line or "").startswith("raise ")
+    return is_ours and not any(is_of_user(frame.filename) for frame in frames)
 
 
 def is_of_user(file):

@@ -20,7 +20,7 @@ from playground.emulator.runtime import CALL_OFF, SECONDS_TO_ANSWER
 from playground.tensors import NoRoom
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
-from playground.worker.failures import SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
+from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
 from playground.worker.replies import malformed
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
@@ -44,7 +44,8 @@ spent = collections.defaultdict(float)  # seconds by request, of all workers of 
 class WorkerFailure(Exception):
     """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
 
-    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room.
+    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
+    that the judge itself made a mistake.
     """
 
     def __init__(self, reason, details="", is_finding=False):
@@ -52,6 +53,7 @@ class WorkerFailure(Exception):
         self.details = details
         self.is_finding = is_finding
         self.is_of_machine = is_of_machine(reason)
+        self.is_of_judge = reason.startswith(JUDGE_BROKE)
 
 
 class WorkerProcess:

@@ -20,7 +20,7 @@ from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.stopwatch import timer
 from playground.worker import recheck
-from playground.worker.failures import describe
+from playground.worker.failures import describe, is_of_judge
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -121,6 +121,8 @@ class Referee:
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
+            if is_of_judge(exception):
+                raise
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
         unusable = special.unusable(self.references[probe][0])
         if not (unusable or self.probes[probe].clean or self._is_finite(probe)) and self._is_finite("own"):

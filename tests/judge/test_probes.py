@@ -127,6 +127,11 @@ def test_a_step_changes_the_weights_in_place():
     assert (model.weight - before).abs().mean() > 0.3 * before.abs().mean()
 
 
+def test_a_weight_that_no_optimiser_sees():
+    with pytest.raises(TypeError, match="weight is no parameter of Module"):
+        probes.take_step(torch.nn.Module(), {"weight": torch.ones(2)})
+
+
 def test_weights_eight_times_as_large():
     model = torch.nn.Linear(3, 2)
     expected = 8 * model.weight.detach()

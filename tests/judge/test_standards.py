@@ -1,5 +1,6 @@
 """What follows from the complaints about a variant: two standards, one verdict, and every caveat."""
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ from playground.driver.verdict import (
     permitted_to,
 )
 from playground.report import figures
+from playground.worker import WorkerFailure
+from playground.worker.failures import JUDGE_BROKE
 
 
 def concluded(*complaints):
@@ -104,6 +107,21 @@ def test_which_results_meet_what_was_asked():
     assert not figures.meets({"verdict": "forward only", "standard": "drop-in"})
     assert not figures.meets({"verdict": "forward only"}), "a record of an earlier version knows drop-in alone"
     assert not figures.meets({"verdict": "fail", "standard": "forward"})
+
+
+@pytest.mark.parametrize("reason, is_a_caveat", [("KeyError: 'x'", True), (f"{JUDGE_BROKE}KeyError: 'x'", False)])
+def test_what_breaks_in_the_judge_is_no_caveat(reason, is_a_caveat):
+    worker = SimpleNamespace(pid=0)
+    truth = SimpleNamespace(answers=lambda worker: Path("nowhere"))
+    result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}
+    case = _Case(worker, truth, result, 60, file=None, renew=lambda: "another", accept=None)
+
+    def breaks():
+        raise WorkerFailure(reason)
+
+    with contextlib.nullcontext() if is_a_caveat else pytest.raises(WorkerFailure, match="the judge broke"):
+        assert not case._survive("values", "on a ramp", breaks)
+    assert bool(case.complaints) == is_a_caveat
 
 
 @pytest.fixture

@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.nn as nn
 
+from playground import tensors
+from playground.judge import behaviour, probes
 from playground.worker.candidate import Candidate, WrongInterface, _poisoned_memory, copy_weights
+from playground.worker.failures import JUDGE_BROKE, describe
 
 
 def test_memory_that_is_not_written_is_nan():
@@ -93,3 +96,34 @@ def test_a_variant_that_replaces_get_inputs_changes_nothing(tmp_path):
     assert candidate.model.replaced
     asked, *_ = candidate._subject("variant")
     assert isinstance(asked, types.SimpleNamespace) and asked.get_inputs()[0].any()
+
+
+@pytest.fixture
+def original(tmp_path):
+    """A Candidate that is the original itself, and the file of a probe."""
+    (tmp_path / "asked.py").write_text(PROBLEM)
+    candidate = Candidate()
+    candidate.load(str(tmp_path / "asked.py"), None, {}, "cpu", None, 0)
+    probe = str(tmp_path / "probe")
+    tensors.save(vars(probes.own(candidate.problem, 1)), probe)
+    return candidate, probe
+
+
+@pytest.mark.parametrize("is_of_judge", [True, False])
+def test_a_mistake_of_the_judge_s_is_no_complaint_about_the_variant(original, monkeypatch, tmp_path, is_of_judge):
+    candidate, probe = original
+
+    def try_out():
+        return candidate.try_out("new content in the same memory", probe, probe, str(tmp_path / "outputs"))
+
+    if not is_of_judge:
+        monkeypatch.setattr(candidate.model, "forward", lambda x: undefined)  # noqa: F821 - that is the point
+        assert try_out()["complaint"] == "raises NameError: name 'undefined' is not defined"
+        return
+    monkeypatch.delattr(behaviour, "_refill")
+    with pytest.raises(NameError) as broke:
+        try_out()
+    without_this_file = broke.value.__traceback__.tb_next.tb_next
+    reason, details = describe(broke.value.with_traceback(without_this_file))
+    assert reason == f"{JUDGE_BROKE}NameError: name '_refill' is not defined"
+    assert "behaviour.py" in details, "whose line is the only one that can be mended"
