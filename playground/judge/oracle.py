@@ -174,9 +174,12 @@ class Oracle:
         with mode:
             return self._run(copy.deepcopy(self._model), inputs, probe, kept=kept)
 
-    def _given(self, probe):
-        """The inputs of a call that may change them: copies, which to a GPU they are in any case."""
-        return probe.inputs if self._device.type == "cuda" else copies(probe.inputs)
+    def _given(self, probe, in_double=False):
+        """The inputs of a call that may change them: copies, as on a GPU, and in float64 of float32, they are in any case."""
+        if self._device.type == "cuda":
+            return probe.inputs
+        is_copied = [in_double and tensors.differentiable(v) and v.dtype != torch.float64 for v in probe.inputs]
+        return [v if copied else copies([v])[0] for v, copied in zip(probe.inputs, is_copied, strict=True)]
 
     def uses(self, probe):
         """The families of operators (see precision.FAMILIES) that the model runs."""
@@ -196,9 +199,10 @@ class Oracle:
         """In another way where float64 on the device, at once, is none; `ways` says which."""
         model = _doubled(copy.deepcopy(self._model))
         model = mutate(model) if mutate else model
+        inputs = self._given(probe, in_double=True)
         try:
             with mode, self._drawing(), Promoted() if PROMOTED in self.ways else contextlib.nullcontext():
-                return self._run(model, probe.inputs, probe, in_double=True)
+                return self._run(model, inputs, probe, in_double=True)
         except (torch.OutOfMemoryError, NotSeparable):
             if self._device.type == "cpu":
                 raise
@@ -213,8 +217,9 @@ class Oracle:
         except RuntimeError:
             if mutate or PROMOTED in self.ways:
                 raise
+        inputs = self._given(probe, in_double=True)
         with mode, self._drawing(), Promoted():
-            outcome = self._run(model, probe.inputs, probe, in_double=True)
+            outcome = self._run(model, inputs, probe, in_double=True)
         self.ways.add(PROMOTED)
         return outcome
 
