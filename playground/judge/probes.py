@@ -20,8 +20,8 @@ class Probe:
     """A model's inputs; `upstream` holds a gradient for each output where gradients are wanted, and is None elsewhere.
 
     `step` is what an optimiser's step takes from the parameters it names before the call. With `autocast` the call is under
-    torch.autocast. `clean` are the inputs without the NaN or infinity that the probe is about. `model_seed` is the seed of the
-    weights where they are others than the usual.
+    torch.autocast. `clean` are the inputs without the NaN and infinities that the probe is about. `model_seed` is the seed of
+    the weights where they are others than the usual.
     """
 
     name: str
@@ -87,13 +87,41 @@ def impulse(problem, seed):
 
 
 def nan(problem, seed):
-    """One NaN in the last sample of the first float input."""
-    return _with_one("nan", problem, seed, math.nan)
+    """One NaN in the last sample of the first float input; of three samples or more, half of the first is minus infinity.
+
+    A row that begins with it, as under a mask, spoils a softmax whose first maximum is minus infinity.
+    """
+
+    def put(value):
+        value = _with_one(value, math.nan)
+        if _has_three_samples(value):
+            first = value[0].view(-1)
+            first[: (len(first) + 1) // 2] = -math.inf
+        return value
+
+    return _special("nan", problem, seed, put)
 
 
 def infinity(problem, seed):
-    """One infinity in the last sample of the first float input."""
-    return _with_one("infinity", problem, seed, math.inf)
+    """One infinity in the last sample of the first float input; of three samples or more, the first is minus infinity.
+
+    The second is zeros, with and without the infinities. Such a sample shows from which number a maximum starts, and what is
+    added to keep a division finite, or is not.
+    """
+
+    def zeros(value):
+        value = value.clone()
+        if _has_three_samples(value):
+            value[1] = 0
+        return value
+
+    def put(value):
+        value = _with_one(zeros(value), math.inf)
+        if _has_three_samples(value):
+            value[0] = -math.inf
+        return value
+
+    return _special("infinity", problem, seed, put, zeros)
 
 
 def weights(problem, seed, parameters):
@@ -131,17 +159,23 @@ def _first_float(name, problem, seed, change):
     return made
 
 
-def _with_one(name, problem, seed, special):
-    clean = normal(problem, seed).inputs
+def _special(name, problem, seed, put, clean=torch.clone):
+    """Normal values, the first of them changed by `put`; without its special values by `clean`."""
+    without = _first_float(name, problem, seed, clean)
+    return replace(_first_float(name, problem, seed, put), clean=without.inputs)
 
-    def put(value):
-        value = value.clone()
-        if value.numel():
-            sample = value[-1].view(-1) if value.dim() else value.view(-1)
-            sample[torch.randint(sample.numel(), ())] = special
-        return value
 
-    return replace(_first_float(name, problem, seed, put), clean=clean)
+def _with_one(value, special):
+    """A copy with one special value in its last sample."""
+    value = value.clone()
+    if value.numel():
+        sample = value[-1].view(-1) if value.dim() else value.view(-1)
+        sample[torch.randint(sample.numel(), ())] = special
+    return value
+
+
+def _has_three_samples(value):
+    return value.dim() > 0 and value.shape[0] > 2
 
 
 def _within(value):

@@ -1,4 +1,4 @@
-"""Probes that cannot be compared element by element: a NaN or an infinity in one sample."""
+"""Probes that cannot be compared element by element: NaN and infinities in some samples."""
 
 import copy
 import dataclasses
@@ -6,14 +6,15 @@ import dataclasses
 import torch
 
 from playground.judge.tolerance import Reference
+from playground.tensors import differentiable
 
 
 class Contained:
-    """A Reference of the outputs that the special value does not reach.
+    """A Reference of the outputs that no special value reaches.
 
-    What it reaches, in float64 or in eager PyTorch, is not compared: sound algorithms, such as Winograd's, spread a NaN over a
-    tile, and some of cuDNN's over other samples. `note` says whether the
-    last result compared was finite where the original's is not, `leaked` whether it was not where nothing is reached.
+    What one reaches, in float64 or in eager PyTorch, is not compared: sound algorithms, such as Winograd's, spread a NaN over a
+    tile, and some of cuDNN's over other samples. But see `_reached`. `note` says whether the last result compared was finite
+    where the original's is not, `leaked` whether it was not where nothing is reached.
     """
 
     def __init__(self, reached, reference, not_finite):
@@ -45,29 +46,45 @@ class Contained:
             return self._reference.compare(name, actual)
         lost = (self._not_finite & torch.isfinite(actual)).sum().item()
         self.note = f"finite in {lost} elements where the original is not" if lost else None
-        spread = (~self._reached & ~torch.isfinite(actual)).sum().item()  # elsewhere the original is finite
+        spread = (~self._reached & ~torch.isfinite(actual)).sum().item()
         compared = self._reference.compare(name, actual.masked_fill(self._reached, 0))
         self.leaked = bool(spread)
         if spread:
-            complaint = f"{name} is NaN or infinite in {spread} elements that the special value cannot reach"
+            complaint = f"{name} is NaN or infinite in {spread} elements where the original is finite"
             return dataclasses.replace(compared, complaint=complaint)
         return compared
 
 
 def references(truth, clean, eager, permitted, inputs):
-    """A list of Contained, from the Outcomes with and without the special value."""
-    batch = next((value.shape[0] for value in inputs if isinstance(value, torch.Tensor) and value.dim()), None)
+    """A list of Contained, from the Outcomes with and without the special values."""
+    special = next((~torch.isfinite(v) for v in inputs if differentiable(v) and not torch.isfinite(v).all()), None)
     made = []
     for i, (true, untouched, in_eager) in enumerate(zip(truth.outputs, clean.outputs, eager.outputs, strict=True)):
-        reached = (true != untouched) | ~torch.isfinite(true) | ~torch.isfinite(in_eager)
-        if true.dim() and true.shape[0] == batch:  # the rest of a sample that it reaches is not looked at
-            rows = reached.reshape(batch, -1).any(1)
-            rows[-1] = True
-            reached = rows.view(-1, *[1] * (true.dim() - 1)).expand_as(true)
+        finite = torch.isfinite(true) & torch.isfinite(in_eager)
+        reached = (true != untouched) | ~finite
+        if special is not None:
+            reached = _reached(reached, finite, special.to(true.device), is_number=true.is_floating_point())
         allowed = [outcome.outputs[i].masked_fill(reached, 0) for outcome in permitted]
         reference = Reference(true.masked_fill(reached, 0), in_eager.masked_fill(reached, 0), *allowed)
         made.append(Contained(reached, reference, ~torch.isfinite(true) & ~torch.isfinite(in_eager)))
     return made
+
+
+def _reached(changed, finite, special, is_number):
+    """Which elements of an output are not compared. The special values, where `special` is, change the `changed` ones.
+
+    As a rule all of a sample that holds one, or that one reaches. But what is finite in the original is compared where it
+    computes numbers from those in their own place alone, and in a sample of many special values where all of it is finite, as
+    from a maximum or a softmax: what algorithms spread, such as a convolution's sums, is not.
+    """
+    if is_number and changed.shape == special.shape and not (changed & ~special).any():
+        return ~finite
+    if not (changed.dim() and special.dim()) or len(changed) != len(special):
+        return changed
+    of_samples = [each.reshape(len(each), -1) for each in (changed, finite, special)]
+    is_changed, is_finite, held = of_samples[0].any(1), of_samples[1].all(1), of_samples[2].sum(1)
+    skipped = (is_changed | (held > 0)) & ~(is_number & is_finite & (held > 1))
+    return skipped.view(-1, *[1] * (changed.dim() - 1)).expand_as(changed)
 
 
 def unusable(references):

@@ -277,7 +277,7 @@ class Referee:
         """{"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
         "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
-        original's are not, "leaked" that the opposite is where the special value cannot reach, "uniform" that each of the
+        original's are not, "leaked" that the opposite is where it must not be, "uniform" that each of the
         original's is the same everywhere.
 
         `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With

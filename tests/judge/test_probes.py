@@ -103,7 +103,16 @@ def test_one_special_value_in_the_last_sample(make, test):
     probe = make(UNIFORM, 0)
     (x,), (clean,) = probe.inputs, probe.clean
     assert test(x).sum() == 1 and test(x[-1]).sum() == 1
-    assert torch.isfinite(clean).all() and (x != clean).sum() == 1
+    assert torch.isfinite(clean).all() and (x != clean)[1:].sum() == 1
+
+
+def test_minus_infinity_in_the_first_of_three_samples_and_zeros_in_the_second():
+    for make, share in ((probes.nan, 0.5), (probes.infinity, 1.0)):
+        (x,) = make(UNIFORM, 0).inputs
+        assert torch.isneginf(x).sum() == share * x[0].numel() and torch.isneginf(x[0, 0]).all()
+    assert x[1].abs().max() == 0 and probes.infinity(UNIFORM, 0).clean[0][1].abs().max() == 0
+    (x,) = probes.infinity(problem(lambda: torch.rand(2, 5)), 0).inputs
+    assert (~torch.isfinite(x)).sum() == 1 and (x != 0).all(), "one of two samples stays as it is"
 
 
 @pytest.mark.parametrize("name", list(probes.PROBES))

@@ -1,4 +1,4 @@
-"""A NaN or an infinity may spoil its own sample, and no other."""
+"""A NaN or an infinity may spoil its own sample, and no other; but not where the original computes each element alone."""
 
 import pytest
 import torch
@@ -10,13 +10,15 @@ from playground.judge.tolerance import Reference
 X = torch.arange(12.0).reshape(4, 3)
 
 
-def made(model, special_value=float("nan"), in_eager=None):
+def made(model, special_value=float("nan"), in_eager=None, first=None):
     """(reference of the output, the model's result) for inputs with a special value in the last sample.
 
-    Eager PyTorch runs `in_eager` where that is given.
+    Eager PyTorch runs `in_eager` where that is given. `first` is what the first sample begins with.
     """
     with_special = X.clone()
     with_special[-1, 1] = special_value
+    if first is not None:
+        with_special[0, : len(first)] = torch.tensor(first)
     truth, clean = model(with_special.double()), model(X.double())
     eager = (in_eager or model)(with_special)
     (reference,) = special.references(*(Outcome([value], {}) for value in (truth, clean, eager)), [], [with_special])
@@ -32,7 +34,7 @@ def test_the_original_itself_is_right(value):
 def test_a_leak_into_another_sample():
     reference, eager = made(lambda x: 2 * x + 1)
     eager[0, 0] = float("nan")
-    assert "1 elements that the special value cannot reach" in reference.compare("y", eager).complaint
+    assert "1 elements where the original is finite" in reference.compare("y", eager).complaint
 
 
 def test_a_leak_of_the_original_s_own():
@@ -47,7 +49,7 @@ def test_a_leak_of_the_original_s_own():
     assert not torch.isfinite(eager[1]).any()
     assert reference.compare("y", eager).complaint is None
     eager[0, 0] = float("nan")
-    assert "1 elements that the special value cannot reach" in reference.compare("y", eager).complaint
+    assert "1 elements where the original is finite" in reference.compare("y", eager).complaint
 
 
 def test_another_sample_must_be_right():
@@ -57,8 +59,40 @@ def test_another_sample_must_be_right():
 
 
 def test_the_rest_of_the_sample_may_be_spoiled_too():
-    reference, eager = made(lambda x: 2 * x + 1)
+    reference, eager = made(lambda x: x + x.roll(1, 1))
     eager[-1] = float("nan")
+    assert reference.compare("y", eager).complaint is None
+
+
+def test_the_rest_may_not_where_each_element_is_computed_alone():
+    reference, eager = made(lambda x: x.clamp(2, 6), float("inf"))
+    assert eager[-1, 1] == 6 and reference.compare("y", eager).complaint is None
+    assert "off by" in reference.compare("y", torch.where(eager == 6, 7, eager)).complaint
+    eager[-1, 1] = float("inf")
+    assert "1 elements where the original is finite" in reference.compare("y", eager).complaint
+
+
+MINUS_INFINITY = -float("inf")
+
+
+def test_a_sample_of_many_special_values_where_the_original_is_finite():
+    reference, eager = made(lambda x: x.softmax(1), first=[MINUS_INFINITY] * 2)
+    assert eager[0].tolist() == [0, 0, 1] and reference.compare("y", eager).complaint is None
+    eager[0] = float("nan")
+    assert "3 elements where the original is finite" in reference.compare("y", eager).complaint
+
+
+def test_a_maximum_that_starts_from_a_finite_number_is_a_note():
+    reference, eager = made(lambda x: x.amax(1), first=[MINUS_INFINITY] * 3)
+    assert reference.compare("y", eager).complaint is None and reference.note is None
+    assert reference.compare("y", eager.clamp(min=-1e30)).complaint is None
+    assert reference.note == "finite in 1 elements where the original is not"
+
+
+def test_sums_may_spoil_a_sample_of_many_special_values():
+    reference, eager = made(lambda x: torch.stack([x[:, 0] - x[:, 1], x[:, 2]], 1), first=[MINUS_INFINITY] * 2)
+    assert eager[0].isnan().tolist() == [True, False]
+    eager[0] = float("nan")
     assert reference.compare("y", eager).complaint is None
 
 

@@ -1,6 +1,6 @@
 """Adds zero times the sum of everything: a NaN in one sample is in all results.
 
-Verdict: forward only: with a NaN in one sample: .*cannot reach
+Verdict: forward only: with a NaN, or minus infinity, in a sample: .*where the original is finite
 Caveat: nan
 """
 

@@ -1,6 +1,6 @@
 """Puts numbers in the place of NaN and infinities before it computes: what went wrong upstream is no longer seen.
 
-Verdict: forward only: with a NaN in one sample: the output is finite in
+Verdict: forward only: with a NaN, or minus infinity, in a sample: the output is finite in
 Caveat: nan
 """
 
