@@ -61,6 +61,7 @@ class Referee:
         self.probes = {}
         self.drawings = {}  # probe -> how it is drawn, of those whose inputs no file holds
         self.references = {}
+        self.unstepped = {}  # (probe, names of parameters) -> references of the outputs where those do not take its step
         self.wider = {}
         self.lowered = {}
         tf32 = self.oracle.tf32_families
@@ -167,8 +168,6 @@ class Referee:
         if made.clean:
             clean = oracle.truth(replace(made, inputs=made.clean))
             self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
-        if made.step:
-            self.references[f"{probe} not seen"] = self._without_step(made)
         return bool(eager.gradients)
 
     def _keep(self, probe, drawing, file):
@@ -263,9 +262,15 @@ class Referee:
     def _oracle(self, model):
         return Oracle(model, self.device, self.emulated, self.sample)
 
-    def _without_step(self, probe):
-        truth, eager = self.oracle.truth(probe), self.oracle.eager(probe)
-        return _references(truth, eager, self.oracle.permitted(probe, self.precision))
+    def _before_step(self, probe, stale):
+        """References of the outputs on a probe of which the parameters named in `stale` do not take the step."""
+        if (probe, stale) not in self.unstepped:
+            made = self._with_inputs(probe)
+            made = replace(made, step={name: change for name, change in made.step.items() if name not in stale})
+            oracle = self.oracle_of(made)
+            outcomes = oracle.truth(made), oracle.eager(made), oracle.permitted(made, self.precision)
+            self.unstepped[probe, stale], _ = _references(*outcomes)
+        return self.unstepped[probe, stale]
 
     def _runs(self, problem):
         """Whether the original runs on the problem's inputs; what it raises comes through."""
@@ -303,12 +308,12 @@ class Referee:
         compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
         if self.sample.is_part and not found.complaint:
             compared = compared | {"complaint": self._far_from_eager(probe, expected, names, whole.outputs)}
-        stale = bool(compared["complaint"]) and self._has_old_weights(probe, actual)
+        stale = self._stale_weights(probe, actual) if compared["complaint"] else None
         if stale:
-            compared = compared | {"complaint": "the output is that of the weights before the step"}
+            compared = compared | {"complaint": f"the output is that of {stale} before the step"}
         swallowed = next((reference.note for reference in expected if getattr(reference, "note", None)), None)
         leaked = any(getattr(reference, "leaked", False) for reference in expected)
-        return compared | unseen | {"stale": stale, "swallowed": swallowed, "leaked": leaked}
+        return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked}
 
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors.
@@ -352,11 +357,18 @@ class Referee:
                 return f"{name} is off by {far:.2e} of its spread from eager PyTorch's; allowed are {limit:.2e}"
         return None
 
-    def _has_old_weights(self, probe, actual):
-        """Whether the outputs are right for the weights before the probe's step."""
-        expected, _ = self.references.get(f"{probe} not seen", ([], {}))
-        pairs = list(zip(expected, actual, strict=False))
-        return bool(pairs) and all(reference.compare("", value).complaint is None for reference, value in pairs)
+    def _stale_weights(self, probe, actual):
+        """The weights of which the outputs are right without the probe's step, in words; None where there are none.
+
+        All of them, or those that are packed as a rule, the matrices, or the others alone.
+        """
+        step = self.probes[probe].step
+        matrices = frozenset(name for name, change in step.items() if change.dim() > 1)
+        for stale in dict.fromkeys(filter(None, (frozenset(step), matrices, frozenset(step) - matrices))):
+            expected = self._before_step(probe, stale)
+            if all(reference.compare("", value).complaint is None for reference, value in zip(expected, actual, strict=False)):
+                return "the weights" if len(stale) == len(step) else ", ".join(sorted(stale))
+        return None
 
     def compare_gradients(self, probe, gradients, declared=None, shared=False):
         """{name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
