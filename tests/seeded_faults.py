@@ -127,6 +127,22 @@ worker/referee.py: stale are all weights or none
 -(frozenset(step), matrices, frozenset(step) - matrices))):
 +(frozenset(step),))):
 
+judge/probes.py: nothing is trained before eval mode
+    judge/test_problems.py::test_the_wrong_one_fails_for_its_reason[linear_batch_norm]
+-    model(*inputs)
+-    modes = {
++    modes = {
+
+judge/probes.py: eval mode is not tried
+    judge/test_problems.py::test_the_wrong_one_fails_for_its_reason[linear_batch_norm]
+-    model.eval()
++    pass
+
+worker/candidate.py: earlier calls count in eval mode
+    judge/test_problems.py::test_the_right_one_passes[linear_batch_norm]
+-                value.copy_(first if first.shape == value.shape else value)
++                pass
+
 judge/probes.py: step is not taken
     judge/test_probes.py judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-packs_weights_once]
 -parameters[name].sub_(change.to(parameters[name]))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
 from playground.judge.behaviour import Conduct, Trials
 from playground.judge.mutations import LOOK_ALIKE
-from playground.judge.probes import AT_OWN_SIZE, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
+from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
 from playground.worker.truth import RefereeFailure, erase, remove
@@ -38,6 +38,7 @@ CIRCUMSTANCES = {
     "step": ("after an optimiser's step", "stale-weights"),
     "weights": ("with weights 8 times as large", "values"),
     "autocast": ("under autocast", "autocast"),
+    EVAL: ("in eval mode", EVAL),
 }
 # Check of the behaviour -> (tag, the least standard that it costs).
 CONDUCT = {
@@ -76,6 +77,7 @@ REMEDIES = {
     "nan": "let a NaN or an infinity through to where the original has one, and nowhere else",
     "stale-weights": "read the weights in each call",
     "autocast": "keep to float32, or raise an exception under autocast",
+    EVAL: "obey `training`, and keep running statistics as the original does, or raise an exception in eval mode",
     "not-deterministic": "add in a fixed order, or say deterministic = False in the class",
     "inference-mode": "use nothing that torch.inference_mode forbids",
     "second-device": "guard the device, launch on the input's, or raise an exception",
@@ -278,6 +280,8 @@ class _Case:
         for probe in (name for name in PROBES if name not in (*FORWARD_PROBES, OF_SEEDS)):
             if self._is_by_seed and probe in OF_PARAMETERS:
                 self._note_probe(probe, "not run: the variant's parameters are not the original's")
+                continue
+            if probe == EVAL and EVAL not in self._truth.habits:
                 continue
             if self._rejects_reduced and size_of(probe) == "reduced":
                 probe += AT_OWN_SIZE
@@ -501,7 +505,8 @@ class _Case:
     def _count_mutants(self):
         """How many wrong versions of the original fail the probes that this variant passed."""
         gradients = bool(self._check["gradients"]) and "unsupported" not in self._check["gradients"]
-        probes = tuple(name for name in self._passed if name not in (*FRESH, OF_SEEDS) and not name.startswith("autocast"))
+        skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
+        probes = tuple(name for name in self._passed if name not in skipped)
         score = self._truth.mutants(probes, gradients and not self._is_gradient_wrong, self._declared)
         self._check["mutants_rejected"] = f"{score['rejected']}/{score['counted']}"
         self._check["mutants_survived"] = score["survivors"]

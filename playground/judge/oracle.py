@@ -24,6 +24,7 @@ from playground.judge.precision import (
     tf32_families,
     without_tf32,
 )
+from playground.judge.probes import in_eval
 from playground.judge.reordered import ORDERS, Reordered
 from playground.judge.sample import ALL
 
@@ -233,6 +234,7 @@ class Oracle:
         two chunks of a small batch must give what the small batch gives. Raises NotSeparable. `kept(value)` is what of a value
         leaves the device where it is computed at once, its sample unless given.
         """
+        model = functools.partial(in_eval, model) if probe.evaluates else model
         batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() else 0
         chunk = batch
         while True:

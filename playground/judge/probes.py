@@ -13,6 +13,7 @@ from playground import tensors
 from playground.judge.domain import Domain
 
 NO_DOMAIN = Domain()
+EVAL = "eval"  # the probe of models that give something else in eval mode, and what the referee calls that habit
 
 
 @dataclass
@@ -20,8 +21,8 @@ class Probe:
     """A model's inputs; `upstream` holds a gradient for each output where gradients are wanted, and is None elsewhere.
 
     `step` is what an optimiser's step takes from the parameters it names before the call. With `autocast` the call is under
-    torch.autocast. `clean` are the inputs without the NaN and infinities that the probe is about. `model_seed` is the seed of
-    the weights where they are others than the usual.
+    torch.autocast, with `evaluates` it is `in_eval`. `clean` are the inputs without the NaN and infinities that the probe is
+    about. `model_seed` is the seed of the weights where they are others than the usual.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Probe:
     wanted_inputs: tuple = ()
     step: dict = field(default_factory=dict)
     autocast: bool = False
+    evaluates: bool = False
     clean: list | None = None
     model_seed: int | None = None
 
@@ -145,6 +147,23 @@ def autocast(problem, seed):
     return replace(scaled(problem, seed), name="autocast", autocast=True)
 
 
+def evaluated(problem, seed):
+    """Normal values in eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
+    return replace(normal(problem, seed), name=EVAL, evaluates=True)
+
+
+def in_eval(model, *inputs):
+    """The model's result in eval mode, after a call in its own."""
+    model(*inputs)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        return model(*inputs)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 def _each_float(name, problem, seed, change):
     inputs = tensors.make_inputs(problem, seed)
     return Probe(name, [change(value) if tensors.differentiable(value) else value for value in inputs])
@@ -242,6 +261,7 @@ PROBES = {
     "step": (step, "reduced"),
     "weights": (weights, "reduced"),
     "autocast": (autocast, "reduced"),
+    EVAL: (evaluated, "reduced"),
 }
 FORWARD_PROBES = ("own", "fresh", "fresh again", "within")  # on which every variant must be right
 OF_SEEDS = "other weights"  # for a variant whose weights come from a seed, and not from the original

@@ -64,6 +64,7 @@ class Candidate(Clocked):
                 others = _drawn_differently(self.model.state_dict(), original)
                 drawn = f"; from the same seed it draws other values of {_some(others)}" if others else ""
                 difference = f"{complaint}{drawn}"
+        self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
         return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
@@ -133,7 +134,7 @@ class Candidate(Clocked):
         with self._under(probe, poison):
             tensors.seed_draws()
             conduct = behaviour.Conduct(self.model, given)
-            forward = functools.partial(self._forward, given)
+            forward = functools.partial(self._forward, given, probe["evaluates"])
             try:
                 result, answer["peak_mib"] = timer.peak_memory(forward, self.device)
             except Exception as exception:
@@ -217,6 +218,10 @@ class Candidate(Clocked):
         usual = self.model
         if probe["model_seed"] is not None:
             self.model = self._made(probe["model_seed"])
+        if probe["evaluates"]:  # what earlier calls have added to running statistics is not in the original's
+            for name, value in self.model.named_buffers():
+                first = self.first_buffers.get(name, value)  # one that is made in a call is a workspace
+                value.copy_(first if first.shape == value.shape else value)
         kept = {name: value.detach().clone() for name, value in self.model.named_parameters()} if probe["step"] else {}
         probes.take_step(self.model, probe["step"])
         try:
@@ -301,9 +306,9 @@ class Candidate(Clocked):
         if self.emulator:
             self.emulator.configure(schedule=next(self.schedules))
 
-    def _forward(self, inputs):
+    def _forward(self, inputs, evaluates=False):
         with torch.no_grad():
-            result = tensors.flatten(self.model(*inputs))
+            result = tensors.flatten(probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs))
         self._synchronize()
         return result
 

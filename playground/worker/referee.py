@@ -83,7 +83,7 @@ class Referee:
     def habits(self):
         """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}.
 
-        And "state", where its result depends on the calls before.
+        And "state", where its result depends on the calls before, and probes.EVAL, where it is another one in eval mode.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
@@ -98,6 +98,8 @@ class Referee:
         conduct = behaviour.Conduct(model, inputs)
         outputs = called(model, inputs)
         habits = list(conduct.complaints(outputs))
+        if not behaviour.same(outputs, called(copy.deepcopy(self.model).eval(), behaviour.copies(content))):
+            habits.append(probes.EVAL)
         if not behaviour.same(outputs, called(model, behaviour.copies(content))):
             habits.append("run to run")
             if behaviour.same(outputs, called(unused, content)):
@@ -274,8 +276,9 @@ class Referee:
 
     def _runs(self, problem):
         """Whether the original runs on the problem's inputs; what it raises comes through."""
+        model = copy.deepcopy(self.model)  # a call may change it, such as running statistics
         with torch.no_grad():
-            self.model(*tensors.to(tensors.inputs_of(problem), self.device))
+            model(*tensors.to(tensors.inputs_of(problem), self.device))
         return True
 
     def compare_outputs(self, probe, outputs, declared=None, remark=True):

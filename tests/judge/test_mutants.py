@@ -11,7 +11,7 @@ from playground import catalog, tensors
 from playground.judge import mutants, probes
 from playground.judge.mutations import MUTATIONS, Call, Unfit
 from playground.judge.oracle import Oracle
-from playground.judge.probes import PROBES, Probe
+from playground.judge.probes import EVAL, PROBES, Probe
 from playground.worker.referee import Referee, _references
 
 CPU = torch.device("cpu")
@@ -317,7 +317,7 @@ def referee(request, tmp_path_factory):
 
 def score_of(referee):
     """What the referee says of its model's mutants, on all probes but the blunt ones."""
-    chosen = [name for name in referee.probes if name != "autocast"]
+    chosen = [name for name in referee.probes if name not in ("autocast", EVAL)]
     usable = [name for name in chosen if not any(reference.is_blunt for reference in referee.references[name][0])]
     return referee.mutants(usable, True, None, 3)
 

@@ -14,7 +14,7 @@ FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("problems/*/
 # One of each kind: what its inputs have to be, what it remembers or draws, how sharp the check is.
 OF_THE_DEFAULT_TIER = {
     *("causal_attention", "cross_entropy", "dropout", "gelu"),
-    *("gru", "layer_norm", "max_with_index", "running_mean", "seldom_positive", "softmax", "spectrum"),
+    *("gru", "layer_norm", "linear_batch_norm", "max_with_index", "running_mean", "seldom_positive", "softmax", "spectrum"),
     "triangular_product",
 }
 

@@ -16,6 +16,8 @@ class ModelNew(nn.Module):
     def forward(self, x):
         y = self.conv(x)
         norm = self.norm
+        if not self.training:
+            return torch.relu(norm(y))
         variance, mean = torch.var_mean(y.detach(), (0, 2, 3), correction=0)
         with torch.no_grad():
             norm.num_batches_tracked += 1
