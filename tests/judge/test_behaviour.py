@@ -264,4 +264,4 @@ def test_an_original_that_changes_buffers_excuses_no_changed_weights(tmp_path):
     path.write_text(text.replace("return x +", "return self.norm(x) +"))
     referee = Referee()
     referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
-    assert referee.habits()["habits"] == ["buffers unchanged"]
+    assert referee.habits()["habits"] == ["buffers unchanged", "eval"]
