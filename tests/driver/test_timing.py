@@ -565,6 +565,7 @@ class FakeGpu:
     def __init__(self, ms, failing=()):
         self.ms = ms
         self.in_a_row = 1.0  # how long each of many flushes takes, beside one alone
+        self.late = False  # whether the device is busy on other streams after the variant's calls
         self.failing = dict(failing)
         self.started = []
         self.compared = []
@@ -580,7 +581,8 @@ class FakeGpu:
         if request == "flush_in_a_row":
             return {"milliseconds": self.in_a_row * arguments["flush_ms"]}
         times = [self.ms.get((side, mode), self.ms.get(side))] * len(seeds)
-        return {"samples_ms": times, "late": [False] * len(seeds), "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
+        late = [side == "variant" and self.late] * len(seeds)
+        return {"samples_ms": times, "late": late, "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
 
     def stopwatch(self, tmp_path, monkeypatch):
         monkeypatch.setattr(
@@ -618,6 +620,15 @@ class FakeGpu:
 
     def result(self):
         return {"check": {"gradients": {"w": {}}}, "precision": "tf32", "variant_precision": None}
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_work_on_other_streams_is_told(tmp_path, monkeypatch, late):
+    gpu = FakeGpu(MS)
+    gpu.late = late
+    monkeypatch.setattr(timing, "own_clock", lambda side, *_: side.median)
+    timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
+    assert (timing.LATE_NOTE in timed["notes"]) == late
 
 
 @pytest.mark.parametrize("shared", [True, False])
