@@ -376,11 +376,15 @@ def _on_emulated_device(kind):
 
 @contextlib.contextmanager
 def _poisoned_memory():
-    """torch fills what it would leave uninitialised with NaN (or the largest integer) in its deterministic mode."""
+    """torch fills what it would leave uninitialised with NaN (or the largest integer) in its deterministic mode.
+
+    torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what the variant compiles
+    deterministic from then on.
+    """
     fill = torch.utils.deterministic.fill_uninitialized_memory
     mode = torch.get_deterministic_debug_mode()
     torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     try:
         yield
     finally:
