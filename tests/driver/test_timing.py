@@ -129,6 +129,7 @@ def run(problem, variants, baselines=("eager",), others=0.0):
         patch.setattr(Runner, "build", lambda *_: None)
         patch.setattr(timing, "judge", lambda *_: None)
         patch.setattr(timing, "names_for", lambda *_: baselines)
+        patch.setattr(timing.Stopwatch, "_floor", lambda *_: {"floor_ms": None, "floor_bound": None})
         patch.setattr(timing, "OtherLoad", lambda pid: Load(others))
         patch.setattr(race, "OtherLoad", lambda *pids: Load(0.0))
         results = Runner(Options(quick=True), progress).run([Task(problem, variant, "cpu") for variant in variants])
