@@ -56,9 +56,19 @@ def compile_all(code, targets, folder):
     return found, [line for line in output.splitlines() if re.search(r"\bwarning\b|performance loss", line, re.IGNORECASE)]
 
 
+def cases():
+    """Each text for the oldest of its targets and for the newest, which differ most, and for those between in the full tier."""
+    for param in project_variants.variants("cuda"):
+        targets = claimed(param.values[1])
+        between = targets[1:-1]
+        yield pytest.param(*param.values, [each for each in targets if each not in between], id=param.id)
+        if between:
+            yield pytest.param(*param.values, between, id=f"{param.id}: {between[0]} to {between[-1]}", marks=pytest.mark.full)
+
+
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
-@pytest.mark.parametrize("model, variant", project_variants.variants("cuda"))
-def test_text(model, variant, tmp_path):
+@pytest.mark.parametrize("model, variant, targets", [*cases()])
+def test_text(model, variant, targets, tmp_path):
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"].get(model.name))
     new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, seed=0)
     recipe = nvcc.recipe(new, problem.get_inputs())
@@ -66,7 +76,7 @@ def test_text(model, variant, tmp_path):
     assert recipe.architectures in ((), tuple(claimed(variant))), "its own flags name other targets than README"
 
     name = f"{model.name}/{variant.name}"
-    found, complaints = compile_all(recipe, claimed(variant), tmp_path)
+    found, complaints = compile_all(recipe, targets, tmp_path)
     assert all(found.values()), f"no kernel in the text of {name}"
     for target, kernels in found.items():
         for kernel in kernels:
