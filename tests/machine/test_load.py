@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from playground.machine import load
@@ -59,7 +58,7 @@ def test_counters_that_stand_still_or_lag_show_no_load(counters, user):
 
 @pytest.mark.parametrize("then", ["", "time.sleep(60)"], ids=["ended", "running"])
 def test_the_time_of_descendants_is_the_process_own(then):
-    before = load._seconds(psutil.Process())
+    before = OtherLoad(os.getpid())._own_seconds()
     command = [sys.executable, "-c", BURN.format(then="print(flush=True);" + then)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
