@@ -30,6 +30,7 @@ SPILLED = {
     ("conv_pool_sigmoid_sum/v3_box_sums", "sm_100", "sum_sigmoids<false>"): 4,
     ("conv_pool_sigmoid_sum/v3_box_sums", "sm_100", "sum_sigmoids<true>"): 4,
     ("conv_pool_sigmoid_sum/v3_box_sums", "sm_120", "sum_sigmoids<true>"): 4,
+    ("conv_pool_sigmoid_sum/v4_tensor_core", "sm_120", "conv_pool_sum<true, true, true>"): 4,  # strict training
 }
 
 
