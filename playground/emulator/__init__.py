@@ -55,15 +55,11 @@ class Installation:
         self.settings = schedule, seed, processors, time_limit
 
     def begin(self):
-        from concurrent.futures import ThreadPoolExecutor
-
         from torch.utils import cpp_extension
 
-        from . import runtime, toolchain
+        from . import runtime
 
-        with ThreadPoolExecutor() as pool:
-            for job in [pool.submit(toolchain.runtime_library), pool.submit(toolchain.torch_glue_library)]:
-                job.result()
+        self.builder.make_shared()
         runtime.configure(self.mode, *self.settings)
         runtime.library().emulator_debug(self.debug)
         self.to_exception = lambda report: parse_finding(report, self.builder.file_of_library)

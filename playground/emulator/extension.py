@@ -132,6 +132,12 @@ class Builder:
     def file_of_library(self, library):
         return self.files.get(library, self.last_file)
 
+    def make_shared(self):
+        """Make what the source file's texts take, before it asks for them."""
+        file = Path(self.source_file or "")
+        registers = file.is_file() and REGISTERS.search(file.read_text(encoding="utf-8", errors="replace"))
+        make_shared(*[binding_header] * bool(registers))
+
     def load_inline(
         self,
         name,
@@ -213,7 +219,7 @@ class Builder:
         """The object files of a binding: it, and its library's name where the one serves all names."""
         own = list(BINDING_FLAGS)
         if REGISTERS.search(prepared.text):
-            own += ["-include", str(toolchain.precompiled_torch_header([*own, *toolchain.torch_flags()[0]]))]
+            own += ["-include", str(binding_header())]
         if not prepared.shared:
             return [compile_with_torch(name, prepared, [*own, *flags])]
         shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'])
@@ -253,12 +259,21 @@ def compile_with_torch(name, prepared, flags):
     return toolchain.compile_text(prepared.text, ".cpp", flags, prepared.explain, uses_torch=True)
 
 
+def make_shared(*more):
+    """Make what all texts share, and call the `more` functions, side by side. What they make stays in the cache."""
+    with ThreadPoolExecutor() as pool:
+        for made in [pool.submit(job) for job in (toolchain.runtime_library, toolchain.torch_glue_library, *more)]:
+            made.result()
+
+
 def make_own():
-    """Make what all texts share: the runtime, and PyTorch's headers as bindings take them. It stays in the cache."""
-    toolchain.runtime_library()
-    toolchain.torch_glue_library()
-    toolchain.names_in_torch_headers()
-    toolchain.precompiled_torch_header([*BINDING_FLAGS, *toolchain.torch_flags()[0]])
+    """Make all that any text may take: the runtime, and PyTorch's headers."""
+    make_shared(binding_header, toolchain.names_in_torch_headers)
+
+
+def binding_header():
+    """PyTorch's headers as bindings that register operators take them; it takes longest to make."""
+    return toolchain.precompiled_torch_header([*BINDING_FLAGS, *toolchain.torch_flags()[0]])
 
 
 class LightHeadersError(Exception):
