@@ -51,7 +51,7 @@ TRY_MS, SHORT_TRY_MS = 100, 5
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
-LATE_SHARE = 0.2  # of the calls
+OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
 SHARED = "the machine is busy (another process works on the GPU)"
@@ -200,7 +200,7 @@ class Stopwatch:
             disturbance = f"there is no control: {why}"
         notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
-        if sum(variant.late) > LATE_SHARE * len(variant.late):
+        if sum(variant.late) > OFTEN * len(variant.late):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
