@@ -37,6 +37,8 @@ class EmulatedDevice(TorchFunctionMode):
             return args[0]
         if function == torch.Tensor.is_cuda.__get__:  # a new object each time
             return True
+        if function == torch.Tensor.device.__get__:
+            return Stream.device
         if function is torch.device:
             return function(*args, **(kwargs or {}))
         args, kwargs = _pytree.tree_map(_on_cpu, (args, kwargs or {}))

@@ -20,7 +20,7 @@ def check(results, file, lines):
 
     for tensor in tensors_in(results):
         traced = type(tensor) not in (torch.Tensor, torch.nn.Parameter)  # a FakeTensor, for example, which has no memory
-        if traced or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if traced or not tensor.is_cpu or tensor.layout != torch.strided:
             continue
         at = runtime.first_unwritten(tensor)
         if at is None:

@@ -21,6 +21,9 @@ from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
 
 
+REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
+
+
 class WrongInterface(Exception):
     """The variant declares what there is not, or its parameters are not those of the original."""
 
@@ -75,7 +78,7 @@ class Candidate(Clocked):
             return catalog.load_variant(variant).ModelNew
         except emulator.EmulatorError:
             raise
-        except (AssertionError, RuntimeError):
+        except REFUSALS:
             if not self._may_emulate_device:
                 raise
             return devices.emulated(catalog.load_variant)(variant).ModelNew
@@ -84,7 +87,7 @@ class Candidate(Clocked):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
             return tensors.make_model(self.problem, self.kind, seed, self.device)
-        except (AssertionError, RuntimeError):
+        except REFUSALS:
             if not self._may_emulate_device:
                 raise
             self.kind, self.emulates_device = _on_emulated_device(self.kind), True
@@ -99,7 +102,7 @@ class Candidate(Clocked):
         given = fresh_inputs(self.problem, seed, self.device)
         try:
             self._forward(given)
-        except (AssertionError, RuntimeError):
+        except REFUSALS:
             if not self._may_emulate_device:
                 raise
             self.model.forward = devices.emulated(self.model.forward)

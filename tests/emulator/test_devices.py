@@ -22,8 +22,10 @@ class NamesCuda(nn.Module):
         self.scale = torch.full((2,), 2.0, device="cuda")
 
     def forward(self, x):
-        assert x.is_cuda, "on a GPU only"
-        return self.linear(x.cuda()) * self.scale.to(torch.device("cuda", 0)) + torch.ones(2, device=torch.device("cuda"))
+        if x.device.type != "cuda" or not x.is_cuda:
+            raise ValueError("on a GPU only")
+        zeros = torch.zeros(2, device=x.device)
+        return zeros + self.linear(x.cuda()) * self.scale.to(torch.device("cuda", 0)) + torch.ones(2, device=torch.device("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
