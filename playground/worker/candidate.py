@@ -20,7 +20,6 @@ from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
 
-
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
 
 
@@ -98,13 +97,19 @@ class Candidate(Clocked):
         return self.emulator and self.text.names_cuda and not self.emulates_device
 
     def build(self, seed):
-        """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}."""
+        """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}.
+
+        Where a file that names "cuda" refuses, or goes on without its kernels, it is run again with "cuda" emulated.
+        """
         given = fresh_inputs(self.problem, seed, self.device)
         try:
             self._forward(given)
+            is_done = not (self._may_emulate_device and self.text.cuda_kernels) or runtime.launches()
         except REFUSALS:
             if not self._may_emulate_device:
                 raise
+            is_done = False
+        if not is_done:
             self.model.forward = devices.emulated(self.model.forward)
             self.kind, self.emulates_device = _on_emulated_device(self.kind), True
             self._forward(given)

@@ -25,7 +25,9 @@ class NamesCuda(nn.Module):
         if x.device.type != "cuda" or not x.is_cuda:
             raise ValueError("on a GPU only")
         zeros = torch.zeros(2, device=x.device)
-        return zeros + self.linear(x.cuda()) * self.scale.to(torch.device("cuda", 0)) + torch.ones(2, device=torch.device("cuda"))
+        return (
+            zeros + self.linear(x.cuda()) * self.scale.to(torch.device("cuda", 0)) + torch.ones(2, device=torch.device("cuda"))
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
@@ -181,6 +183,44 @@ def test_a_file_under_the_emulator_may_put_tensors_there_as_it_is_loaded(tiny_pr
         worker.ask("candidate.build", 120, seed=0)
     with WorkerProcess() as worker, pytest.raises(WorkerFailure, match="CUDA"):
         worker.ask("candidate.load", 120, **original | {"place": "cpu"}, variant=str(variant.path))
+
+
+WITH_A_FALLBACK = """
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+
+KERNEL = '''
+#include <torch/extension.h>
+__global__ void twice(const float* x, float* y, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = 2 * x[i];
+}
+at::Tensor run(at::Tensor x) {
+    at::Tensor y = at::empty_like(x);
+    twice<<<(x.numel() + 31) / 32, 32>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+    return y;
+}
+'''
+
+
+class ModelNew(nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+
+    def forward(self, x):
+        if not (torch.cuda.is_available() and x.device.type == "cuda"):
+            return 2 * x
+        return load_inline("twice", "at::Tensor run(at::Tensor x);", KERNEL, functions=["run"]).run(x.contiguous())
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
+def test_a_file_that_goes_on_without_its_kernel_where_there_is_no_gpu_runs_it(tiny_problem, write_variant):
+    original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
+    with WorkerProcess() as worker:
+        worker.ask("candidate.load", 120, **original, variant=str(write_variant("with_a_fallback", WITH_A_FALLBACK).path))
+        assert worker.ask("candidate.build", 120, seed=0)["built"]
 
 
 INSTALLED = """
