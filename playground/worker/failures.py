@@ -24,6 +24,8 @@ CALLS_OF_COMPILED = (f"{OURS}judge{os.sep}work.py", f"{OURS}emulator{os.sep}outp
 CRASH = "Fatal Python error: "
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
 JUDGE = (f"{OURS}judge{os.sep}", f"{OURS}worker{os.sep}")
+WANTS_GPU = "Torch not compiled with CUDA enabled|Found no NVIDIA driver"
+WITHOUT_GPU = "; it asks for a GPU, and there is none here: leave the device out, or run it where there is one"
 JUDGE_BROKE = "the judge broke, not what it judges: "
 
 
@@ -120,7 +122,8 @@ def _reason(exception):
         return f"does not compile: {_compiler_error(exception)}"
     if name in ("CatalogError", "Finding", "EmulatorError", "NoRoom"):
         return _first_line(exception)
-    return f"{name}: {_first_line(exception)}"
+    hint = WITHOUT_GPU if re.match(WANTS_GPU, str(exception)) else ""
+    return f"{name}: {_first_line(exception)}{hint}"
 
 
 def _first_line(exception):
