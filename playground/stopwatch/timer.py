@@ -153,7 +153,7 @@ class CudaClock:
         """
         start, end, idle = (self._event(enable_timing=True) for _ in range(3))
         stream = self._current_stream()
-        self._synchronize()
+        self._synchronize()  # or, with an old driver, work on another stream would begin during the flush
         self._give_head_start(min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, HEAD_START_SHARE * max(self._launches_ms))))
         self._record(start, stream)
         if self._all_streams:
