@@ -87,6 +87,11 @@ judge/probes.py: no sample of zeros
 -            value[1] = 0
 +            pass
 
+judge/precision.py: of a sum only the result is off
+    judge/test_precision.py
+-positions = _SUMS.get(function) or self._operands(function)[1]
++positions = self._operands(function)[1]
+
 judge/precision.py: a norm is one step
     judge/test_oracle.py
 -if function in self._steps:

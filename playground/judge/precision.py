@@ -29,6 +29,17 @@ _OPERANDS = {
     aten.baddbmm.default: ("product", (1, 2)),
     aten.linear.default: ("product", (0, 1)),
 }
+# Operators that add terms without rounding them to TF32, and the positions of what they add.
+_SUMS = {
+    aten.sum.default: (0,),
+    aten.sum.dim_IntList: (0,),
+    aten.mean.default: (0,),
+    aten.mean.dim: (0,),
+    aten.cumsum.default: (0,),
+    aten.dot.default: (0, 1),
+    aten.mv.default: (0, 1),
+    aten.addmv.default: (0, 1, 2),
+}
 # Whole layers in one operator, which _Decomposed takes apart.
 _LAYERS = {
     "_cudnn_rnn": "recurrence",
@@ -281,11 +292,11 @@ class Families(Uncompiled):
 
 
 class Perturbed(Decomposing):
-    """While active, float32 results, and operands of products, are off by a further +-`units` in the last place of `dtype`.
+    """While active, float32 results, and operands of products and sums, are off by +-`units` more in the last place of `dtype`.
 
     The signs are random, from `seed`. With its own roundings the run then has an error that strict float32 permits: a few
     roundings of every step, some more of them for sums, and what follows where they decide which element a maximum takes its
-    gradient to.
+    gradient to. Where the terms of a sum cancel, another order's error is that of the terms, not of the little that is left.
     """
 
     UNITS = 3
@@ -299,7 +310,7 @@ class Perturbed(Decomposing):
         self._unit = units * torch.finfo(dtype).eps
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        _, positions = self._operands(function)
+        positions = _SUMS.get(function) or self._operands(function)[1]
         args = [self._perturbed(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
         return result if _is_view(function) else _with_each(self._perturbed, result)
@@ -307,6 +318,9 @@ class Perturbed(Decomposing):
     def _perturbed(self, value):
         if not isinstance(value, torch.Tensor) or value.dtype != self._OF:
             return value
+        distinct = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
+        if value.numel() > self._TABLE and distinct.shape != value.shape:  # an expanded tensor is larger than its memory
+            return self._perturbed(distinct).expand(value.shape)
         table, count = self._table(value.device), value.numel()
         start = self._places.randrange(max(1, self._TABLE - count))
         if start + count > self._TABLE:

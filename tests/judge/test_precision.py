@@ -1,6 +1,8 @@
 """Rounding to TF32, bit by bit, and which operators see rounded operands."""
 
+import contextlib
 import copy
+import functools
 import subprocess
 import sys
 
@@ -19,6 +21,7 @@ from playground.judge.precision import (
     round_to_tf32,
     tf32_families,
 )
+from playground.judge.tolerance import Reference
 
 # bits of a float32 -> bits of the nearest TF32 value: 13 bits are dropped, 0x1000 is half of the last that stays
 BITS = {
@@ -165,6 +168,52 @@ def test_every_element_is_perturbed_by_itself():
     assert torch.equal(deviation.abs().round(), ones)
     assert abs(deviation.sum().item()) < 6 * 5_000_000**0.5
     assert (deviation[1:] * deviation[:-1]).mean().abs() < 0.01
+
+
+SUMS = {
+    "sum": lambda x, ones: x.sum(),
+    "mean": lambda x, ones: x.mean(),
+    "over a dimension": lambda x, ones: x.view(1, 3).sum(1),
+    "mean of a dimension": lambda x, ones: x.view(1, 3).mean(1),
+    "running": lambda x, ones: x.cumsum(0)[-1],
+    "dot": lambda x, ones: x @ ones,
+    "matrix and vector": lambda x, ones: x.view(1, 3) @ ones,
+    "added": lambda x, ones: torch.addmv(x[:1], x[1:].view(1, 2), ones[1:]),
+}
+
+
+@pytest.mark.parametrize("add", SUMS.values(), ids=SUMS.keys())
+def test_the_terms_of_a_sum_are_perturbed_and_not_only_the_little_that_is_left(add):
+    x, ones, errors = torch.tensor([1000.0, -1000.0, 1e-3]), torch.ones(3), []
+    for seed in range(6):
+        with Perturbed(seed):
+            errors.append((add(x, ones) / add(torch.tensor([0, 0, 1.0]), ones) - 1e-3).abs().max().item())
+    assert 5e-5 < max(errors) < 5e-3
+
+
+@pytest.mark.parametrize("samples", [3, 32])
+def test_another_order_of_adding_is_right_where_terms_cancel(samples):
+    """The gradient of a bias of channels that are added up: all its elements are one and the same sum."""
+    wrong = 0
+    for seed in range(100):
+        torch.manual_seed(seed)
+        bias, upstream = torch.zeros(16, requires_grad=True), torch.randn(samples)
+
+        results = []
+        for mode in (contextlib.nullcontext(), Perturbed(0), Perturbed(1)):
+            with mode:
+                results += torch.autograd.grad((torch.zeros(samples, 16) + bias).sum(1), bias, upstream)
+        reference = Reference(upstream.double().sum().expand(16), *results)
+        for order in (upstream, upstream.flip(0), upstream[torch.randperm(samples)]):
+            added = functools.reduce(torch.add, order)
+            wrong += reference.compare("the gradient", added.expand(16)).complaint is not None
+    assert wrong == 0
+
+
+def test_a_large_expanded_tensor_takes_no_more_room():
+    x = torch.rand(3, 1).expand(3, 1 << 40)
+    perturbed = Perturbed(1)._perturbed(x)
+    assert perturbed.shape == x.shape and perturbed.stride() == x.stride() and (perturbed[:, 0] != x[:, 0]).all()
 
 
 def test_the_opposite_of_a_nudge_cancels_in_the_sum():
