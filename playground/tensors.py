@@ -1,6 +1,7 @@
-"""Tensors of a model: how they are made, moved, flattened, and carried from process to process."""
+"""Tensors of a model: how they are made, copied, moved, flattened, and carried from process to process."""
 
 import contextlib
+import copy
 import errno
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import shutil
 import stat
 import struct
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -268,6 +270,44 @@ def make_model(problem, cls, seed, device="cpu"):
     if not isinstance(made, torch.nn.Module):
         raise TypeError(f"{cls.__name__} must make a torch.nn.Module, got {type(made).__name__}")
     return made.to(device, getattr(problem, "converted_to", None))
+
+
+def copy_model(model):
+    """A deep copy whose functions use its own layers.
+
+    copy.deepcopy keeps functions as they are: after `m = self.mlp; self.mlpf = lambda x: m.proj(m.fc(x))`, as in nanoGPT, a
+    copy would go on computing with the weights of the model that it was made from.
+    """
+    functions, memo = _closures(model), {}
+    for function in functions:
+        cells = tuple(types.CellType() for _ in function.__closure__)
+        own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+        own.__kwdefaults__ = function.__kwdefaults__
+        memo[id(function)] = own  # what deepcopy takes for its copy
+    copied = copy.deepcopy(model, memo)
+    for function in functions:
+        for cell, own in zip(function.__closure__, memo[id(function)].__closure__, strict=True):
+            if cell != types.CellType():  # a variable that was never set
+                own.cell_contents = copy.deepcopy(cell.cell_contents, memo) if _held(cell) else cell.cell_contents
+    return copied
+
+
+def _closures(model):
+    """The functions with variables of their own that a model's attributes hold, and those that such functions hold."""
+    found = []
+    waiting = [leaf for module in model.modules() for leaf in torch.utils._pytree.tree_leaves(vars(module))]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, types.FunctionType) and value.__closure__ and value not in found:
+            found.append(value)
+            waiting += [leaf for cell in value.__closure__ for leaf in _held(cell)]
+    return found
+
+
+def _held(cell):
+    """The layers, tensors and functions in a variable of a closure; what else is in it, such as a module of Python's, stays."""
+    leaves = torch.utils._pytree.tree_leaves(cell.cell_contents) if cell != types.CellType() else []
+    return [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module | torch.Tensor | types.FunctionType)]
 
 
 def differentiable(tensor):

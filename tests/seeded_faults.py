@@ -87,6 +87,11 @@ judge/probes.py: no sample of zeros
 -            value[1] = 0
 +            pass
 
+tensors.py: a copy's functions use the layers of the original
+    test_tensors.py judge/test_problems.py
+-functions, memo = _closures(model), {}
++functions, memo = [], {}
+
 judge/precision.py: of a sum only the result is off
     judge/test_precision.py
 -positions = _SUMS.get(function) or self._operands(function)[1]

@@ -62,6 +62,40 @@ def test_other_inputs_are_refused(value, expected):
         tensors.inputs_of(given(value))
 
 
+class HoldsFunctions(torch.nn.Module):
+    """y = (w * x) * 2 + w, through functions that hold a layer, one another, a Python module, and what is never set."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        names, layer = [torch], self
+        if names is None:
+            never = 1
+
+        def scaled(x, *, factor=2):
+            return never if x is None else layer.weight * x * factor
+
+        def again(x, depth=1):
+            return again(x, 0) if depth else scaled(x) + self.weight * names[0].ones(3)
+
+        self.steps = {"all": [again]}
+
+    def forward(self, x):
+        return self.steps["all"][0](x)
+
+
+def test_a_copy_uses_its_own_layers_and_the_original_keeps_its_own():
+    model, x = HoldsFunctions(), torch.tensor([1.0, 2.0, 3.0])
+    copied = tensors.copy_model(tensors.copy_model(model))
+    with torch.no_grad():
+        copied.weight.fill_(10.0)
+    assert model(x).tolist() == [3, 5, 7]
+    assert copied(x).tolist() == [30, 50, 70]
+    copied(x).sum().backward()
+    assert copied.weight.grad.tolist() == [3, 5, 7] and model.weight.grad is None
+    assert tensors.copy_model(model).double()(x.double()).dtype == torch.float64
+
+
 def test_parts_of_a_complex_tensor():
     assert tensors.as_real(torch.tensor([1 + 2j]).conj()).tolist() == [[1, -2]]
     assert tensors.as_real(torch.ones(2)).tolist() == [1, 1]

@@ -1,7 +1,6 @@
 """The original's results, in float64 (the truth), as PyTorch runs it (eager), and with operands rounded to a precision."""
 
 import contextlib
-import copy
 import functools
 import gc
 import re
@@ -73,7 +72,7 @@ class Oracle:
 
     def eager(self, probe):
         """As PyTorch runs it by default. On a copy, since a call may change the model."""
-        return self._run(copy.deepcopy(self._model), self._given(probe), probe)
+        return self._run(tensors.copy_model(self._model), self._given(probe), probe)
 
     def whole(self, probe):
         """As eager, all of it; a large result stays on the device where there is room."""
@@ -132,7 +131,7 @@ class Oracle:
         "fp16" and "bf16" are those of a model that is all in them: each step may be rounded.
         """
         if precision in tensors.HALF:
-            in_float32 = Oracle(copy.deepcopy(self._model).float(), self._device, sample=self._sample)
+            in_float32 = Oracle(tensors.copy_model(self._model).float(), self._device, sample=self._sample)
             wide = replace(probe, inputs=tensors.in_float32(probe.inputs))
             steps = in_float32.rounded_at_each_step(wide, PERTURBATIONS, tensors.HALF[precision])
             return [*self.lowered(probe, precision), *steps]
@@ -173,7 +172,7 @@ class Oracle:
     def _perturbed(self, probe, mode, kept=None):
         inputs = self._given(probe)  # before the mode, which would perturb the copies
         with mode:
-            return self._run(copy.deepcopy(self._model), inputs, probe, kept=kept)
+            return self._run(tensors.copy_model(self._model), inputs, probe, kept=kept)
 
     def _given(self, probe, in_double=False):
         """The inputs of a call that may change them: copies, as on a GPU, and in float64 of float32, they are in any case."""
@@ -191,14 +190,14 @@ class Oracle:
 
     def mutated(self, mutate, probe):
         """As eager, of what `mutate` makes of a copy of the model."""
-        return self._run(mutate(copy.deepcopy(self._model)), self._given(probe), probe)
+        return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe)
 
     def mutated_in_float64(self, mutate, probe):
         return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
     def _in_float64(self, probe, mode, mutate=None):
         """In another way where float64 on the device, at once, is none; `ways` says which."""
-        model = _doubled(copy.deepcopy(self._model))
+        model = _doubled(tensors.copy_model(self._model))
         model = mutate(model) if mutate else model
         inputs = self._given(probe, in_double=True)
         try:
@@ -211,7 +210,7 @@ class Oracle:
             torch.cuda.empty_cache()
             if self._draws:  # the device's generator draws other numbers than the host's
                 raise
-            on_host = Oracle(copy.deepcopy(self._model).cpu(), torch.device("cpu"), sample=self._sample)
+            on_host = Oracle(tensors.copy_model(self._model).cpu(), torch.device("cpu"), sample=self._sample)
             outcome = on_host._in_float64(probe, mode, mutate)
             self.ways |= {IN_HOST_MEMORY} | on_host.ways
             return outcome
@@ -295,7 +294,7 @@ class Oracle:
 
     def _require_separable(self, inputs, batch):
         """Of the original, whatever is run in its place. In float64, since libraries compute another batch in another order."""
-        model = _doubled(copy.deepcopy(self._model))
+        model = _doubled(tensors.copy_model(self._model))
 
         def outputs(part):
             return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs

@@ -1,10 +1,11 @@
 """The ways in which PyTorch itself can run the original, each with the flags and the conversion it needs."""
 
 import contextlib
-import copy
 from dataclasses import dataclass, replace
 
 import torch
+
+from playground import tensors
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def prepare(model, baseline):
 
     No two compiled models may share a class: torch.compile keeps what it compiles with the class's code.
     """
-    model = copy.deepcopy(model).to(baseline.dtype)
+    model = tensors.copy_model(model).to(baseline.dtype)
     if baseline.channels_last:
         for parameter in model.parameters():
             if parameter.dim() in (4, 5):

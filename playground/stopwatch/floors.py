@@ -23,7 +23,6 @@ out at more than 100%, and the reports would say so.
 Beside it stands what eager PyTorch does (`as_written`): operator by operator, each reads its operands and writes its result.
 """
 
-import copy
 import math
 from dataclasses import dataclass
 
@@ -131,7 +130,7 @@ def as_written(model, inputs, mode):
 
     FLOPs are those of torch.utils.flop_counter. On meta tensors, so that nothing is computed.
     """
-    model = copy.deepcopy(model).to("meta")
+    model = tensors.copy_model(model).to("meta")
     inputs = [value.detach().to("meta") if isinstance(value, torch.Tensor) else value for value in inputs]
     if mode == "weights_and_input":
         inputs = [value.requires_grad_() if tensors.differentiable(value) else value for value in inputs]

@@ -3,7 +3,6 @@
 It runs the original alone. No candidate's file is ever loaded into this process.
 """
 
-import copy
 import functools
 import math
 from dataclasses import replace
@@ -87,7 +86,7 @@ class Referee:
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
-        model, unused = copy.deepcopy(self.model), copy.deepcopy(self.model)
+        model, unused = tensors.copy_model(self.model), tensors.copy_model(self.model)
 
         def called(model, inputs):
             tensors.seed_draws()
@@ -98,7 +97,7 @@ class Referee:
         conduct = behaviour.Conduct(model, inputs)
         outputs = called(model, inputs)
         habits = list(conduct.complaints(outputs))
-        if not behaviour.same(outputs, called(copy.deepcopy(self.model).eval(), behaviour.copies(content))):
+        if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval(), behaviour.copies(content))):
             habits.append(probes.EVAL)
         if not behaviour.same(outputs, called(model, behaviour.copies(content))):
             habits.append("run to run")
@@ -257,7 +256,7 @@ class Referee:
             return self._oracle(model)
         if not probe.step:
             return self.oracle
-        model = copy.deepcopy(self.model)
+        model = tensors.copy_model(self.model)
         probes.take_step(model, probe.step)
         return self._oracle(model)
 
@@ -276,7 +275,7 @@ class Referee:
 
     def _runs(self, problem):
         """Whether the original runs on the problem's inputs; what it raises comes through."""
-        model = copy.deepcopy(self.model)  # a call may change it, such as running statistics
+        model = tensors.copy_model(self.model)  # a call may change it, such as running statistics
         with torch.no_grad():
             model(*tensors.to(tensors.inputs_of(problem), self.device))
         return True
@@ -468,7 +467,7 @@ class Referee:
         with_gradients = any(exam.gradients for exam in exams)
         fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, with_gradients, self.domain)
         inputs = tensors.to(fresh[0][0].inputs, self.device)
-        made = mutants.mutants_of(copy.deepcopy(self.model), inputs, bool(fresh[0][1].gradients))
+        made = mutants.mutants_of(tensors.copy_model(self.model), inputs, bool(fresh[0][1].gradients))
         return vars(mutants.score(made, exams, self.oracle, fresh))
 
 

@@ -8,10 +8,11 @@ class Model(nn.Module):
     def __init__(self, in_features, out_features):
         super().__init__()
         self.linear = nn.Linear(in_features, out_features)
-        self.norm = nn.BatchNorm1d(out_features)
+        self.norm = norm = nn.BatchNorm1d(out_features)
+        self.normed = lambda x: norm(self.linear(x))  # a copy's function has to use the copy's layers
 
     def forward(self, x):
-        return self.norm(self.linear(x))
+        return self.normed(x)
 
 
 batch_size = 12
