@@ -273,7 +273,7 @@ def make_model(problem, cls, seed, device="cpu"):
 
 
 def copy_model(model):
-    """A deep copy whose functions use its own layers.
+    """A deep copy whose functions use its own layers; what was computed from parameters is a constant in it.
 
     copy.deepcopy keeps functions as they are: after `m = self.mlp; self.mlpf = lambda x: m.proj(m.fc(x))`, as in nanoGPT, a
     copy would go on computing with the weights of the model that it was made from.
@@ -284,6 +284,9 @@ def copy_model(model):
         own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
         own.__kwdefaults__ = function.__kwdefaults__
         memo[id(function)] = own  # what deepcopy takes for its copy
+    for tensor in _attributes(model):
+        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:  # deepcopy refuses those, such as an old weight_norm's
+            memo[id(tensor)] = tensor.detach().clone()
     copied = copy.deepcopy(model, memo)
     for function in functions:
         for cell, own in zip(function.__closure__, memo[id(function)].__closure__, strict=True):
@@ -292,10 +295,13 @@ def copy_model(model):
     return copied
 
 
+def _attributes(model):
+    return [leaf for module in model.modules() for leaf in torch.utils._pytree.tree_leaves(vars(module))]
+
+
 def _closures(model):
     """The functions with variables of their own that a model's attributes hold, and those that such functions hold."""
-    found = []
-    waiting = [leaf for module in model.modules() for leaf in torch.utils._pytree.tree_leaves(vars(module))]
+    found, waiting = [], _attributes(model)
     while waiting:
         value = waiting.pop()
         if isinstance(value, types.FunctionType) and value.__closure__ and value not in found:

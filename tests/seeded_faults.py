@@ -92,6 +92,23 @@ tensors.py: a copy's functions use the layers of the original
 -functions, memo = _closures(model), {}
 +functions, memo = [], {}
 
+judge/mutants.py: the original takes every input
+    judge/test_problems.py::test_an_original_that_raises_outside_of_its_domain_is_judged_inside
+-    except Exception:
+-        return None
++    except ZeroDivisionError:
++        return None
+
+judge/behaviour.py: a view of the input is an earlier output
+    judge/test_behaviour.py
+-kept = [output for output in kept if not _share_memory([output], given)]
++kept = list(kept)
+
+judge/precision.py: what is drawn into an argument stays there
+    judge/test_oracle.py
+-if argument.is_write and _is_wide(given):
++if False:
+
 judge/precision.py: of a sum only the result is off
     judge/test_precision.py
 -positions = _SUMS.get(function) or self._operands(function)[1]

@@ -96,6 +96,15 @@ def test_a_copy_uses_its_own_layers_and_the_original_keeps_its_own():
     assert tensors.copy_model(model).double()(x.double()).dtype == torch.float64
 
 
+def test_a_copy_of_what_is_computed_from_parameters():
+    model = torch.nn.utils.weight_norm(torch.nn.Linear(3, 2))
+    copied, x = tensors.copy_model(model), torch.rand(4, 3)
+    assert torch.equal(copied(x), model(x))
+    with torch.no_grad():
+        copied.weight_g.mul_(2)
+    assert not torch.equal(copied(x), model(x))
+
+
 def test_parts_of_a_complex_tensor():
     assert tensors.as_real(torch.tensor([1 + 2j]).conj()).tolist() == [[1, -2]]
     assert tensors.as_real(torch.ones(2)).tolist() == [1, 1]

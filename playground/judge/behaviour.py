@@ -289,6 +289,8 @@ class Trials:
         self._call(copies(self._first))
         new = [other_content(value) for value in self._first]
         first, kept = self._counted(new)
+        given = [value for value in new if isinstance(value, torch.Tensor)]
+        kept = [output for output in kept if not _share_memory([output], given)]  # views of inputs are of the caller's memory
         for inputs in (new, copies(new)):
             again, outputs = self._counted(inputs)
             if _share_memory(outputs, kept):
@@ -411,8 +413,10 @@ class Trials:
 def _forget_inference(model):
     """What a recurrent model keeps of a call in inference mode is of no use to the next one outside of it."""
     for module in model.modules():
-        for kept in (vars(module), module._buffers):
-            kept.update({name: v.clone() for name, v in kept.items() if isinstance(v, torch.Tensor) and v.is_inference()})
+        for kept in (vars(module), dict(module._buffers)):  # PyTorch's scripts cannot be changed by a dict
+            for name, value in list(kept.items()):
+                if isinstance(value, torch.Tensor) and value.is_inference():
+                    setattr(module, name, value.clone())
 
 
 class _Counter(TorchFunctionMode):

@@ -304,15 +304,27 @@ _OF_THE_WHOLE = (
 
 
 def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
-    """[(probe, true Outcome)] on inputs that are not the check's, to tell which mutants differ from the original at all."""
+    """[(probe, true Outcome)] on inputs that are not the check's, to tell which mutants differ from the original at all.
+
+    Those that the original does not take, as multinomial takes no negative ones, are left out; there is always one.
+    """
     varied = probes.make("scaled", problem, seed, {}, domain)
-    if domain.is_positive and not all(torch.isfinite(output).all() for output in oracle.whole(varied).outputs):
+    if domain.is_positive and not _is_finite(oracle, varied):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
     wider = [WIDE * value if _is_float(value) else value for value in varied.inputs]
     wide = dataclasses.replace(varied, inputs=domain.keep(varied.inputs, wider))
+    first, *others = [probe for probe in (varied, wide) if _is_finite(oracle, probe) is not None] or [probes.own(problem, seed)]
     if differentiable:
-        varied = probes.with_upstream(varied, oracle.whole(varied).outputs, seed)
-    return [(probe, oracle.truth(probe)) for probe in (varied, wide)]
+        first = probes.with_upstream(first, oracle.whole(first).outputs, seed)
+    return [(probe, oracle.truth(probe)) for probe in (first, *others)]
+
+
+def _is_finite(oracle, probe):
+    """Whether the original's outputs are; None where it raises an exception."""
+    try:
+        return all(torch.isfinite(output).all() for output in oracle.whole(probe).outputs)
+    except Exception:
+        return None
 
 
 def score(mutants, exams, oracle, fresh):

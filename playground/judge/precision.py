@@ -366,11 +366,13 @@ class DrawnInFloat32(Uncompiled):
             value, share, trains = args
             _, mask = function(value.float(), share, trains)
             return (value * mask / (1 - share) if share < 1 else torch.zeros_like(value)), mask
-        if function._schema.name.endswith("_"):
-            drawn, *others = args
-            return drawn.copy_(function(_narrowed(drawn), *others, **kwargs)) if _is_wide(drawn) else function(*args, **kwargs)
         narrow_args, narrow = torch.utils._pytree.tree_map(_narrowed, (args, kwargs))
         drawn = function(*narrow_args, **narrow)
+        for argument, given, used in zip(function._schema.arguments, args, narrow_args, strict=False):
+            if argument.is_write and _is_wide(given):
+                given.copy_(used)
+        if function._schema.name.endswith("_"):
+            return args[0]
         is_wide = any(map(_is_wide, torch.utils._pytree.tree_leaves((args, kwargs))))
         return torch.utils._pytree.tree_map(_widened, drawn) if is_wide else drawn
 

@@ -163,7 +163,7 @@ class Referee:
             eager.outputs = tensors.in_float32(eager.outputs)
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
-        others = self._of_other_inputs(made, problem, seed, truth)
+        others = self._of_other_inputs(made, problem, drawing, truth)
         self._keep(made, drawing, inputs)
         self.references[probe] = _references(truth, eager, permitted, others, self._decisions(probe, truth))
         if made.clean:
@@ -186,13 +186,18 @@ class Referee:
     def _made(self, probe, problem, seed):
         """(its Drawing, the probe, the oracle of its weights, the whole Outcome in eager PyTorch).
 
-        Values stay positive where the problem's are and the original has no finite result otherwise.
+        Values stay positive where the problem's are and the original has no finite result, or raises, otherwise.
         """
         for positive in (False, True) if self.domain.is_positive else (False,):
             drawing = probes.Drawing(probe, seed, positive, self.domain.plain)
             made = self._drawn(drawing, problem)
             oracle = self.oracle_of(made)
-            eager = oracle.whole(made)
+            try:
+                eager = oracle.whole(made)
+            except Exception:
+                if positive or not self.domain.is_positive:
+                    raise
+                continue
             self.shapes[probe] = _shapes(made, eager.outputs)
             if made.clean or all(torch.isfinite(output).all() for output in eager.outputs):
                 break
@@ -202,14 +207,13 @@ class Referee:
         """The probe, made on the device: on the CPU a billion random numbers take several seconds."""
         return drawing.make(problem, self.device, dict(self.model.named_parameters()))
 
-    def _of_other_inputs(self, made, problem, seed, truth):
+    def _of_other_inputs(self, made, problem, drawing, truth):
         """Eager outputs for more inputs of the probe's kind, where its outputs are few: what varying inputs do to them."""
         if made.clean or not is_few(truth.outputs):
             return []
         oracle = self.oracle_of(made)
-        seeds = range(seed + 1, seed + 1 + OTHER_INPUTS)
-        domain = self.domain.plain
-        more = [self._drawn(probes.Drawing(made.name, other, False, domain), problem).inputs for other in seeds]
+        seeds = range(drawing.seed + 1, drawing.seed + 1 + OTHER_INPUTS)
+        more = [self._drawn(replace(drawing, seed=seed, outputs=None), problem).inputs for seed in seeds]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _decisions(self, probe, truth):

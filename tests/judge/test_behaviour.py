@@ -189,6 +189,11 @@ def test_a_result_remembered_by_the_tensor_and_its_version():
     assert done.complaint.startswith("runs ")
 
 
+def test_a_view_of_the_input_is_in_the_memory_of_the_caller():
+    done, _ = trial("the same content in new memory", lambda module, x: x[:, :3])
+    assert done.complaint is None
+
+
 def two_buffers(module, x):
     module.kept = module.kept or [torch.empty(len(x), 3) for _ in range(2)]
     return module.kept[module.calls % 2].copy_(module.linear(x))
@@ -226,6 +231,10 @@ def test_a_state_kept_of_inference_mode_is_one_for_later_calls():
     module = Module(recurs)
     for name in ("inference_mode", "run to run"):
         assert Trials(module, [X], [X], CPU).run(name).complaint is None
+
+
+def test_a_script_in_inference_mode():
+    assert Trials(torch.jit.script(torch.nn.Linear(X.shape[1], 3)), [X], [X], CPU).run("inference_mode").complaint is None
 
 
 def test_every_trial_has_a_name():

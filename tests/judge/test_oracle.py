@@ -425,3 +425,12 @@ def test_the_first_truth_draws_what_eager_drew():
     oracle = Oracle(Function(lambda x: x + torch.randn_like(x)), CPU)
     whole = oracle.whole(probe)
     torch.testing.assert_close(oracle.truth(probe).outputs[0], whole.outputs[0].double())
+
+
+def test_a_gradient_depends_on_what_was_drawn():
+    x = torch.linspace(-2, -1, 5000)
+    probe = Probe("own", [x], [torch.ones(5000)], (0,))
+    oracle = Oracle(Function(lambda x: nn.functional.rrelu(x, training=True)), CPU)
+    oracle.eager(probe)  # shows that it draws
+    outcome = oracle.truth(probe)
+    torch.testing.assert_close(outcome.gradients["input0"], outcome.outputs[0] / x.double(), rtol=1e-6, atol=0)

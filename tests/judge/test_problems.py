@@ -68,3 +68,33 @@ def test_a_problem_that_is_converted_is_judged_by_what_that_permits(worker, prec
     assert 1e-5 < right["check"]["eager_error"] < right["check"]["allowed"] < 0.1
     if precision == "fp16":  # bf16 is too coarse for what is wrong there
         assert wrong["verdict"] == "fail"
+
+
+TAKES_NO_NEGATIVE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        if (x < 0).any():
+            raise ValueError("expected positive numbers")
+        return x.sqrt().cumsum(1)
+
+batch_size = 5
+
+def get_inputs():
+    return [torch.rand(batch_size, 12)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_an_original_that_raises_outside_of_its_domain_is_judged_inside(worker, tmp_path):
+    problem, copy = tmp_path / "problem.py", tmp_path / "copy.py"
+    problem.write_text(TAKES_NO_NEGATIVE)
+    copy.write_text(TAKES_NO_NEGATIVE + "class ModelNew(Model):\n    pass\n")
+    (result,) = judged(worker, problem, [copy])
+    assert (result["verdict"], result["reason"]) == ("pass", None)
+    assert not [name for name, entry in result["check"]["probes"].items() if "does not run" in (entry["note"] or "")]
+    rejected, counted = map(int, result["check"]["mutants_rejected"].split("/"))
+    assert 3 <= rejected == counted
