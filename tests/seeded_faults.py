@@ -93,11 +93,31 @@ tensors.py: a copy's functions use the layers of the original
 +functions, memo = [], {}
 
 judge/mutants.py: the original takes every input
-    judge/test_problems.py::test_an_original_that_raises_outside_of_its_domain_is_judged_inside
+    judge/test_problems.py::test_a_copy_of_an_odd_original_passes
 -    except Exception:
 -        return None
 +    except ZeroDivisionError:
 +        return None
+
+worker/candidate.py: every parameter is in use
+    judge/test_problems.py::test_a_copy_of_an_odd_original_passes
+-if is_cut and any(gradients.get(name) is not None for name, _ in self.model.named_parameters()):
++if is_cut:
+
+worker/referee.py: every original runs in inference_mode
+    judge/test_problems.py::test_a_copy_of_an_odd_original_passes
+-            habits.append("inference_mode")
++            pass
+
+driver/verdict.py: the original leaves its parameters alone
+    judge/test_problems.py::test_a_copy_of_an_odd_original_passes
+-if "weights unchanged" in self._truth.habits and
++if False and
+
+judge/precision.py: 16 bits stay 16 bits in the truth
+    judge/test_oracle.py
+-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
++_NARROW = (torch.float32,)
 
 judge/behaviour.py: a view of the input is an earlier output
     judge/test_behaviour.py
@@ -406,8 +426,8 @@ judge/oracle.py: what eager draws is forgotten
 
 worker/candidate.py: nothing comes between forward and backward
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-backward_of_the_last_call]
--if given["name"].startswith("normal"):
-+if False:
+-given["name"].startswith("normal") and self._is_cut(values, outputs)
++False
 
 worker/candidate.py: a backward may write
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-backward_writes_upstream]

@@ -281,6 +281,9 @@ class _Case:
             if self._is_by_seed and probe in OF_PARAMETERS:
                 self._note_probe(probe, "not run: the variant's parameters are not the original's")
                 continue
+            if "weights unchanged" in self._truth.habits and probe in OF_PARAMETERS:
+                self._note_probe(probe, "not run: the original changes its parameters in a call")
+                continue
             if probe == EVAL and EVAL not in self._truth.habits:
                 continue
             if self._rejects_reduced and size_of(probe) == "reduced":
@@ -529,7 +532,8 @@ class _Case:
                 if self._compare("outputs", probes["first"])["complaint"] is None:
                     return self._complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
         elif trial in self._truth.habits:
-            return self._behaved(trial, None, "bits differ, as the original's do" if complaint else done["note"])
+            reason = "bits differ, as the original's do" if trial == "run to run" else "the original does not run either"
+            return self._behaved(trial, None, reason if complaint else done["note"])
         self._behaved(trial, complaint, done["note"])
 
 

@@ -37,7 +37,7 @@ SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
 # Other ways to compute the truth than in float64, on the device, at once.
-PROMOTED = "float32 tensors that the original makes for itself were made in float64"
+PROMOTED = "what the original makes for itself in float32 or less was made in float64"
 IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
 NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a (memory|primitive)")
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do

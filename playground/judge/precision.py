@@ -318,10 +318,10 @@ class Perturbed(Decomposing):
     def _perturbed(self, value):
         if not isinstance(value, torch.Tensor) or value.dtype != self._OF:
             return value
-        distinct = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
-        if value.numel() > self._TABLE and distinct.shape != value.shape:  # an expanded tensor is larger than its memory
-            return self._perturbed(distinct).expand(value.shape)
         table, count = self._table(value.device), value.numel()
+        if count > self._TABLE and value.layout is torch.strided and 0 in value.stride():  # larger than its memory
+            distinct = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
+            return self._perturbed(distinct.clone()).expand(value.shape)
         start = self._places.randrange(max(1, self._TABLE - count))
         if start + count > self._TABLE:
             table = table.repeat(-(-(start + count) // self._TABLE))
@@ -392,7 +392,7 @@ def _widened(value):
 
 
 class Promoted(TorchFunctionMode):
-    """While active, all is float64: what is asked for in float32 is made so, and what is float32 becomes it beside float64."""
+    """While active, all is float64: what is asked for in float32 or less is made so, and what is in it becomes float64."""
 
     def __enter__(self):
         self._default = torch.get_default_dtype()
@@ -404,15 +404,19 @@ class Promoted(TorchFunctionMode):
         torch.set_default_dtype(self._default)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        function = torch.Tensor.double if function is torch.Tensor.float else function
+        function = torch.Tensor.double if function in _NARROWING else function
         args, kwargs = torch.utils._pytree.tree_map(_promoted, (args, kwargs or {}))
         return function(*args, **kwargs)
 
 
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_NARROWING = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+
 def _promoted(value):
-    if value is torch.float32:
-        return torch.float64
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in _NARROW else value
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype in _NARROW else value
 
 
 def _with_each(change, result):

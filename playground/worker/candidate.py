@@ -261,12 +261,11 @@ class Candidate(Clocked):
         self._next_schedule()
         given = self.probe_in(inputs)
         values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
-        conduct, complaints = None, []
+        conduct, is_cut = None, False
 
         def between(outputs):
-            nonlocal conduct
-            if given["name"].startswith("normal"):
-                complaints.extend(self._call_again(values, outputs))
+            nonlocal conduct, is_cut
+            is_cut = given["name"].startswith("normal") and self._is_cut(values, outputs)
             conduct = behaviour.Conduct(self.model, values, upstream)
 
         tensors.seed_draws()
@@ -279,22 +278,22 @@ class Candidate(Clocked):
         except Exception as exception:
             return {"unsupported": None, "failed": self._refusal(exception), "complaints": []}
         self._synchronize()
+        complaints = []
+        if is_cut and any(gradients.get(name) is not None for name, _ in self.model.named_parameters()):
+            complaints.append("where no input needs a gradient, no parameter gets one")
         if written := conduct and conduct.writes():
             complaints.append(f"the backward pass {written}")
         detached = not any(result.requires_grad for result in results)
         tensors.save_results(Results(results, gradients, detached), outputs)
         return {"unsupported": None, "failed": None, "complaints": complaints}
 
-    def _call_again(self, inputs, outputs):
-        """Between a forward pass and its backward pass another forward pass, as in a network that calls a layer twice.
+    def _is_cut(self, inputs, outputs):
+        """Whether a forward pass on inputs that need no gradient gives outputs that have none, where those of others have one.
 
-        On other inputs, none of which needs a gradient. Returns complaints: whether the parameters would get one all the same.
+        It is made between another's forward and backward pass, as in a network that calls a layer twice.
         """
         others = tensors.flatten(self.model(*map(behaviour.other_content, inputs)))
-        trained = any(parameter.requires_grad for parameter in self.model.parameters())
-        if trained and any(output.requires_grad for output in outputs) and not any(other.requires_grad for other in others):
-            return ["where no input needs a gradient, no parameter gets one"]
-        return []
+        return any(output.requires_grad for output in outputs) and not any(other.requires_grad for other in others)
 
     def probe_in(self, file):
         """The probe in a file, or as the file says how to draw it; for a GPU it is mapped, since it is copied there anyway."""

@@ -82,7 +82,8 @@ class Referee:
     def habits(self):
         """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}.
 
-        And "state", where its result depends on the calls before, and probes.EVAL, where it is another one in eval mode.
+        And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
+        "inference_mode", where it does not run in that.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
@@ -99,6 +100,11 @@ class Referee:
         habits = list(conduct.complaints(outputs))
         if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval(), behaviour.copies(content))):
             habits.append(probes.EVAL)
+        try:
+            with torch.inference_mode():
+                tensors.copy_model(self.model)(*behaviour.copies(content))
+        except Exception:
+            habits.append("inference_mode")
         if not behaviour.same(outputs, called(model, behaviour.copies(content))):
             habits.append("run to run")
             if behaviour.same(outputs, called(unused, content)):

@@ -405,6 +405,15 @@ def test_what_the_original_makes_in_float32_is_made_in_float64():
     assert torch.get_default_dtype() is torch.float32
 
 
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_what_the_original_multiplies_in_16_bits_is_exact_in_the_truth(low):
+    layer, x = nn.Linear(3, 2).to(low), torch.rand(4, 3)
+    oracle = Oracle(nn.Sequential(Function(lambda x: x.to(low)), layer), CPU)
+    truth = oracle.truth(Probe("own", [x])).outputs[0]
+    assert truth.dtype == torch.float64 and oracle.ways == {PROMOTED}
+    torch.testing.assert_close(truth, layer.double()(x.double()))
+
+
 def test_the_usual_way_is_not_mentioned():
     oracle = Oracle(nn.Linear(3, 2), CPU)
     oracle.truth(Probe("own", [torch.rand(4, 3)]))

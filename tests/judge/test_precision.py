@@ -216,6 +216,14 @@ def test_a_large_expanded_tensor_takes_no_more_room():
     assert perturbed.shape == x.shape and perturbed.stride() == x.stride() and (perturbed[:, 0] != x[:, 0]).all()
 
 
+def test_a_sparse_operand_is_perturbed():
+    x = torch.eye(3).to_sparse()
+    with Perturbed(1):
+        product = torch.sparse.mm(x, torch.eye(3))
+    assert not torch.equal(product, torch.eye(3))
+    torch.testing.assert_close(product, torch.eye(3))
+
+
 def test_the_opposite_of_a_nudge_cancels_in_the_sum():
     """What is left is the square of a unit."""
     x = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
