@@ -278,13 +278,14 @@ def copy_model(model):
     copy.deepcopy keeps functions as they are: after `m = self.mlp; self.mlpf = lambda x: m.proj(m.fc(x))`, as in nanoGPT, a
     copy would go on computing with the weights of the model that it was made from.
     """
-    functions, memo = _closures(model), {}
+    attributes = [leaf for module in model.modules() for leaf in torch.utils._pytree.tree_leaves(vars(module))]
+    functions, memo = _closures(attributes), {}
     for function in functions:
         cells = tuple(types.CellType() for _ in function.__closure__)
         own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
         own.__kwdefaults__ = function.__kwdefaults__
         memo[id(function)] = own  # what deepcopy takes for its copy
-    for tensor in _attributes(model):
+    for tensor in attributes:
         if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:  # deepcopy refuses those, such as an old weight_norm's
             memo[id(tensor)] = tensor.detach().clone()
     copied = copy.deepcopy(model, memo)
@@ -295,13 +296,9 @@ def copy_model(model):
     return copied
 
 
-def _attributes(model):
-    return [leaf for module in model.modules() for leaf in torch.utils._pytree.tree_leaves(vars(module))]
-
-
-def _closures(model):
-    """The functions with variables of their own that a model's attributes hold, and those that such functions hold."""
-    found, waiting = [], _attributes(model)
+def _closures(attributes):
+    """The functions among them that have variables of their own, and those that such functions hold."""
+    found, waiting = [], list(attributes)
     while waiting:
         value = waiting.pop()
         if isinstance(value, types.FunctionType) and value.__closure__ and value not in found:

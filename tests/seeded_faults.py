@@ -89,7 +89,7 @@ judge/probes.py: no sample of zeros
 
 tensors.py: a copy's functions use the layers of the original
     test_tensors.py judge/test_problems.py
--functions, memo = _closures(model), {}
+-functions, memo = _closures(attributes), {}
 +functions, memo = [], {}
 
 judge/mutants.py: the original takes every input
@@ -116,8 +116,8 @@ driver/verdict.py: the original leaves its parameters alone
 
 judge/precision.py: 16 bits stay 16 bits in the truth
     judge/test_oracle.py
--_NARROW = (torch.float32, torch.float16, torch.bfloat16)
-+_NARROW = (torch.float32,)
+-_PROMOTED = (torch.float32, *tensors.HALF.values())
++_PROMOTED = (torch.float32,)
 
 judge/behaviour.py: a view of the input is an earlier output
     judge/test_behaviour.py

@@ -101,7 +101,7 @@ ODD_SIZES = {
 def test_cuda_variants_at_odd_sizes(name, settings):
     model = catalog.find_model(name)
     cuda = [variant for variant in catalog.variants(model) if variant.backend == "cuda"]
-    results = run([Task(model, variant, "cuda", settings) for variant in cuda], check_only=True)
+    results = run([Task(model, variant, "cuda", settings) for variant in cuda])
     assert {r["variant"]: (r["verdict"], r["reason"]) for r in results} == {v.name: ("pass", None) for v in cuda}
 
 

@@ -10,6 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from playground import tensors
+
 aten = torch.ops.aten
 
 # Families of operators, with the setting of PyTorch that permits TF32 to each.
@@ -319,9 +321,10 @@ class Perturbed(Decomposing):
         if not isinstance(value, torch.Tensor) or value.dtype != self._OF:
             return value
         table, count = self._table(value.device), value.numel()
-        if count > self._TABLE and value.layout is torch.strided and 0 in value.stride():  # larger than its memory
+        if count > self._TABLE and value.layout is torch.strided:
             distinct = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
-            return self._perturbed(distinct.clone()).expand(value.shape)
+            if distinct.shape != value.shape:  # expanded, and larger than its memory
+                return self._perturbed(distinct).expand(value.shape)
         start = self._places.randrange(max(1, self._TABLE - count))
         if start + count > self._TABLE:
             table = table.repeat(-(-(start + count) // self._TABLE))
@@ -339,7 +342,7 @@ class Perturbed(Decomposing):
 
 
 class Nudged(Perturbed):
-    """While active, float64 results, and operands of products, are off by up to `units` in the last place of float32.
+    """While active, float64 results, and operands of products and sums, are off by up to `units` in the last place of float32.
 
     By how much is random, from `seed`, so that of two values, each nudged once, hardly ever both go the same way as far; by
     -`units` it is the opposite. Float64 has no other errors of that size.
@@ -404,19 +407,19 @@ class Promoted(TorchFunctionMode):
         torch.set_default_dtype(self._default)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        function = torch.Tensor.double if function in _NARROWING else function
+        function = torch.Tensor.double if function in _CASTS else function
         args, kwargs = torch.utils._pytree.tree_map(_promoted, (args, kwargs or {}))
         return function(*args, **kwargs)
 
 
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
-_NARROWING = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+_PROMOTED = (torch.float32, *tensors.HALF.values())
+_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
 
 def _promoted(value):
     if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else value
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype in _NARROW else value
+        return torch.float64 if value in _PROMOTED else value
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype in _PROMOTED else value
 
 
 def _with_each(change, result):

@@ -102,7 +102,7 @@ class Referee:
             habits.append(probes.EVAL)
         try:
             with torch.inference_mode():
-                tensors.copy_model(self.model)(*behaviour.copies(content))
+                called(tensors.copy_model(self.model), behaviour.copies(content))
         except Exception:
             habits.append("inference_mode")
         if not behaviour.same(outputs, called(model, behaviour.copies(content))):

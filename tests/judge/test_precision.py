@@ -214,6 +214,8 @@ def test_a_large_expanded_tensor_takes_no_more_room():
     x = torch.rand(3, 1).expand(3, 1 << 40)
     perturbed = Perturbed(1)._perturbed(x)
     assert perturbed.shape == x.shape and perturbed.stride() == x.stride() and (perturbed[:, 0] != x[:, 0]).all()
+    whole = torch.ones(5_000_000).as_strided((1, 5_000_000), (0, 1))
+    assert (Perturbed(1)._perturbed(whole) != whole).all()
 
 
 def test_a_sparse_operand_is_perturbed():

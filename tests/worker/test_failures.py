@@ -144,7 +144,6 @@ def test_only_a_process_that_is_timed_waits_actively(results, seen):
     assert list(dict.fromkeys(seen.read_text().split())) == ["PASSIVE", "None"]
 
 
-@pytest.mark.skipif(not ptxas.find_nvcc(), reason="needs nvcc")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_file_that_asks_for_a_gpu_where_there_is_none():
     with pytest.raises((AssertionError, RuntimeError)) as failed:
@@ -152,6 +151,7 @@ def test_a_file_that_asks_for_a_gpu_where_there_is_none():
     assert describe(failed.value)[0].endswith("there is none here: leave the device out, or run it where there is one")
 
 
+@pytest.mark.skipif(not ptxas.find_nvcc(), reason="needs nvcc")
 def test_nvccs_first_error_names_the_users_line(tmp_path):
     cuda = "\n__global__ void k(float* p) {\n    p[threadIdx.x] = 1;\n    __synchthreads();\n}\n"
     user, compiled = tmp_path / "user.py", tmp_path / "cuda.cu"
