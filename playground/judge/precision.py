@@ -67,7 +67,7 @@ def round_to_tf32(x):
     """Nearest TF32 value (10 explicit mantissa bits, ties away from zero, as cvt.rna.tf32.f32 does), in x's own type."""
     bits = x.to(torch.float32).view(torch.int32)
     rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
-    return torch.where(torch.isfinite(x), rounded.to(x.dtype), x)
+    return torch.where(torch.isnan(x), x, rounded.to(x.dtype))  # the sum of bits can end a NaN; an infinity stays one
 
 
 def _through(dtype):
