@@ -86,8 +86,8 @@ def test_each_save_is_judged_and_compared_with_the_one_before(tiny_problem, writ
     assert re.search(r"tiny/edited  pass -> fail  in ", shown) and "reason" in shown
     assert re.search(r"error +\S+ -> \S+", shown)
 
-    variant.write_text(right.replace("tanh", "relu"))
-    watched.until("check tiny/edited")
+    variant.write_text(right.replace("return torch.tanh", f"__import__('time').sleep({LIMIT}); return torch.relu"))
+    watched.until("build tiny/edited")
     variant.write_text(right)
     shown = watched.screen()
     assert re.search(r"tiny/edited  fail -> pass  in ", shown), "the first save was judged to its end"
