@@ -106,21 +106,29 @@ class Bench:
         worker = first = workers.enter_context(self._run.worker_for(task))
         workers.callback(lambda: result.update(printed=first.printed()))
 
+        def load(worker):
+            """Load what is built. Whether the emulator's memory is a file's "cuda" shows in its first call."""
+            loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
+            if task.place == "emulator":
+                worker.ask("candidate.build", self._options.time_limit, seed=self._run.seed)
+            return loaded
+
         def renew():
             """A process in the place of one that a crash has left in a state of its own."""
             environment = UNTIMED if task.place == "emulator" else None
             another = workers.enter_context(WorkerProcess(environment, room=self._run.room(task)))
-            load_candidate(another, self._original, task, self._options, self._truth.weights)
+            load(another)
             return another
 
         self._progress.started("build" if build else "check", *names)
-        loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
-        give_loaded(result, loaded)
         if build:
+            give_loaded(result, load_candidate(worker, self._original, task, self._options, self._truth.weights))
             self._run.build_in(worker, task, result)
             self._progress.finished("build", *names, "built")
             self._describe(task, result)
             self._progress.started("check", *names)
+        else:
+            give_loaded(result, load(worker))
 
         def tell(complaint):
             """What the first probe, on which the variant failed before, says of it now."""

@@ -127,7 +127,7 @@ def judge(worker, truth, result, limit, file=None, renew=None, accept=None, firs
             tell(result["check"]["probes"][first]["complaint"])
         case.hear()
     except WorkerFailure as failure:
-        if not case.has_failed or not _is_its_own(failure):
+        if not case.has_failed or failure.is_finding or not _is_its_own(failure):
             raise
         case.crashed(failure)
     finally:
@@ -259,7 +259,7 @@ class _Case:
         return self._truth.compare(what, probe, str(self._outputs), self._declared, **more)
 
     def _survive(self, tag, circumstance, check):
-        """Do a check that can only cost drop-in: a crash there is a caveat. What the emulator finds is raised.
+        """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.
 
         Returns whether the check came to its end.
         """
@@ -272,6 +272,8 @@ class _Case:
             self._complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
             if self._renew is None:
                 raise
+            if failure.is_finding:
+                self._result["findings"].append(str(failure))
             self.worker = self._renew()
             return False
 
@@ -315,6 +317,8 @@ class _Case:
             return self._note_probe(probe, f"{REFUSES}{ran['refused']}")
         if probe == "own":
             self._result["peak_mib"] = ran["peak_mib"]
+        if not required and (failed := ran["complaints"].pop("launch", None)):
+            self._complain(CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)][1], _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
         compared = self._compare("outputs", probe)
         if compared["uniform"]:
@@ -538,9 +542,8 @@ class _Case:
 
 
 def _is_its_own(failure):
-    """Whether a WorkerFailure is the variant's, and no finding of the emulator, which is a verdict by itself."""
-    others = failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure)
-    return not (failure.is_finding or others)
+    """Whether a WorkerFailure is the variant's, not the machine's or the judge's."""
+    return not (failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure))
 
 
 def _tagged(check, complaint):

@@ -115,9 +115,9 @@ def _spoil(tensor):
 
 
 def names_cuda(path):
-    """Whether a file speaks of the device by name: .cuda(), device="cuda", torch.cuda.synchronize()."""
+    """Whether a file speaks of the device by name: .cuda(), device="cuda", torch.cuda.synchronize(), cuda_sources."""
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    return bool(re.search(r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))""", text))
+    return bool(re.search(r"""\.cuda\(|is_cuda|\bcuda_sources\b|["']cuda|torch\.cuda( import|\.(?!is_available\b))""", text))
 
 
 class Text:

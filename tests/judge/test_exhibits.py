@@ -222,7 +222,7 @@ def test_a_record_counts_for_the_present_file_only():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["decorative_kernel", "own_cuda_kernel"])
+@pytest.mark.parametrize("name", ["decorative_kernel", "own_cuda_kernel", "whole_blocks"])
 @pytest.mark.skipif(NO_COMPILER is not None, reason="needs a C++ compiler")
 def test_kernels_under_the_emulator(court, name):
     (exhibit,) = [exhibit for exhibit in exhibits() if exhibit.path.stem == name]
