@@ -330,6 +330,15 @@ def flatten(outputs):
     return [leaf if isinstance(leaf, torch.Tensor) else _from_number(leaf) for leaf in leaves]
 
 
+def form(outputs):
+    """How a model's result is made up, such as "(tensor, {'mean': tensor})"; a number counts as a tensor, a list as a tuple."""
+    if isinstance(outputs, dict):
+        return "{" + ", ".join(f"{key!r}: {form(outputs[key])}" for key in sorted(outputs, key=str)) + "}"
+    if isinstance(outputs, list | tuple):
+        return "(" + ", ".join(map(form, outputs)) + ("," if len(outputs) == 1 else "") + ")"
+    return "tensor" if isinstance(outputs, torch.Tensor | numbers.Number) else type(outputs).__name__
+
+
 def require_plain(outputs):
     """Raises TypeError for tensors of a class of their own: such may compute when they are read, after the clock stopped."""
     for leaf in torch.utils._pytree.tree_leaves(outputs):

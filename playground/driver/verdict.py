@@ -5,6 +5,7 @@ are the file's own work, and nothing else is touched or remembered. `drop-in` as
 original may do: gradients, other sizes and values, streams, graphs, torch.compile. docs/what_a_pass_proves.md is the long form.
 """
 
+import re
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
@@ -86,6 +87,8 @@ REMEDIES = {
 }
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
+OF_BACKWARD = "another forward pass before the backward, from gradients that are not contiguous"
+IS_MISSING = re.compile(r" is missing$")
 STATE = "cannot be judged: what the original returns depends on the calls before"
 FIRST = "wrong-gradient"  # of the tags of caveats
 # Tags that are said of a line of the file, with what stands in that line.
@@ -320,6 +323,10 @@ class _Case:
         if not required and (failed := ran["complaints"].pop("launch", None)):
             self._complain(CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)][1], _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
+        if required and ran["form"] != self._truth.form:
+            complaint = _under(probe, f"returns {ran['form']} where the original returns {self._truth.form}")
+            self._note_probe(probe, None, complaint=complaint)
+            return self._complain("outputs", complaint, FORWARD)
         compared = self._compare("outputs", probe)
         if compared["uniform"]:
             self._uniform.add(probe)
@@ -455,8 +462,9 @@ class _Case:
                 return self._complain("no-gradient", wrong[0], DROP_IN)
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
             if probe.startswith("normal"):  # see Candidate.differentiate
-                where = f"on normal inputs, with another forward pass before the backward: {wrong[0]}"
-            return self._complain("wrong-gradient", where + more, DROP_IN)
+                where = f"on normal inputs, with {OF_BACKWARD}: {wrong[0]}"
+            is_cut = self._text and not self._text.line_of(r"\s*def backward\(") and all(map(IS_MISSING.search, wrong))
+            return self._complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
         if in_training:
             self._complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)

@@ -12,6 +12,7 @@ built for one cannot serve another.
 """
 
 import ctypes
+import functools
 import sys
 
 from .counters import Counts, Traffic, counts, reset_counts
@@ -71,7 +72,9 @@ class Installation:
             self.builder.watch = OperatorWatch(self.builder)
             self.builder.watch.begin()
         self.original, self.replacement = cpp_extension.load_inline, self.builder.load_inline
-        _replace_load_inline(self.original, self.replacement)
+        _replace("load_inline", self.original, self.replacement)
+        self.load = cpp_extension.load
+        _replace("load", self.load, _refusing_cuda(self.load))
 
     def end(self):
         from torch.utils import cpp_extension
@@ -79,7 +82,8 @@ class Installation:
         from . import runtime
 
         cpp_extension.load_inline = self.original  # whoever has wrapped it meanwhile
-        _replace_load_inline(self.replacement, self.original)
+        _replace("load_inline", self.replacement, self.original)
+        _replace("load", cpp_extension.load, self.load)
         if self.builder.watch:
             self.builder.watch.end()
             runtime.torch_glue().emulator_torch_guard_tensors(0)
@@ -98,11 +102,22 @@ class Installation:
         uninstall()
 
 
-def _replace_load_inline(old, new):
+def _replace(name, old, new):
     """In every module that has it: a notebook's may have imported it before."""
     for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get("load_inline") is old:
-            module.load_inline = new
+        if getattr(module, "__dict__", {}).get(name) is old:
+            setattr(module, name, new)
+
+
+def _refusing_cuda(load):
+    @functools.wraps(load)
+    def refusing(name, sources, *args, **kwargs):
+        files = [sources] if isinstance(sources, str) else sources
+        if cuda := [file for file in files if str(file).endswith((".cu", ".cuh"))]:
+            raise EmulatorError(f"load({name!r}) of {cuda[0]} is not emulated: give its text to load_inline")
+        return load(name, sources, *args, **kwargs)
+
+    return refusing
 
 
 def install(mode="fast", *, schedule="forward", seed=1, processors=0, time_limit=None, debug=False, source_file=None):

@@ -231,8 +231,12 @@ class Builder:
         flags = [*toolchain.kernel_flags(self.mode, self.debug), *flags]
         prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
         if prepared.uses_torch:
+            prepared.text = "#include <cfloat>\n" + prepared.text  # as PyTorch's headers do under nvcc, by thrust/complex.h
             return compile_with_torch(name, prepared, flags)
         return toolchain.compile_text(prepared.text, ".cpp", ["-std=c++17", *flags], prepared.explain)
+
+
+BEYOND_LIGHT = re.compile(r"\btorch::(autograd|nn|indexing|data|optim|jit)\b|\bat::indexing\b|\bTensorIndex\b")
 
 
 def compile_with_torch(name, prepared, flags):
@@ -241,7 +245,8 @@ def compile_with_torch(name, prepared, flags):
     With all of them a text is compiled again only where what is wrong may be the want of a header: a broken text is not.
     """
     flags = [*flags, *toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
-    if re.search(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>", prepared.text):
+    includes_all = re.search(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>", prepared.text)
+    if includes_all and not BEYOND_LIGHT.search(prepared.text):
         light = [f"-I{toolchain.INCLUDE / 'light'}"]
         if re.search(r"\bPYBIND11_|\bpy::|\bpybind11\b", prepared.text):
             light.append("-DLIGHT_PYBIND")

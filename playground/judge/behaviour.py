@@ -150,6 +150,7 @@ class Conduct:
         self._tensors = given | parameters | buffers
         self._copies = {name: value.clone() for name, value in self._tensors.items()}
         self._versions = {name: value._version for name, value in self._tensors.items()}
+        self._wants = {name: value.requires_grad for name, value in given.items()}
         self._flags, self._random = flags(), random_state()
 
     def complaints(self, outputs):
@@ -173,6 +174,8 @@ class Conduct:
                 return f"changes {name}"
             if value._version != self._versions[name]:
                 return f"writes to {name} (its version counter went up)"
+            if value.requires_grad != self._wants.get(name, value.requires_grad):
+                return f"changes requires_grad of {name}"
         return None
 
     def _shared(self, outputs):
@@ -470,7 +473,7 @@ def other_content(value):
 def _change_an_element(held, content):
     """Give one element of a tensor of numbers, anywhere, its value in `content`. Whether that is another one."""
     numbers = [i for i, value in enumerate(held) if isinstance(value, torch.Tensor) and tensors.differentiable(value)]
-    numbers = [i for i in numbers if held[i].numel()]
+    numbers = [i for i in numbers if held[i].numel() and held[i].shape == content[i].shape]  # a call may have changed it
     if not numbers:
         return False
     i = secrets.choice(numbers)
@@ -493,6 +496,6 @@ def _refill(held, content):
     """The content into the same memory; what is no tensor is replaced."""
     for i, value in enumerate(content):
         if isinstance(value, torch.Tensor):
-            held[i].copy_(value)
+            held[i].detach().copy_(value)
         else:
             held[i] = value

@@ -69,8 +69,18 @@ def normal(problem, seed):
 
 
 def large(problem, seed):
-    """Normal values times 100 000: float16 ends at 65504, and what saturates does."""
-    return _each_float("large", problem, seed, lambda value: 1e5 * torch.randn_like(value))
+    """Normal values times 100 000: float16 ends at 65504, and what saturates does. The last sample's are negative.
+
+    In that one a maximum that starts from zero shows, and a softmax from which it is subtracted.
+    """
+
+    def values(like):
+        value = 1e5 * torch.randn_like(like)
+        if value.dim() and len(value):
+            value[-1] = -value[-1].abs()
+        return value
+
+    return _each_float("large", problem, seed, values)
 
 
 def small(problem, seed):

@@ -71,28 +71,40 @@ class Sizes:
         return self._changed(self.problem("reduced"), batch, 1) if batch else None
 
     def _odd(self):
-        """Every free constant but the batch a little smaller than at the reduced size, and odd."""
+        """Every free constant but the batch a little smaller than at the reduced size: odd where that is even, or even."""
         problem = reduced = self.problem("reduced")
         step = ODD_STEP
         for name, value in self._constants(reduced).items():
-            odd = (value - step) | 1
-            if name != self._batch_name() and 0 < odd < value:
-                smaller = self._changed(problem, name, odd)
+            other = value - step
+            if name != self._batch_name() and other > 0:
+                smaller = self._changed(problem, name, other)
                 if smaller:
                     problem = smaller
                     step += 2  # so that constants that are equal differ
         return None if problem is reduced else problem
 
     def _batch_name(self):
-        """The constant that is the batch: free, of a usual name, and the first dimension of an input; "" without one."""
+        """The constant that is the batch: free, of a usual name, and the first dimension of an input; "" without one.
+
+        One that is two dimensions of an input, as those of a square matrix, is none.
+        """
         if self._batch is None:
             own = self._problems["own"]
             firsts = [shape[0] for shape in self._shapes(own) if isinstance(shape, tuple) and shape]
             named = {name: value for name, value in self._constants(own).items() if name.lower() in BATCH_NAMES}
             likely = [name for name, value in named.items() if value > 1 and value in firsts]
             likely.sort(key=lambda name: BATCH_NAMES.index(name.lower()))
-            self._batch = next((name for name in likely if any(self._changed(own, name, size) for size in (1, 2))), "")
+            self._batch = next((name for name in likely if any(self._is_batch(name, size) for size in (1, 2))), "")
         return self._batch
+
+    def _is_batch(self, name, size):
+        own = self._problems["own"]
+        value, changed = getattr(own, name), self._changed(own, name, size)
+        if changed is None:
+            return False
+        pairs = zip(self._shapes(own), self._shapes(changed), strict=True)
+        pairs = [zip(*pair, strict=True) for pair in pairs if isinstance(pair[0], tuple)]
+        return all(sum(a == value != b for a, b in sides) < 2 for sides in pairs)
 
     def _changed(self, problem, name, value):
         """The problem with another value of a constant, where that is free; None elsewhere."""

@@ -115,9 +115,10 @@ def _spoil(tensor):
 
 
 def names_cuda(path):
-    """Whether a file speaks of the device by name: .cuda(), device="cuda", torch.cuda.synchronize(), cuda_sources."""
+    """Whether a file speaks of CUDA: .cuda(), device="cuda", torch.cuda.synchronize(), a text for nvcc, one of its headers."""
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    return bool(re.search(r"""\.cuda\(|is_cuda|\bcuda_sources\b|["']cuda|torch\.cuda( import|\.(?!is_available\b))""", text))
+    of_device = r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))"""
+    return bool(re.search(rf"{of_device}|\bcuda_sources\b|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)", text))
 
 
 class Text:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import os
 import types
 
@@ -54,6 +55,7 @@ class Candidate(Clocked):
         self.text = work.Text(variant or problem)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         flags = behaviour.flags()
+        self.form = None  # of the last result
         self.kind = None  # until the file is loaded
         self.kind = self._loaded_class(variant) if variant else catalog.load_problem(problem, settings).Model
         self.model = self._made(seed)
@@ -129,16 +131,17 @@ class Candidate(Clocked):
         return {"lines": {str(line): count for line, count in emulator.accepted_races().items()} if self.emulator else {}}
 
     def run(self, inputs, outputs, poison, may_refuse):
-        """Forward on the probe in one file; the outputs go to another. Returns {"peak_mib", "complaints", "refused"}.
+        """Forward on the probe in one file; the outputs go to another. Returns {"peak_mib", "complaints", "refused", "form"}.
 
         With `poison`, memory that torch hands out uninitialised is NaN, so that an element that is not written shows. (The
         emulator sees such elements by itself.) "complaints" are {check: reason} of what the call did besides. With
-        `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then.
+        `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then. "form" is the outputs',
+        see tensors.form.
         """
         self._next_schedule()
         probe = self.probe_in(inputs)
         given = tensors.to(probe["inputs"], self.device)
-        answer = {"peak_mib": None, "complaints": {}, "refused": None}
+        answer = {"peak_mib": None, "complaints": {}, "refused": None, "form": None}
         with self._under(probe, poison):
             tensors.seed_draws()
             conduct = behaviour.Conduct(self.model, given)
@@ -151,7 +154,7 @@ class Candidate(Clocked):
                 answer["refused"] = self._refusal(exception)
                 return answer
             pending = self._complaints()  # first, or else what compares on the GPU raises the error of a failed launch
-            answer["complaints"] = conduct.complaints(result) | pending
+            answer["complaints"], answer["form"] = conduct.complaints(result) | pending, self.form
         tensors.save_results(Results(tensors.in_float32(result) if probe["autocast"] else result), outputs)
         return answer
 
@@ -261,6 +264,8 @@ class Candidate(Clocked):
         self._next_schedule()
         given = self.probe_in(inputs)
         values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
+        if given["name"] == "normal":
+            upstream = [gradient if gradient is None else _not_contiguous(gradient) for gradient in upstream]
         conduct, is_cut = None, False
 
         def between(outputs):
@@ -315,13 +320,19 @@ class Candidate(Clocked):
 
     def _forward(self, inputs, evaluates=False):
         with torch.no_grad():
-            result = tensors.flatten(probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs))
+            result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
         self._synchronize()
-        return result
+        flat, self.form = tensors.flatten(result), tensors.form(result)
+        return flat
 
     def _synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _not_contiguous(gradient):
+    """It in every second place of memory, as that of a sum or a slice is no array of its own either."""
+    return torch.stack([gradient, torch.full_like(gradient, math.nan)], -1)[..., 0]
 
 
 def _kept(problem):

@@ -80,19 +80,23 @@ class Referee:
         return {}
 
     def habits(self):
-        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}.
+        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...], "form"}.
 
         And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
-        "inference_mode", where it does not run in that.
+        "inference_mode", where it does not run in that. "form" is that of its result, see tensors.form.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
         model, unused = tensors.copy_model(self.model), tensors.copy_model(self.model)
+        form = None
 
         def called(model, inputs):
+            nonlocal form
             tensors.seed_draws()
             with torch.no_grad():
-                return tensors.flatten(model(*inputs))
+                result = model(*inputs)
+            form = form or tensors.form(result)
+            return tensors.flatten(result)
 
         tensors.seed_draws()
         conduct = behaviour.Conduct(model, inputs)
@@ -109,7 +113,7 @@ class Referee:
             habits.append("run to run")
             if behaviour.same(outputs, called(unused, content)):
                 habits.append("state")
-        return {"habits": habits}
+        return {"habits": habits, "form": form}
 
     def prepare(self, probe, size, seed, inputs):
         """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.

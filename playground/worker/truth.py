@@ -53,7 +53,7 @@ class Truth:
         self.folder, self.given = folder, folder / GIVEN
         self.given.mkdir(exist_ok=True)
         self.weights = str(self.given / "weights")
-        self.habits, self.domain, self.ways = (), [], []
+        self.habits, self.form, self.domain, self.ways = (), None, [], []
         self._original = original
         self._probe_seed = probe_seed
         self._limit = limit
@@ -76,7 +76,8 @@ class Truth:
         secret = secrets.randbits(63)
         description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain = description["domain"]
-        self.habits = self._ask("habits")["habits"]
+        known = self._ask("habits")
+        self.habits, self.form = known["habits"], known["form"]
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:
                 self.prepared(probe)

@@ -232,11 +232,16 @@ from playground import emulator
 original = cpp_extension.load_inline
 sys.modules["imported_it"] = other = ModuleType("imported_it")
 other.load_inline = original
+load = cpp_extension.load
 emulator.install()
 assert cpp_extension.load_inline is other.load_inline is not original
+try:
+    cpp_extension.load("of_files", ["a.cpp", "b.cu"])
+except emulator.EmulatorError as error:
+    assert str(error) == "load('of_files') of b.cu is not emulated: give its text to load_inline"
 cpp_extension.load_inline = lambda *given: None  # somebody wraps it
 emulator.uninstall()
-assert cpp_extension.load_inline is other.load_inline is original
+assert cpp_extension.load_inline is other.load_inline is original and cpp_extension.load is load
 """
 
 

@@ -104,7 +104,7 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
         ),
     )
     answers = {
-        "run": {"refused": None, "complaints": {}, "peak_mib": None},
+        "run": {"refused": None, "complaints": {}, "peak_mib": None, "form": "tensor"},
         "differentiate": {"unsupported": None, "failed": None, "complaints": []},
     }
     worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what.removeprefix("candidate.")])

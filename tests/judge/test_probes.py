@@ -98,6 +98,11 @@ def test_magnitudes(make, magnitude):
     assert 0.3 * magnitude < x.std() < 3 * magnitude
 
 
+def test_the_last_sample_of_large_values_is_negative():
+    (x,) = probes.large(UNIFORM, 0).inputs
+    assert (x[-1] < 0).all() and all((sample > 0).any() for sample in x[:-1])
+
+
 @pytest.mark.parametrize("make, test", [(probes.nan, torch.isnan), (probes.infinity, torch.isposinf)])
 def test_one_special_value_in_the_last_sample(make, test):
     probe = make(UNIFORM, 0)

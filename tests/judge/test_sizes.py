@@ -95,3 +95,14 @@ def test_settings_of_the_user_stay(sizes):
     found = sizes(text, {"length": 21})
     assert shape(found, "own") == (4, 21, 5)
     assert shape(found, "batch 1") == (1, 21, 5)
+
+
+def test_a_constant_that_is_both_dimensions_of_a_square_is_no_batch(sizes):
+    found = sizes("N = 64\ndef get_inputs(): return [torch.rand(N, N, 5)]\ndef get_init_inputs(): return [5]\n")
+    assert shape(found, "batch 1") is None
+    assert shape(found, "reduced") == (64, 64, 5) and shape(found, "odd") == (61, 61, 5)
+
+
+def test_sizes_that_are_odd_are_made_even(sizes):
+    found = sizes("H, W = 31, 16\ndef get_inputs(): return [torch.rand(2, H, W, 5)]\ndef get_init_inputs(): return [5]\n")
+    assert shape(found, "odd") == (2, 28, 11, 5)

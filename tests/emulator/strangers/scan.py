@@ -4,6 +4,7 @@ from torch.utils.cpp_extension import load_inline
 
 scan_source = """
 #include <torch/extension.h>
+namespace F = torch::nn::functional;
 #include <cuda_runtime.h>
 
 constexpr int BLOCK = 256;

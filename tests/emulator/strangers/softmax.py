@@ -6,7 +6,6 @@ cuda_source = """
 #include <torch/extension.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <float.h>
 
 #define CHECK_CUDA(x) TORCH_CHECK(x.is_cuda(), #x " must be a CUDA tensor")
 #define CHECK_CONTIGUOUS(x) TORCH_CHECK(x.is_contiguous(), #x " must be contiguous")

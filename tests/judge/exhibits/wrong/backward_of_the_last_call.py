@@ -1,6 +1,6 @@
 """Keeps what its backward needs where the next call overwrites it: wrong in a network that calls the layer twice.
 
-Verdict: forward only: on normal inputs, with another forward pass before the backward: the gradient of conv.weight is off
+Verdict: forward only: on normal inputs, with another forward pass before the backward, .*: the gradient of conv.weight is off
 Caveat: wrong-gradient
 """
 

@@ -1,7 +1,7 @@
 """Forgets the gradient of the bias.
 
 Verdict: forward only: the gradient of conv.bias is
-Caveat: wrong-gradient
+Caveat: no-gradient
 """
 
 import torch

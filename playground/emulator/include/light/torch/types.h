@@ -3,6 +3,13 @@
 #pragma once
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
+#ifdef AT_PER_OPERATOR_HEADERS
+#include <ATen/TensorOperators.h>
+#else
+#define AT_PER_OPERATOR_HEADERS  // or else it includes all operators
+#include <ATen/TensorOperators.h>
+#undef AT_PER_OPERATOR_HEADERS
+#endif
 
 namespace torch {
 using namespace at;  // NOLINT

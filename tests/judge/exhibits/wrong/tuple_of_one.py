@@ -1,0 +1,17 @@
+r"""Returns a tuple where the original returns a tensor.
+
+Verdict: fail: returns \(tensor,\) where the original returns tensor
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, 3)
+
+    def forward(self, x):
+        return (F.avg_pool2d(torch.sigmoid(self.conv(x)), 2),)
