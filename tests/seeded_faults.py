@@ -150,7 +150,7 @@ judge/behaviour.py: requires_grad of the input may change
 +if False:
 
 judge/behaviour.py: an input has the shape that it had
-    judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-reshapes_its_input]
+    judge/test_behaviour.py::test_a_call_that_gives_its_input_another_shape_can_be_tried_out
 - and held[i].shape == content[i].shape]
 +]
 

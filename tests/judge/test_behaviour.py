@@ -233,6 +233,15 @@ def test_a_state_kept_of_inference_mode_is_one_for_later_calls():
         assert Trials(module, [X], [X], CPU).run(name).complaint is None
 
 
+def test_a_call_that_gives_its_input_another_shape_can_be_tried_out():
+    def reshapes(module, x):
+        y = module.linear(x)
+        x.unsqueeze_(0)
+        return y
+
+    assert Trials(Module(reshapes), [X], [X + 1], CPU).run("new content in the same memory").of == "second"
+
+
 def test_a_script_in_inference_mode():
     assert Trials(torch.jit.script(torch.nn.Linear(X.shape[1], 3)), [X], [X], CPU).run("inference_mode").complaint is None
 
