@@ -116,7 +116,7 @@ driver/verdict.py: the original leaves its parameters alone
 
 driver/verdict.py: a tuple is as good as a tensor
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-tuple_of_one]
--if required and ran["form"] != self._truth.form:
+-if required and ran["form"] != prepared["form"]:
 +if False:
 
 driver/verdict.py: what the emulator finds at other sizes is the verdict

@@ -323,8 +323,8 @@ class _Case:
         if not required and (failed := ran["complaints"].pop("launch", None)):
             self._complain(CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)][1], _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
-        if required and ran["form"] != self._truth.form:
-            complaint = _under(probe, f"returns {ran['form']} where the original returns {self._truth.form}")
+        if required and ran["form"] != prepared["form"]:
+            complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)
             return self._complain("outputs", complaint, FORWARD)
         compared = self._compare("outputs", probe)

@@ -45,10 +45,11 @@ FEW = 64  # outputs: fewer show too little of what rounding, or another input, m
 
 @dataclass
 class Outcome:
-    """Outputs, and gradients by name (empty where none were asked for), on the CPU."""
+    """Outputs, gradients by name (empty where none were asked for), on the CPU; how the result is made up, see tensors.form."""
 
     outputs: list
     gradients: dict
+    form: str | None = None
 
 
 class NotSeparable(Exception):
@@ -260,10 +261,11 @@ class Oracle:
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
         inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
         tensors.seed_draws()
-        seeded = random_state()
+        seeded, form = random_state(), None
         if upstream is None:
             with torch.no_grad():
-                outputs, gradients = tensors.flatten(model(*inputs)), {}
+                result = model(*inputs)
+            outputs, gradients, form = tensors.flatten(result), {}, tensors.form(result)
         else:
             outputs, gradients = tensors.gradients(model, inputs, upstream, wanted_inputs)
         self._draws |= random_state() != seeded
@@ -273,7 +275,7 @@ class Oracle:
             return value if value is None or self._stays_on_device else tensors.on_host(value)
 
         gradients = {name: None if value is None else taken(value) for name, value in gradients.items()}
-        return Outcome([taken(output) for output in outputs], gradients)
+        return Outcome([taken(output) for output in outputs], gradients, form)
 
     def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
         self._require_separable(inputs, batch)
@@ -290,7 +292,7 @@ class Oracle:
                 gradients[name] = None
             else:
                 gradients[name] = torch.cat(pieces) if name.startswith("input") else torch.stack(pieces).sum(0)
-        return Outcome(outputs, gradients)
+        return Outcome(outputs, gradients, parts[0].form)
 
     def _require_separable(self, inputs, batch):
         """Of the original, whatever is run in its place. In float64, since libraries compute another batch in another order."""

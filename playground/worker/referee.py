@@ -53,6 +53,7 @@ class Referee:
         self.emulated = place == "emulator"
         self.sample = Sample(share, secret)
         self.shapes = {}  # probe -> {name: shape} of all inputs and outputs
+        self.forms = {}  # probe -> how the outputs are made up
         self.timed = {}  # probe -> (mode, seed) of a timed call's
         self.oracle = self._oracle(self.model)
         self.sizes = Sizes(problem, settings, place, self._runs, precision)
@@ -80,23 +81,19 @@ class Referee:
         return {}
 
     def habits(self):
-        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...], "form"}.
+        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}.
 
         And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
-        "inference_mode", where it does not run in that. "form" is that of its result, see tensors.form.
+        "inference_mode", where it does not run in that.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
         model, unused = tensors.copy_model(self.model), tensors.copy_model(self.model)
-        form = None
 
         def called(model, inputs):
-            nonlocal form
             tensors.seed_draws()
             with torch.no_grad():
-                result = model(*inputs)
-            form = form or tensors.form(result)
-            return tensors.flatten(result)
+                return tensors.flatten(model(*inputs))
 
         tensors.seed_draws()
         conduct = behaviour.Conduct(model, inputs)
@@ -113,13 +110,13 @@ class Referee:
             habits.append("run to run")
             if behaviour.same(outputs, called(unused, content)):
                 habits.append("state")
-        return {"habits": habits, "form": form}
+        return {"habits": habits}
 
     def prepare(self, probe, size, seed, inputs):
         """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.
 
         The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
-        "unusable"}: the latter is why nothing can be learned from the probe, or None.
+        "unusable", "form"}: why nothing can be learned from the probe, or None; on the problem's own inputs, tensors.form.
         """
         problem = self.sizes.problem(size)
         if problem is None:
@@ -129,7 +126,8 @@ class Referee:
         if probe.endswith(probes.AT_OWN_SIZE) and self.sample.is_part:
             return {"differentiable": False, "unusable": "the own size takes too much host memory for more probes than its own"}
         if probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS):
-            return {"differentiable": self._prepare(probe, problem, seed, inputs), "unusable": None}
+            differentiable = self._prepare(probe, problem, seed, inputs)
+            return {"differentiable": differentiable, "unusable": None, "form": self.forms[probe]}
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
@@ -208,7 +206,7 @@ class Referee:
                 if positive or not self.domain.is_positive:
                     raise
                 continue
-            self.shapes[probe] = _shapes(made, eager.outputs)
+            self.shapes[probe], self.forms[probe] = _shapes(made, eager.outputs), eager.form
             if made.clean or all(torch.isfinite(output).all() for output in eager.outputs):
                 break
         return drawing, made, oracle, eager

@@ -53,7 +53,7 @@ class Truth:
         self.folder, self.given = folder, folder / GIVEN
         self.given.mkdir(exist_ok=True)
         self.weights = str(self.given / "weights")
-        self.habits, self.form, self.domain, self.ways = (), None, [], []
+        self.habits, self.domain, self.ways = (), [], []
         self._original = original
         self._probe_seed = probe_seed
         self._limit = limit
@@ -76,15 +76,14 @@ class Truth:
         secret = secrets.randbits(63)
         description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain = description["domain"]
-        known = self._ask("habits")
-        self.habits, self.form = known["habits"], known["form"]
+        self.habits = self._ask("habits")["habits"]
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
         return description
 
     def prepared(self, probe):
-        """{"differentiable", "unusable"} of a probe, whose truth is computed when it is first asked for."""
+        """{"differentiable", "unusable", "form"} of a probe, whose truth is computed when it is first asked for."""
         with self._lock:
             if probe not in self._prepared:
                 seed, file = self._seed_of(probe.removesuffix(AT_OWN_SIZE)), self.inputs(probe)
