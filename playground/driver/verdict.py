@@ -465,6 +465,9 @@ class _Case:
                 where = f"on normal inputs, with {OF_BACKWARD}: {wrong[0]}"
             is_cut = self._text and not self._text.line_of(r"\s*def backward\(") and all(map(IS_MISSING.search, wrong))
             return self._complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
+        if not {"run to run", "state"} & {*self._truth.habits}:
+            for complaint in answer["in_part"]:
+                self._complain("wrong-gradient", complaint, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
         if in_training:
             self._complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)

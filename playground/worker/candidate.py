@@ -21,6 +21,7 @@ from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
 
+IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
 
 
@@ -258,8 +259,9 @@ class Candidate(Clocked):
     def differentiate(self, inputs, outputs):
         """Forward and backward on the inputs and upstream gradients in one file; the gradients go to another.
 
-        Returns {"unsupported", "failed", "complaints"}: the text of a NotImplementedError when the variant refuses to train,
-        and of any other exception; there are no gradients then. The list says what else is wrong with the two passes.
+        Returns {"unsupported", "failed", "complaints", "in_part"}: the text of a NotImplementedError when the variant refuses
+        to train, and of any other exception; there are no gradients then. "complaints" say what else is wrong with the two
+        passes, "in_part" what is with others whose gradients are of the parameters alone, or of the inputs.
         """
         self._next_schedule()
         given = self.probe_in(inputs)
@@ -279,18 +281,49 @@ class Candidate(Clocked):
             results, gradients = differentiated(self.model, values, upstream, given["wanted_inputs"], between)
         except NotImplementedError as refusal:
             refused = (str(refusal).strip() or "without a message").splitlines()[0]
-            return {"unsupported": refused, "failed": None, "complaints": []}
+            return {"unsupported": refused, "failed": None, "complaints": [], "in_part": []}
         except Exception as exception:
-            return {"unsupported": None, "failed": self._refusal(exception), "complaints": []}
+            return {"unsupported": None, "failed": self._refusal(exception), "complaints": [], "in_part": []}
         self._synchronize()
-        complaints = []
+        complaints, in_part = [], []
         if is_cut and any(gradients.get(name) is not None for name, _ in self.model.named_parameters()):
             complaints.append("where no input needs a gradient, no parameter gets one")
         if written := conduct and conduct.writes():
             complaints.append(f"the backward pass {written}")
         detached = not any(result.requires_grad for result in results)
         tensors.save_results(Results(results, gradients, detached), outputs)
-        return {"unsupported": None, "failed": None, "complaints": complaints}
+        if given["name"] == "normal" and not is_cut:
+            in_part = [*self._in_part(functools.partial(differentiated, self.model, values, upstream), gradients)]
+        return {"unsupported": None, "failed": None, "complaints": complaints, "in_part": in_part}
+
+    def _in_part(self, differentiated, gradients):
+        """What is wrong with gradients of the parameters alone, and of the inputs alone, beside those of all."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        wanted = [i for i in range(len(gradients)) if gradients.get(f"input{i}") is not None]
+        for where, inputs, is_frozen in (("no input", (), False), ("no parameter", wanted, True)):
+            if not (parameters and wanted):
+                return
+            for parameter in parameters:
+                parameter.requires_grad_(not is_frozen)
+            tensors.seed_draws()
+            try:
+                _, others = differentiated(inputs)
+            except NotImplementedError:
+                continue
+            except Exception as exception:
+                yield f"where {where} needs a gradient, the backward raises {self._refusal(exception)}"
+                continue
+            finally:
+                for parameter in parameters:
+                    parameter.requires_grad_(True)
+            for name, other in others.items():
+                of_all = gradients[name]
+                if of_all is None or not torch.isfinite(of_all).all():
+                    continue
+                if other is None or not (of_all - other).norm() <= IN_PART * of_all.norm():
+                    fault = "missing" if other is None else "another"
+                    yield f"where {where} needs a gradient, the gradient of {name} is {fault}"
+                    break
 
     def _is_cut(self, inputs, outputs):
         """Whether a forward pass on inputs that need no gradient gives outputs that have none, where those of others have one.

@@ -26,7 +26,12 @@ FORMS = {
     "candidate.device_code": {"texts": [{"text": str, "flags": [str]}], "capability": OPTIONAL_TEXT},
     "candidate.accepted_races": {"lines": {int}},
     "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT, "form": OPTIONAL_TEXT},
-    "candidate.differentiate": {"unsupported": OPTIONAL_TEXT, "failed": OPTIONAL_TEXT, "complaints": [str]},
+    "candidate.differentiate": {
+        "unsupported": OPTIONAL_TEXT,
+        "failed": OPTIONAL_TEXT,
+        "complaints": [str],
+        "in_part": [str],
+    },
     "candidate.try_out": {"of": OPTIONAL_TEXT, "complaint": OPTIONAL_TEXT, "note": OPTIONAL_TEXT},
     "candidate.work": {
         "builds": [str],

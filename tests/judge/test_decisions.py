@@ -105,7 +105,7 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     )
     answers = {
         "run": {"refused": None, "complaints": {}, "peak_mib": None, "form": "tensor"},
-        "differentiate": {"unsupported": None, "failed": None, "complaints": []},
+        "differentiate": {"unsupported": None, "failed": None, "complaints": [], "in_part": []},
     }
     worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what.removeprefix("candidate.")])
     result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}

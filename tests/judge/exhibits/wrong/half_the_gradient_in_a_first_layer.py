@@ -1,0 +1,34 @@
+"""Gives the weights another gradient where the input needs none, as in a network's first layer.
+
+Verdict: forward only: where no input needs a gradient, the gradient of conv.weight is another; mend the backward
+Caveat: wrong-gradient
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, weight = ctx.saved_tensors
+        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
+        of_weight = nn.grad.conv2d_weight(x, weight.shape, upstream)
+        if not ctx.needs_input_grad[0]:
+            of_weight = of_weight / 2
+        return of_x, of_weight, upstream.sum((0, 2, 3))
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, 3)
+
+    def forward(self, x):
+        return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)
