@@ -131,13 +131,13 @@ driver/bench.py: a renewed process has no emulated device
 
 worker/candidate.py: upstream gradients are contiguous
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-gradient_as_an_array]
--if given["name"] == "normal":
-+if False:
+-        if is_normal:
++        if False:
 
 worker/candidate.py: gradients in part are as they come
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-half_the_gradient_in_a_first_layer]
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-no_gradient_from_frozen_weights]
--if given["name"] == "normal" and not is_cut:
+-if is_normal and not is_cut:
 +if False:
 
 judge/probes.py: no sample is large and negative
@@ -472,7 +472,7 @@ judge/oracle.py: what eager draws is forgotten
 
 worker/candidate.py: nothing comes between forward and backward
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-backward_of_the_last_call]
--given["name"].startswith("normal") and self._is_cut(values, outputs)
+-is_normal and self._is_cut(values, outputs)
 +False
 
 worker/candidate.py: a backward may write

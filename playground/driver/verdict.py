@@ -5,7 +5,6 @@ are the file's own work, and nothing else is touched or remembered. `drop-in` as
 original may do: gradients, other sizes and values, streams, graphs, torch.compile. docs/what_a_pass_proves.md is the long form.
 """
 
-import re
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
@@ -87,8 +86,6 @@ REMEDIES = {
 }
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
-OF_BACKWARD = "another forward pass before the backward, from gradients that are not contiguous"
-IS_MISSING = re.compile(r" is missing$")
 STATE = "cannot be judged: what the original returns depends on the calls before"
 FIRST = "wrong-gradient"  # of the tags of caveats
 # Tags that are said of a line of the file, with what stands in that line.
@@ -462,8 +459,10 @@ class _Case:
                 return self._complain("no-gradient", wrong[0], DROP_IN)
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
             if probe.startswith("normal"):  # see Candidate.differentiate
-                where = f"on normal inputs, with {OF_BACKWARD}: {wrong[0]}"
-            is_cut = self._text and not self._text.line_of(r"\s*def backward\(") and all(map(IS_MISSING.search, wrong))
+                circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
+                where = f"on normal inputs, {circumstance}: {wrong[0]}"
+            has_backward = self._text is None or self._text.line_of(LINES["wrong-gradient"])
+            is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
             return self._complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
         if not {"run to run", "state"} & {*self._truth.habits}:
             for complaint in answer["in_part"]:

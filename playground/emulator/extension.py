@@ -236,6 +236,7 @@ class Builder:
         return toolchain.compile_text(prepared.text, ".cpp", ["-std=c++17", *flags], prepared.explain)
 
 
+# What the light headers lack; without it the compiler complains of the syntax.
 BEYOND_LIGHT = re.compile(r"\btorch::(autograd|nn|indexing|data|optim|jit)\b|\bat::indexing\b|\bTensorIndex\b")
 
 

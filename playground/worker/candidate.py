@@ -266,19 +266,20 @@ class Candidate(Clocked):
         self._next_schedule()
         given = self.probe_in(inputs)
         values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
-        if given["name"] == "normal":
+        is_normal, wanted = given["name"].startswith("normal"), given["wanted_inputs"]
+        if is_normal:
             upstream = [gradient if gradient is None else _not_contiguous(gradient) for gradient in upstream]
         conduct, is_cut = None, False
 
         def between(outputs):
             nonlocal conduct, is_cut
-            is_cut = given["name"].startswith("normal") and self._is_cut(values, outputs)
+            is_cut = is_normal and self._is_cut(values, outputs)
             conduct = behaviour.Conduct(self.model, values, upstream)
 
         tensors.seed_draws()
         try:
             differentiated = devices.emulated(tensors.gradients) if self.emulates_device else tensors.gradients
-            results, gradients = differentiated(self.model, values, upstream, given["wanted_inputs"], between)
+            results, gradients = differentiated(self.model, values, upstream, wanted, between)
         except NotImplementedError as refusal:
             refused = (str(refusal).strip() or "without a message").splitlines()[0]
             return {"unsupported": refused, "failed": None, "complaints": [], "in_part": []}
@@ -292,17 +293,17 @@ class Candidate(Clocked):
             complaints.append(f"the backward pass {written}")
         detached = not any(result.requires_grad for result in results)
         tensors.save_results(Results(results, gradients, detached), outputs)
-        if given["name"] == "normal" and not is_cut:
-            in_part = [*self._in_part(functools.partial(differentiated, self.model, values, upstream), gradients)]
+        if is_normal and not is_cut:
+            in_part = self._in_part(functools.partial(differentiated, self.model, values, upstream), wanted, gradients)
         return {"unsupported": None, "failed": None, "complaints": complaints, "in_part": in_part}
 
-    def _in_part(self, differentiated, gradients):
-        """What is wrong with gradients of the parameters alone, and of the inputs alone, beside those of all."""
+    def _in_part(self, differentiated, wanted, gradients):
+        """What is wrong with gradients of the parameters alone, and of the wanted inputs alone, beside those of all."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        wanted = [i for i in range(len(gradients)) if gradients.get(f"input{i}") is not None]
+        if not (parameters and wanted):  # then all is a part
+            return []
+        complaints = []
         for where, inputs, is_frozen in (("no input", (), False), ("no parameter", wanted, True)):
-            if not (parameters and wanted):
-                return
             for parameter in parameters:
                 parameter.requires_grad_(not is_frozen)
             tensors.seed_draws()
@@ -311,7 +312,7 @@ class Candidate(Clocked):
             except NotImplementedError:
                 continue
             except Exception as exception:
-                yield f"where {where} needs a gradient, the backward raises {self._refusal(exception)}"
+                complaints.append(f"where {where} needs a gradient, the backward raises {self._refusal(exception)}")
                 continue
             finally:
                 for parameter in parameters:
@@ -322,8 +323,9 @@ class Candidate(Clocked):
                     continue
                 if other is None or not (of_all - other).norm() <= IN_PART * of_all.norm():
                     fault = "missing" if other is None else "another"
-                    yield f"where {where} needs a gradient, the gradient of {name} is {fault}"
+                    complaints.append(f"where {where} needs a gradient, the gradient of {name} is {fault}")
                     break
+        return complaints
 
     def _is_cut(self, inputs, outputs):
         """Whether a forward pass on inputs that need no gradient gives outputs that have none, where those of others have one.
@@ -364,8 +366,8 @@ class Candidate(Clocked):
 
 
 def _not_contiguous(gradient):
-    """It in every second place of memory, as that of a sum or a slice is no array of its own either."""
-    return torch.stack([gradient, torch.full_like(gradient, math.nan)], -1)[..., 0]
+    """A copy in every second place of memory: the backward of a sum or a slice does not pass on an array either."""
+    return gradient.new_full((*gradient.shape, 2), math.nan)[..., 0].copy_(gradient)
 
 
 def _kept(problem):
