@@ -16,6 +16,8 @@ from playground.report.figures import TIMED
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 from playground.worker.truth import Truth
 
+NOT_PROVED = "not proved against deceit"  # a speed-up whose times come from a process in which a judged file's code ran
+
 
 class Bench:
     """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
@@ -146,6 +148,8 @@ class Bench:
         self._progress.started("time", *names)
         try:
             result.update(self._stopwatch.time(worker, result))
+            if not task.variant.is_catalogued:
+                result["speedup_proof"] = NOT_PROVED
             outcome = f"{result['time_ms']['median']:.3g} ms"
         except Rejected as rejection:
             give(result, "fail", str(rejection))

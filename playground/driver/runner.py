@@ -594,6 +594,7 @@ def blank_result(task):
         "work": None,
         "ceilings": None,
         "speedup": None,
+        "speedup_proof": None,
         "baselines_ms": {},
         "baselines_unavailable": {},
         "outcome": None,

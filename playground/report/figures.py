@@ -51,7 +51,7 @@ def meets(result):
 
 
 def label(result, preposition=""):
-    """What stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', both, or None.
+    """Return what stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', 'not proved against deceit', or None.
 
     The `preposition`, such as "in ", stands before the precision.
     """
@@ -61,6 +61,7 @@ def label(result, preposition=""):
         f"{preposition}{own}" if own else None,
         f"accurate to {accepted:g}" if accepted else None,
         "forward only" if result["verdict"] == "forward only" else None,
+        result.get("speedup_proof"),
     ]
     return ", ".join(filter(None, labels)) or None
 
