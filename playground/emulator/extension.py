@@ -23,6 +23,7 @@ STAND_IN = "emulator_stand_in"  # the library's name in a binding that is compil
 STAND_IN_FILE = "<cpp_sources>"  # the file of a binding's lines: copies of a file share its object
 # Unlike kernels, without -fno-gnu-unique: what libraries share in a real process, they share here.
 BINDING_FLAGS = (f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w")
+VERSIONS = {}  # an extension's name -> what was given to build each of its versions
 KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
 
 
@@ -51,6 +52,18 @@ def operator_headers(text):
     names = sorted(set(re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)))
     folders = [Path(flag.removeprefix("-isystem")) for flag in toolchain.torch_flags()[0] if flag.startswith("-isystem")]
     return [f"#include <ATen/ops/{name}.h>" for name in names if any((f / "ATen/ops" / f"{name}.h").exists() for f in folders)]
+
+
+def versioned(name, given):
+    """The name of an extension for what is `given` to build it: NAME, then NAME_v1 and so on, as PyTorch counts.
+
+    A process knows a module, and a library its operators, by name. Another text under a name that is taken is another module.
+    """
+    versions = VERSIONS.setdefault(name, [])
+    if given not in versions:
+        versions.append(given)
+    version = versions.index(given)
+    return f"{name}_v{version}" if version else name
 
 
 def is_the_same_under_any_name(text):
@@ -163,6 +176,8 @@ class Builder:
         """Build and load as torch.utils.cpp_extension.load_inline does."""
         source_file = self.source_file or calling_file()
         cpp, cuda = as_text(cpp_sources), as_text(cuda_sources)
+        given = cpp, cuda, functions, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, self.mode, self.debug
+        name = versioned(name, repr(given))
         if not no_implicit_headers:
             cpp, cuda = IMPLICIT_CPP + cpp, IMPLICIT_CUDA + cuda if cuda else ""
         if functions is not None:

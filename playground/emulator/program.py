@@ -111,7 +111,8 @@ class Program:
                 toolchain.run_compiler(command, self.explain)
             libraries = [str(library), f"-Wl,-rpath,{library.parent}", "-lpthread", "-ldl"]
             # Its own symbols are exported, so that a kernel launched through a pointer has a name.
-            toolchain.run_compiler([*toolchain.compiler()[0], "-rdynamic", *objects, "-o", str(path), *libraries], self.explain)
+            exported = ["-rdynamic", toolchain.OWN_SYMBOLS]
+            toolchain.run_compiler([*toolchain.compiler()[0], *exported, *objects, "-o", str(path), *libraries], self.explain)
 
         texts = [(str(file.path), file.rewritten) for file in self.files]
         return toolchain.kept(

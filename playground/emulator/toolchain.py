@@ -29,6 +29,8 @@ except ImportError:  # not a POSIX system
 ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
 RUNTIME = ROOT / "runtime"
+# How all that is linked keeps its own instances of the C++ library's templates: those of a program are instrumented.
+OWN_SYMBOLS = f"-Wl,--version-script={RUNTIME / 'exports.map'}"
 MADE_OF_ITS_OWN = ("runtime", "headers")  # the folders of the cache for what no judged text is part of
 LIBRARIES = "libraries"  # the folder of the cache for what is linked
 MAKING = "making-"  # begins the name of a folder in which something is made
@@ -245,7 +247,8 @@ def runtime_library():
         objects = [str(path.with_name(source.stem + ".o")) for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda pair: run_compiler(compile_command(flags, *pair)), zip(sources, objects, strict=True)))
-        run_compiler([*compiler()[0], "-shared", *objects, "-o", str(path), "-lpthread", "-ldl"])
+        own = ["-Wl,-Bsymbolic-functions", OWN_SYMBOLS]
+        run_compiler([*compiler()[0], "-shared", *own, *objects, "-o", str(path), "-lpthread", "-ldl"])
 
     return kept("runtime", "-libemulator.so", "runtime", make)
 
@@ -256,7 +259,8 @@ def torch_glue_library():
 
     def make(path):
         source = RUNTIME / "torch" / "glue.cpp"
-        run_compiler([*compiler()[0], *flags, "-O1", "-fPIC", "-shared", f"-I{INCLUDE}", str(source), "-o", str(path), *link])
+        how = ["-O1", "-fPIC", "-shared", OWN_SYMBOLS, f"-I{INCLUDE}"]
+        run_compiler([*compiler()[0], *flags, *how, str(source), "-o", str(path), *link])
 
     return kept("runtime", "-libemulator_torch.so", ("glue", torch_identity()), make)
 
@@ -317,17 +321,15 @@ def link(objects, output_name, extra=()):
                 str(runtime),
                 f"-Wl,-rpath,{runtime.parent}",
                 "-Wl,-Bsymbolic",
+                OWN_SYMBOLS,
                 *extra,
             ]
         )
 
-    return kept(LIBRARIES, _library_suffix(output_name), (tuple(map(str, objects)), tuple(extra), str(runtime)), make)
+    return kept(LIBRARIES, f"-{output_name}.so", (tuple(map(str, objects)), tuple(extra), str(runtime)), make)
 
 
 def libraries_named(output_name):
-    """The cached libraries that `link` made under a name."""
-    return [path for path in entries(cache_folder() / LIBRARIES) if path.name[DIGITS:] == _library_suffix(output_name)]
-
-
-def _library_suffix(output_name):
-    return f"-{output_name}.so"
+    """The cached libraries that `link` made under a name, or under NAME_v1 and so on."""
+    named = re.compile(re.escape(f"-{output_name}") + r"(_v\d+)?\.so")
+    return [path for path in entries(cache_folder() / LIBRARIES) if named.fullmatch(path.name[DIGITS:])]
