@@ -595,6 +595,7 @@ def blank_result(task):
         "ceilings": None,
         "speedup": None,
         "speedup_proof": None,
+        "outer": None,
         "baselines_ms": {},
         "baselines_unavailable": {},
         "outcome": None,

@@ -24,7 +24,19 @@ RESULT_KEYS = (
     *("model", "variant", "backend", "ran_on", "precision", "variant_precision", "shape", "verdict", "reason", "details"),
     *("standard", "standards", "caveats", "accuracy", "weights", "weights_differ", "printed", "findings", "accepted_races"),
     *("source_sha256", "check", "build_seconds", "built", "ptxas", "time_ms", "peak_mib", "floor_ms", "floor_bound", "work"),
-    *("ceilings", "speedup", "speedup_proof", "outcome", "control", "baselines_ms", "baselines_unavailable", "rounds", "calls", "rechecked"),
+    *(
+        "ceilings",
+        "speedup",
+        "speedup_proof",
+        "outer",
+        "outcome",
+        "control",
+        "baselines_ms",
+        "baselines_unavailable",
+        "rounds",
+        "calls",
+        "rechecked",
+    ),
     *("back_to_back_ms", "clocks", "notes", "graphed", "training"),
 )
 CEILING_KEYS = ("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops", "tf32_flops")

@@ -20,6 +20,7 @@ from playground.judge.tolerance import Reference, largest_difference, worst, wro
 from playground.stopwatch import timer
 from playground.worker import recheck
 from playground.worker.failures import describe, is_of_judge
+from playground.worker.outer_referee import OuterReferee
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -44,6 +45,7 @@ class Referee:
         That is `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
+        self.outer = None
         timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the truth itself
         self.problem = tensors.in_precision(catalog.load_problem(problem, settings), precision)
         if strict:
@@ -251,6 +253,23 @@ class Referee:
             permitted = self.oracle.permitted(made, self.precision)
             references = _references(truth, eager, permitted, decisions=self._decisions(probe, truth))
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
+        return {}
+
+    def outer_open(self, side, page):
+        """Make what the outer clock shares with a side: OuterReferee.open's. `page` is the path of a file to be made."""
+        self.outer = self.outer or OuterReferee(self.problem, self.model, self.device)
+        return self.outer.open(side, page)
+
+    def outer_time(self, side, calls, compares, declared, seconds):
+        """{"calls": OuterReferee.time's}; `declared` is what the variant is permitted, as in compare_outputs."""
+        references, _ = self._permitting("own", declared)
+        return {"calls": self.outer.time(side, calls, compares, references, seconds)}
+
+    def outer_close(self):
+        """Give back the outer clock's memory."""
+        if self.outer:
+            self.outer.close()
+        self.outer = None
         return {}
 
     def _with_inputs(self, probe):

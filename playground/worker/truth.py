@@ -120,6 +120,10 @@ class Truth:
         """Compute the truth on the content of a timed call, as a further probe."""
         self._ask("prepare_timed", probe=probe, mode=mode, seed=seed)
 
+    def outer(self, what, **arguments):
+        """Ask the referee for a step of the outer clock: "open", "time" or "close"."""
+        return self._ask(f"outer_{what}", **arguments)
+
     def mutants(self, probes, gradients, declared):
         """{"counted", "rejected", "survivors"} of wrong versions of the original on these probes, with or without gradients."""
         key = probes, gradients, declared
