@@ -1,40 +1,95 @@
-"""CUDA kernels on the CPU: runs the CUDA text that a variant gives to load_inline, and finds its mistakes.
+"""CUDA kernels on the CPU: runs CUDA programs, and the CUDA text given to load_inline, and finds their mistakes.
 
-    from playground import emulator
+    import cuda_emulator
 
-    with emulator.install(mode="check"):
+    with cuda_emulator.install(mode="check"):
         output = model(x)              # CPU tensors; torch.utils.cpp_extension.load_inline is the emulator's
-    print(emulator.launches())
+    print(cuda_emulator.launches())
 
 `fast` only computes, on all processors. `check` also looks for races, accesses out of bounds, uninitialised reads and
 barriers that do not meet, and raises a Finding. `count` counts memory transactions, too. A process uses one mode: libraries
-built for one cannot serve another.
+built for one cannot serve another. `python -m cuda_emulator FILE.cu` runs a plain program.
+
+The names in __all__ are what others may use. Nothing here needs PyTorch before `install`, or `devices`, is used.
 """
 
 import ctypes
 import functools
+import importlib
 import sys
 
 from .counters import Counts, Traffic, counts, reset_counts
+from .debugging import first_kernel, recipe
+from .declarations import kernel_names
 from .errors import EmulatorError, Finding, Party, parse_finding
-from .extension import Builder
-from .runtime import Launch, accepted_races, launches, reset_launches
+from .extension import Builder, make_own
+from .program import Program
+from .runtime import (
+    CALL_OFF,
+    SECONDS_TO_ANSWER,
+    Launch,
+    accepted_races,
+    launches,
+    obey_call_off,
+    reset_launches,
+    without_values,
+)
+from .sourcemap import SourceMap, line_map, lines_of_file
+from .toolchain import (
+    CACHE_VARIABLE,
+    LIGHT_HEADERS,
+    MADE_VARIABLE,
+    cache_folder,
+    compiler_name,
+    entries,
+    held,
+    libraries_named,
+    own_folders,
+    remove_folder,
+    remove_unheld,
+    sweep,
+)
 
 __all__ = [
+    "CACHE_VARIABLE",
+    "CALL_OFF",
+    "LIGHT_HEADERS",
+    "MADE_VARIABLE",
+    "SECONDS_TO_ANSWER",
     "Counts",
     "EmulatorError",
     "Finding",
     "Launch",
     "Party",
+    "Program",
+    "SourceMap",
     "Traffic",
     "accepted_races",
     "active",
+    "cache_folder",
+    "compiler_name",
     "counts",
+    "devices",
+    "entries",
+    "first_kernel",
+    "held",
     "install",
+    "kernel_names",
     "launches",
+    "libraries_named",
+    "line_map",
+    "lines_of_file",
+    "make_own",
+    "obey_call_off",
+    "own_folders",
+    "recipe",
+    "remove_folder",
+    "remove_unheld",
     "reset_counts",
     "reset_launches",
+    "sweep",
     "uninstall",
+    "without_values",
 ]
 
 active = None  # the Installation in force
@@ -118,6 +173,12 @@ def _refusing_cuda(load):
         return load(name, sources, *args, **kwargs)
 
     return refusing
+
+
+def __getattr__(name):
+    if name == "devices":  # it needs PyTorch
+        return importlib.import_module(".devices", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def install(mode="fast", *, schedule="forward", seed=1, processors=0, time_limit=None, debug=False, source_file=None):

@@ -1,6 +1,6 @@
 """Builds a plain CUDA program for the CPU and runs it: every kernel under check mode, its host code as it is.
 
-python -m playground.emulator FILE.cu [FILE ...] [-I FOLDER] [-D NAME[=VALUE]] [-- ARGUMENT ...]
+python -m cuda_emulator FILE.cu [FILE ...] [-I FOLDER] [-D NAME[=VALUE]] [-- ARGUMENT ...]
 
 The exit status is the program's own; 1, too, where a mistake was found or the program could not be built; 2: the command line
 is wrong; 128 and the signal's number where one has ended the program.
@@ -18,7 +18,7 @@ from .program import Program
 
 def parse(arguments):
     parser = argparse.ArgumentParser(
-        prog="python -m playground.emulator",
+        prog="python -m cuda_emulator",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
