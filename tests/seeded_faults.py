@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The file, below playground/ or in cuda_emulator/, and what is wrong with it; the tests, below tests/, each of which is to fail; the text, which
-# stands once in the file, and what becomes of it.
+# The file, below playground/ or in cuda_emulator/, and what is wrong with it; the tests, below tests/, each of which is to
+# fail; the text, which stands once in the file, and what becomes of it.
 TABLE = r"""
 judge/tolerance.py: a hundred times as much is allowed
     judge/test_tolerance.py
@@ -192,7 +192,7 @@ driver/verdict.py: a crash hides a failure
 
 worker/candidate.py: a file's fallback is judged where there is no GPU
     cuda_emulator/test_devices.py::test_a_file_that_goes_on_without_its_kernel_where_there_is_no_gpu_runs_it
--is_done = not (self._may_emulate_device and self.text.cuda_kernels) or runtime.launches()
+-is_done = not (self._may_emulate_device and self.text.cuda_kernels) or emulator.launches()
 +is_done = True
 
 worker/candidate.py: what breaks in the judge is the variant's complaint

@@ -57,7 +57,7 @@ def test_every_public_name_is_there():
 
 
 def test_installed_alone_it_runs_a_program(tmp_path):
-    """By pip, from a copy of its folder, into one where nothing else is; a program then needs neither PyTorch nor the project."""
+    """By pip, into a folder where nothing else is; a program then needs neither PyTorch nor the project."""
     shutil.copytree(ROOT / "cuda_emulator", tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", tmp_path / "alone", tmp_path / "source"], check=True, capture_output=True, text=True)
