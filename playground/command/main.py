@@ -6,6 +6,7 @@ import functools
 import sys
 from pathlib import Path
 
+import cuda_emulator
 from playground import catalog, suite, sweep
 from playground.command import look, signals
 from playground.command.options import HALF, beside, compare_parser, run_all_parser
@@ -13,7 +14,7 @@ from playground.driver import plan, ranks, runner, torchrun
 from playground.driver.measurement import CannotMeasure, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
-from playground.emulator import step, toolchain
+from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.nvidia.profiler import ProfilerError
@@ -494,7 +495,9 @@ def _tell_how_to_step(tasks, device):
 def _require_folders(tasks):
     """Those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
     places = {task.place for task in tasks if not task.settled}
-    folders = [("the emulator's builds", "PLAYGROUND_EMULATOR_CACHE", toolchain.cache_folder)] if "emulator" in places else []
+    folders = (
+        [("the emulator's builds", cuda_emulator.CACHE_VARIABLE, cuda_emulator.cache_folder)] if "emulator" in places else []
+    )
     if places - {"emulator"}:
         folders.append(("PyTorch's builds", "TORCH_EXTENSIONS_DIR", build_locks.extensions_root))
     if missing := requirements.missing_folder(folders):
@@ -503,7 +506,7 @@ def _require_folders(tasks):
 
 def _clear_locks():
     """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
-    toolchain.sweep()
+    cuda_emulator.sweep()
     runner.sweep()
     locks = build_locks.clear_stale_locks()
     for path in locks.cleared:

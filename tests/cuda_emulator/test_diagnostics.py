@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.emulator.diagnostics import describe, errors_in, is_for_want_of_a_header
+from cuda_emulator.diagnostics import describe, errors_in, is_for_want_of_a_header
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = """
@@ -79,7 +79,7 @@ def test_an_unknown_macro_is_a_mistake_of_syntax():
 
 CELL = '''from torch.utils.cpp_extension import load_inline
 
-from playground import emulator
+import cuda_emulator as emulator
 
 emulator.install()
 CUDA = """
@@ -117,4 +117,4 @@ def test_a_notebook_s_error_has_the_cell_s_line_whichever_text_is_broken(right, 
     lines = shown.stdout.splitlines()
     assert re.fullmatch(rf"<ipython-input-.*>:{line}: error: {re.escape(told)}", lines[0]), shown.stdout + shown.stderr
     assert lines[1].startswith(f"{line:5} | ")
-    assert sum("playground/emulator" in name for name in lines) == 1
+    assert sum("/cuda_emulator/" in name for name in lines) == 1

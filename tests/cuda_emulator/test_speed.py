@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from playground.emulator import speed
+from cuda_emulator import speed
 
 pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize("mode", speed.MODES)
 def test_every_kernel_is_right_and_has_a_speed(mode):
-    command = [sys.executable, "-m", "playground.emulator.speed", mode]
+    command = [sys.executable, "-m", "cuda_emulator.speed", mode]
     speeds = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert speeds.keys() == speed.KERNELS.keys()
     assert all(value > 0 for value in speeds.values())

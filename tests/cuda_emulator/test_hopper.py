@@ -5,8 +5,8 @@ import pytest
 import torch
 from on_device import DeviceLibrary
 
-from playground.emulator import EmulatorError
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator import EmulatorError
+from cuda_emulator.kernels import KernelLibrary
 
 
 @pytest.fixture(scope="module", params=["fast", "check", "device"])

@@ -12,10 +12,10 @@ import hardware_cases
 import numpy as np
 import pytest
 
-from playground import emulator
+import cuda_emulator as emulator
 
 DATA = Path(__file__).with_name("hardware_bits.npz")
-COMMAND = "python tests/emulator/hardware_bits.py tests/emulator/hardware_bits.npz"
+COMMAND = "python tests/cuda_emulator/hardware_bits.py tests/cuda_emulator/hardware_bits.npz"
 CASES = [(section, case) for section, cases in hardware_cases.SECTIONS.items() for case in cases]
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground.emulator import Finding
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator import Finding
+from cuda_emulator.kernels import KernelLibrary
 
 TEXT = r"""
 __constant__ float weights[4];

@@ -1,6 +1,6 @@
 """Records what a GPU makes of every instruction in hardware_cases.py, for test_hardware_bits.py to compare with.
 
-    python tests/emulator/hardware_bits.py tests/emulator/hardware_bits.npz
+    python tests/cuda_emulator/hardware_bits.py tests/cuda_emulator/hardware_bits.npz
 
 needs PyTorch with CUDA, a compiler and a GPU; the Hopper section needs compute capability 9.0. It prints a table of the groups.
 The file holds the inputs of each pool, the outputs of each case, and a digest of the text of each case.

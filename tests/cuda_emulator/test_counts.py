@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground.emulator import counts, reset_counts
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator import counts, reset_counts
+from cuda_emulator.kernels import KernelLibrary
 
 TEXT = r"""
 template <int PITCH>

@@ -7,8 +7,8 @@ import kernel_pairs
 import pytest
 import torch
 
-from playground.emulator import Finding
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator import Finding
+from cuda_emulator.kernels import KernelLibrary
 
 N = 150
 SOURCE = Path(kernel_pairs.__file__)
@@ -43,7 +43,7 @@ def test_pair(library, pair, schedule):
 
 
 def test_the_page_names_pairs():
-    page = (Path(__file__).parents[2] / "playground/emulator/README.md").read_text()
+    page = (Path(__file__).parents[2] / "cuda_emulator/README.md").read_text()
     table = page[page.index("### Who finds which mistake") :].split("\n## ")[0]
     named = {name for line in table.splitlines() if line.startswith("|") for name in re.findall(r"`(\w+)`", line.split("|")[3])}
     assert len(named) > 20 and named <= {pair.name for pair in kernel_pairs.PAIRS}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground import emulator
-from playground.emulator import Finding
-from playground.emulator.kernels import KernelLibrary
+import cuda_emulator as emulator
+from cuda_emulator import Finding
+from cuda_emulator.kernels import KernelLibrary
 
 TEXT = """
 __global__ void same_value(int* out) {

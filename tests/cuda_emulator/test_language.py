@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator.kernels import KernelLibrary
 
 TEXT = r"""
 #include <cooperative_groups.h>

@@ -31,6 +31,8 @@ INCLUDE = ROOT / "include"
 RUNTIME = ROOT / "runtime"
 # How all that is linked keeps its own instances of the C++ library's templates: those of a program are instrumented.
 OWN_SYMBOLS = f"-Wl,--version-script={RUNTIME / 'exports.map'}"
+LIGHT_HEADERS = INCLUDE / "light" / "torch"  # the part of PyTorch's that most texts need
+CACHE_VARIABLE, MADE_VARIABLE = "CUDA_EMULATOR_CACHE", "CUDA_EMULATOR_MADE"  # of the environment
 MADE_OF_ITS_OWN = ("runtime", "headers")  # the folders of the cache for what no judged text is part of
 LIBRARIES = "libraries"  # the folder of the cache for what is linked
 MAKING = "making-"  # begins the name of a folder in which something is made
@@ -39,10 +41,15 @@ DIGITS = 32  # of the digest that begins a cached file's name
 
 
 def cache_folder():
-    folder = os.environ.get("PLAYGROUND_EMULATOR_CACHE")
+    folder = os.environ.get(CACHE_VARIABLE)
     if not folder:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda-kernel-playground" / "emulator"
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuda-emulator"
     return Path(folder)
+
+
+def own_folders():
+    """Return the folders of the cache for what no judged text is part of."""
+    return [cache_folder() / kind for kind in MADE_OF_ITS_OWN]
 
 
 @functools.cache
@@ -52,6 +59,11 @@ def compiler():
     if not shutil.which(command[0]):
         raise EmulatorError(f"the emulator needs a C++ compiler; {command[0]!r} is not on PATH (install g++, or set CXX)")
     return command, subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
+
+
+def compiler_name():
+    """Return the first line of what the compiler says of its version, without the distribution's remarks."""
+    return compiler()[1].splitlines()[0]
 
 
 @functools.cache
@@ -111,7 +123,7 @@ def kept(kind, suffix, key, make):
     digest = hashlib.sha256(repr((key, own, compiler())).encode()).hexdigest()[:DIGITS]
     folder = cache_folder() / kind
     path = folder / (digest + suffix)
-    made = os.environ.get("PLAYGROUND_EMULATOR_MADE")  # a second cache, which cannot be written to
+    made = os.environ.get(MADE_VARIABLE)  # a second cache, which cannot be written to
     if made and kind in MADE_OF_ITS_OWN and (Path(made) / kind / path.name).exists():
         return Path(made) / kind / path.name
     if path.exists():

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground.emulator import toolchain
-from playground.emulator.errors import EmulatorError
-from playground.emulator.extension import Builder, is_the_same_under_any_name
+from cuda_emulator import toolchain
+from cuda_emulator.errors import EmulatorError
+from cuda_emulator.extension import Builder, is_the_same_under_any_name
 
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("PLAYGROUND_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path))
     return tmp_path
 
 
@@ -51,7 +51,7 @@ def test_what_could_not_be_made_is_tried_again(empty_cache):
 
 
 def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(empty_cache):
-    text = "import os; from playground.emulator import toolchain; "
+    text = "import os; from cuda_emulator import toolchain; "
     killed = f"{text} toolchain.kept('objects', '.o', 'a', lambda path: os.kill(os.getpid(), 9))"
     living = f"{text} toolchain.kept('objects', '.o', 'b', lambda path: (print('making', flush=True), input()))"
     subprocess.run([sys.executable, "-c", killed], cwd=toolchain.ROOT.parents[1])

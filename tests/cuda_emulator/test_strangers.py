@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import importlib.util, sys
 import torch
-from playground import emulator
+import cuda_emulator as emulator
 
 with emulator.install(mode="check", time_limit=120):
     spec = importlib.util.spec_from_file_location("stranger", sys.argv[1])

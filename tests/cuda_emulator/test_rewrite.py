@@ -2,11 +2,11 @@
 
 import pytest
 
-from playground.emulator import EmulatorError
-from playground.emulator.kernels import KernelLibrary
-from playground.emulator.rewrite import rewrite
-from playground.emulator.sourcemap import line_map
-from playground.emulator.text import UnsupportedError, text_of, tokens_of
+from cuda_emulator import EmulatorError
+from cuda_emulator.kernels import KernelLibrary
+from cuda_emulator.rewrite import rewrite
+from cuda_emulator.sourcemap import line_map
+from cuda_emulator.text import UnsupportedError, text_of, tokens_of
 
 
 def squeezed(text):

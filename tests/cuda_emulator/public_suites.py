@@ -1,10 +1,10 @@
 """Other people's CUDA under check mode: GPUVerify's suite, llm.c's kernels, SGEMM_CUDA's and NVIDIA's samples.
 
-    python tests/emulator/public_suites.py gpuverify=FOLDER llm.c=FOLDER SGEMM_CUDA=FOLDER cuda-samples=FOLDER [--only TEXT]
+    python tests/cuda_emulator/public_suites.py SUITE=FOLDER ... [--only TEXT]
 
 Each FOLDER is a local copy of the repository; those not named are left out, and nothing of theirs is kept here. Each program
 runs in the forward schedule, with sizes and repetitions made smaller where its text names them (check mode is slow). Prints a
-line for each program, then the table for playground/emulator/README.md.
+line for each program, then the table for cuda_emulator/README.md.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, where it is run as a script
 
-from playground.emulator import runtime
-from playground.emulator.errors import EmulatorError
-from playground.emulator.program import Program
+from cuda_emulator import runtime
+from cuda_emulator.errors import EmulatorError
+from cuda_emulator.program import Program
 
 OUTCOMES = ("right", "finding", "wrong result", "not built", "crash", "no end")
 

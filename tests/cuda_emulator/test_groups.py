@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from playground.emulator import Finding
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator import Finding
+from cuda_emulator.kernels import KernelLibrary
 
 TEXT = r"""
 #include <cooperative_groups.h>

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from playground.emulator import toolchain
-from playground.emulator.program import Program
+from cuda_emulator import toolchain
+from cuda_emulator.program import Program
 
 # What most of them are: one kernel, of one or two blocks, that fills `out`.
 MAIN = """

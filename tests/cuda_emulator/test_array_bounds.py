@@ -4,8 +4,8 @@ was never set has a value that shows."""
 import pytest
 import torch
 
-from playground.emulator import Finding
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator import Finding
+from cuda_emulator.kernels import KernelLibrary
 
 TEXT = """
 __global__ void square(int* out, int modulus) {

@@ -2,9 +2,9 @@
 
 import pytest
 
-from playground.emulator import debugging
-from playground.emulator.declarations import kernel_names
-from playground.emulator.rewrite import rewrite
+from cuda_emulator import debugging
+from cuda_emulator.declarations import kernel_names
+from cuda_emulator.rewrite import rewrite
 from playground.judge import work
 
 DECLARATIONS = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn as nn
 
+from cuda_emulator import devices
 from playground import tensors
-from playground.emulator import devices
 from playground.judge import probes
 from playground.worker import WorkerFailure, WorkerProcess
 
@@ -227,7 +227,7 @@ INSTALLED = """
 import sys
 from types import ModuleType
 from torch.utils import cpp_extension
-from playground import emulator
+import cuda_emulator as emulator
 
 original = cpp_extension.load_inline
 sys.modules["imported_it"] = other = ModuleType("imported_it")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from on_device import DeviceLibrary
 
-from playground.emulator import Finding
-from playground.emulator.kernels import KernelLibrary
+from cuda_emulator import Finding
+from cuda_emulator.kernels import KernelLibrary
 
 # WARPS warps write what as many read, through a ring of two places.
 TEXT = r"""

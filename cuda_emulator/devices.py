@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from playground.emulator.errors import EmulatorError
+from .errors import EmulatorError
 
 # As torch.cuda.get_device_properties gives them; include/emulator/host_device.h says the same to host code.
 PROPERTIES = SimpleNamespace(

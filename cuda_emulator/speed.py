@@ -1,6 +1,6 @@
 """How fast the emulator is: three textbook kernels in its three modes, in millions of multiply-adds a second on one core.
 
-    python -m playground.emulator.speed
+    python -m cuda_emulator.speed
 
 Each mode has a process of its own, as libraries of one mode do. Every result is compared with PyTorch before it is timed.
 """
@@ -84,7 +84,7 @@ REPEATS = 5
 
 def measure(mode, repeats=REPEATS):
     """{kernel: millions of multiply-adds a second}, the best of some runs, in this process."""
-    from playground.emulator.kernels import KernelLibrary
+    from cuda_emulator.kernels import KernelLibrary
 
     torch.manual_seed(0)
     library = KernelLibrary(TEXT, mode)
@@ -122,7 +122,7 @@ def table():
     """The rows, as text in Markdown."""
     speeds = {}
     for mode in MODES:
-        command = [sys.executable, "-m", "playground.emulator.speed", mode]
+        command = [sys.executable, "-m", "cuda_emulator.speed", mode]
         speeds[mode] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     lines = ["| | " + " | ".join(MODES) + " |", "|---" * (1 + len(MODES)) + "|"]
     for name, title in KERNELS.items():

@@ -1,4 +1,4 @@
-"""Plain CUDA programs: `python -m playground.emulator FILE.cu`, the host API they use, and the libraries of device code."""
+"""Plain CUDA programs: `python -m cuda_emulator FILE.cu`, the host API they use, and the libraries of device code."""
 
 import re
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from playground.emulator.errors import EmulatorError
-from playground.emulator.program import Program
+from cuda_emulator.errors import EmulatorError
+from cuda_emulator.program import Program
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "programs"
@@ -33,7 +33,7 @@ def run(built, *arguments, schedule="forward"):
 
 def command(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "playground.emulator", *map(str, arguments)],
+        [sys.executable, "-m", "cuda_emulator", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=ROOT,

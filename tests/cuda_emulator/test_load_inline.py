@@ -9,7 +9,7 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("answer() -> int", [] { return in
 """
 BUILDS = r"""
 import torch
-from playground import emulator
+import cuda_emulator as emulator
 emulator.install(mode="check")
 from torch.utils.cpp_extension import load_inline
 
