@@ -47,6 +47,7 @@ CONDUCT = {
     "TF32": ("sets-tf32", DROP_IN),
     "random state": ("random-state", FORWARD),
     "memory of its own": ("returns-its-input", FORWARD),
+    "an element's own memory": ("overlapping-result", FORWARD),
     "inputs unchanged": ("changes-inputs", FORWARD),
     "weights unchanged": ("changes-weights", FORWARD),
     "buffers unchanged": ("changes-weights", FORWARD),

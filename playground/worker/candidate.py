@@ -59,6 +59,8 @@ class Candidate(Clocked):
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         flags = behaviour.flags()
         self.form = None  # of the last result
+        if variant:
+            tensors.known_classes_only()  # those that the problem's file has made, too
         self.kind = None  # until the file is loaded
         self.kind = self._loaded_class(variant) if variant else catalog.load_problem(problem, settings).Model
         self.model = self._made(seed)
