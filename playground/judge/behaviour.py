@@ -21,6 +21,7 @@ from playground import tensors
 NO_STREAMS = "not run: only CUDA has streams"
 ELEMENTS, STALE = 6, 3  # that are changed, one after the other; that may change without being seen
 LATER_CALLS = 3  # after which an output is still its caller's
+FEW = 1 << 22  # elements, whose places in memory are worth counting
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
 CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
 TIMERS_AND_CHECKS = {
@@ -136,6 +137,7 @@ class Conduct:
         *FAVOURING,
         "random state",
         "memory of its own",
+        "an element's own memory",
         "inputs unchanged",
         "weights unchanged",
         "buffers unchanged",  # apart: an original with batch norm changes these alone
@@ -158,6 +160,7 @@ class Conduct:
         reasons = {
             "random state": changed(self._random, random_state()),
             "memory of its own": self._shared(outputs),
+            "an element's own memory": next(filter(None, map(_overlap, outputs)), None),
             **{check: self._written(names) for check, names in self._names.items()},
         }
         of_flags = complaints_about_flags(self._flags, flags())
@@ -184,6 +187,27 @@ class Conduct:
             if output.numel() and storage(output) in owners:
                 return f"returns the memory of {owners[storage(output)]}"
         return None
+
+
+def _overlap(tensor):
+    """What is wrong with an output of which several elements are one place in memory; None where nothing is.
+
+    Elements that lie between each other's without overlap are told from that only where there are few.
+    """
+    pairs = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    reach = 0
+    for stride, size in pairs if tensor.numel() else ():
+        if stride <= reach and (stride == 0 or tensor.numel() > FEW or _count_of_places(pairs) < tensor.numel()):
+            return f"returns a tensor with elements that share memory: shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+        reach += (size - 1) * stride
+    return None
+
+
+def _count_of_places(pairs):
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, size in pairs:
+        places = (places[:, None] + stride * torch.arange(size)).flatten()
+    return len(places.unique())
 
 
 def storage(tensor):
