@@ -25,7 +25,7 @@ from playground.report.figures import (
 )
 
 HEAD, ROW, NOTE = 30, 17, 11  # units: above the rows, of a row, of a remark below it
-TIME, RATIO, LETTER = 58, 58, 5.9  # units: of the columns behind the bars, of a letter
+TIME, RATIO, LETTER = 58, 54, 6.6  # units: of the columns behind the bars, of a letter
 PAGE_WIDTH, FILE_WIDTH = 384, 820
 
 
@@ -124,7 +124,7 @@ def page_svg(picture, name, title):
     """Return a picture as an <svg> of the page."""
     with drawing.style():
         figure = drawing.figure(PAGE_WIDTH, picture.height)
-        _draw(drawing.sheet(figure), picture, 0, PAGE_WIDTH, 138)
+        _draw(drawing.sheet(figure), picture, 0, PAGE_WIDTH, 152)
         return drawing.svg(figure, name, title, picture.words())
 
 

@@ -3,6 +3,7 @@
 from playground.report import suite, suite_table
 from playground.report.figures import NOTHING, labelled, significant, why_not_measured, with_unit
 from playground.report.page import verdicts
+from playground.report.page.variant import without_folders
 
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "eager": "over eager", "fastest": "over the fastest"}
 
@@ -45,7 +46,7 @@ def _ratio(ratio, result):
 def _row(result, variant):
     over = suite.speedups(result) if result["time_ms"] else {}
     said = [] if result["verdict"] in suite.MEETS["forward"] else [variant["reason"]]
-    said += [f"{each['tag']}: {each['text']}" for each in result.get("caveats") or []]
+    said += [f"{each['tag']}: {without_folders(each['text'])}" for each in result.get("caveats") or []]
     if result["time_ms"] and (why := why_not_measured(result)):
         said.append(f"speed-up not measured: {why}")
     return {

@@ -31,7 +31,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
     """
     text = _read(path)
     found = findings.at_lines(result, path) if path else []
-    lines = [(line, _without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
+    lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
     title, explained = explanation.of(path) if path else ("", "")
     digest = catalog.sha256(path) if text is not None else None
     best, ratio = headline(result)
@@ -42,10 +42,10 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "verdict": verdicts.mark(result["verdict"]),
         "time": with_unit(result["time_ms"]["median"], " ms") if result["time_ms"] else "",
         "speedup": f"{labelled(with_unit(ratio['ratio'], 'x'), result)} over {baseline_name(best)}" if ratio else "",
-        "reason": _without_folders(result["reason"] or "", path),
-        "details": _without_folders(result.get("details") or result.get("printed") or "", path),
+        "reason": without_folders(result["reason"] or "", path),
+        "details": without_folders(result.get("details") or result.get("printed") or "", path),
         "findings": lines,
-        "unplaced": [_without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
+        "unplaced": [without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
         "first": first,
         "explanation": explained,
         "ptxas": _ptxas(result),
@@ -130,7 +130,7 @@ def _shown_path(path):
     return str(path.relative_to(catalog.ROOT)) if path.is_relative_to(catalog.ROOT) else path.name
 
 
-def _without_folders(text, path):
+def without_folders(text, path=None):
     """A reason or a traceback without the folders of this machine."""
     for folder in (path and path.parent, catalog.ROOT, Path.home()):
         text = text.replace(f"{folder}/", "") if folder else text

@@ -126,8 +126,8 @@ def _rooflines(results):
     for place in dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings")):
         of_place = [result for result in results if result["ran_on"] == place]
         ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
-        if points := roofline.points_of(of_place):
-            drawn = roofline.charts(points, ceilings, place)
+        points = roofline.points_of(of_place)
+        if drawn := roofline.charts(points, ceilings, place):
             yield {"place": PLACES[place], "drawn": drawn, "rows": [_point_row(point) for point in points]}
 
 
