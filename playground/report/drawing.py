@@ -1,4 +1,4 @@
-"""matplotlib's figures as SVG: text stays text, and colours are names that a page, a theme or a file on any background fills in."""
+"""matplotlib's figures as SVG: text stays text, and colours are names that a page, a theme or a file fills in."""
 
 import io
 import re

@@ -142,8 +142,8 @@ def image(title, models, colours):
             _draw(axes, picture, top + 18, FILE_WIDTH - 8, 168, left=8)
             top += 20 + picture.height + 8
         if drawn:
-            text = "speed, on a linear scale from 0: twice as long is twice as fast; dashed: the floor (the roofline's bound); speed-up: over the fastest"
-            axes.text(176, top + 12, text, fontsize=10.5, color=SOFT)
+            text = "speed, on a linear scale from 0: twice as long is twice as fast; dashed: the floor, the roofline's bound; "
+            axes.text(8, top + 12, text + "speed-up: over PyTorch's fastest", fontsize=10, color=SOFT)
         words = " ".join(f"{heading}: {picture.words()}" for heading, picture in drawn.items())
         return drawing.svg(figure, "times", title, words or title, colours) + "\n"
 

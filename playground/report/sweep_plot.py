@@ -25,16 +25,18 @@ def require(file):
 
 
 def write(report, axes, file):
-    """A column of two panels for each model, device and combination of the other axes; the first axis runs to the right."""
+    """Draw a column of two panels for each model, device and combination of other axes; the first axis runs to the right."""
     from matplotlib.figure import Figure  # which only who draws needs
 
     axis = next(iter(axes))
     columns = _columns(report["results"], axes, axis)
-    figure = Figure(figsize=(8 * len(columns), 7.2), layout="constrained")
-    panels = figure.subplots(2, len(columns), squeeze=False, sharex="col")
+    has_ratios = any(sweep.measured(line) for lines in columns.values() for line in lines.values())
+    figure = Figure(figsize=(8 * len(columns), 7.2 if has_ratios else 4.5), layout="constrained")
+    # Where no speed-up was measured, a strip that says why is enough.
+    panels = figure.subplots(2, len(columns), squeeze=False, sharex="col", height_ratios=(1, 1 if has_ratios else 0.02))
     for (times, ratios), (title, lines) in zip(panels.T, columns.items(), strict=True):
-        times.set_title(title)
         _draw_times(times, lines, axis)
+        times.set_title(f"{title}\n{times.get_title('left')}", loc="left", fontsize=10)
         _draw_ratios(ratios, lines, axis)
         for panel in (times, ratios):
             if sweep.is_numeric(axes, axis) and min(axes[axis]) > 0 and max(axes[axis]) >= 8 * min(axes[axis]):
@@ -78,15 +80,13 @@ def _draw_times(panel, lines, axis):
         if points:
             places = _places([result for result, _ in points], axis)
             panel.plot(places, [value for _, value in points], linestyle=style, color=colour, marker=".", label=label)
-    _finish(panel, "median ms", lines, axis, lambda result: None if result["time_ms"] else result["reason"])
+    _finish(panel, "median ms", "", lines, axis, lambda result: None if result["time_ms"] else result["reason"])
     if longest:
         panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1))  # beside the panel, where it covers no line
 
 
 def _draw_ratios(panel, lines, axis):
     """Draw the speed-ups in the colours of the times, whose legend names them."""
-    from matplotlib.ticker import LogLocator
-
     for number, line in enumerate(lines.values()):
         timed = sweep.measured(line)
         places = _places(timed, axis)
@@ -94,26 +94,28 @@ def _draw_ratios(panel, lines, axis):
         panel.plot(places, ratio, marker="o", color=f"C{number}")
         panel.fill_between(places, low, high, alpha=0.25, color=f"C{number}")
     panel.axhline(1.0, linestyle="--", color="black")
-    _finish(
-        panel, "speed-up over the best baseline", lines, axis, lambda result: result["time_ms"] and why_not_measured(result)
-    )
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panel.yaxis.set_major_formatter("{x:g}x")
-    panel.yaxis.set_minor_formatter("")
+    _finish(panel, "speed-up over the best baseline", "x", lines, axis, why_not_measured)
+    if not any(map(sweep.measured, lines.values())):
+        panel.set_yticks([])
+        panel.set_ylabel("")
 
 
-def _finish(panel, label, lines, axis, why_missing):
-    """Label a panel and write into it why points are missing, once for each reason."""
+def _finish(panel, label, unit, lines, axis, why_missing):
+    """Label a panel and write above it why points are missing, once for each reason."""
+    from matplotlib.ticker import LogLocator
+
     reasons = {}
     for variant, line in lines.items():
         for result, place in zip(line, _places(line, axis), strict=True):
             if why := why_missing(result):
                 reasons.setdefault((variant, one_line(why)), []).append(place)
     said = [f"{variant} at {', '.join(map(str, places))}: {why}" for (variant, why), places in reasons.items()]
-    text = "\n".join(textwrap.fill(each, 70) for each in said)
-    panel.text(0.02, 0.02, text, transform=panel.transAxes, fontsize=8, va="bottom", wrap=True)
+    panel.set_title("\n".join(textwrap.fill(f"not measured: {each}", 90) for each in said), loc="left", fontsize=8)
     panel.set_ylabel(label)
     panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter("{x:g}" + unit)
+    panel.yaxis.set_minor_formatter("")
     panel.grid(alpha=0.3)
 
 

@@ -31,7 +31,7 @@ def image(model, results, where):
         axes = drawing.sheet(figure)
         look = {"fontsize": 11.5, "color": PANEL, "va": "baseline"}
         axes.text(8, 16, f"{model}: which kernels take a rung's forward pass", weight="bold", **look)
-        about = "Each bar is all of its own rung's time, whatever that is. Orange: how much of it the floor is. By PyTorch's profiler."
+        about = "Each bar is all of its rung's time. Orange: how much of it the floor is. By PyTorch's profiler."
         axes.text(8, 34, about, **look)
         axes.text(8, 51, where, **look)
         for number, (result, shares) in enumerate(rungs):
