@@ -15,12 +15,12 @@ BASELINES = {  # those of playground.stopwatch.baselines, as they are shown
     "eager": "eager",
     "channels_last": "channels_last",
     "compile": "torch.compile",
-    "compile_max": "max-autotune",
+    "compile_max": "torch.compile max-autotune",
     "eager_fp32": "eager fp32",
     "channels_last_fp32": "channels_last fp32",
-    "compile_fp32": "compile fp32",
-    "compile_max_fp32": "max-autotune fp32",
-    "compile_fp16": "fp16 (lower precision)",
+    "compile_fp32": "torch.compile fp32",
+    "compile_max_fp32": "torch.compile max-autotune fp32",
+    "compile_fp16": "torch.compile fp16 (lower precision)",
 }
 LOWER_PRECISION = "compile_fp16"  # shown, but no variant in float32 is measured by it
 

@@ -5,6 +5,7 @@ from rich.text import Text
 from playground import sweep
 from playground.report.figures import (
     NOTHING,
+    baseline_medians,
     baseline_name,
     by_device,
     headline,
@@ -15,6 +16,7 @@ from playground.report.figures import (
     outcome_verdict,
     share_of_floor,
     significant,
+    why_not_measured,
     with_unit,
 )
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
@@ -47,7 +49,7 @@ def by_variant(results):
 
 
 def _pairs():
-    return (("median ms", "floor ms"), ("speed-up", "over"), ("of floor",))
+    return (("median ms", "eager ms"), ("floor ms", "of floor"), ("speed-up", "over"))
 
 
 def _row(result, axes):
@@ -57,6 +59,7 @@ def _row(result, axes):
     return row | {
         "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
         "median ms": Text(significant(time.get("median"))),
+        "eager ms": Text(significant(baseline_medians([result]).get("eager"))),
         "floor ms": Text(significant(result["floor_ms"])),
         "of floor": Text(with_unit(share and 100 * share, "%")),
         "speed-up": Text(labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING),
@@ -66,13 +69,14 @@ def _row(result, axes):
 
 
 def _reasons(results, axes):
-    """{reason: points} of what is no pass."""
+    """Return {reason: points} of what is no pass, or has no speed-up."""
     reasons = {}
     for result in results:
-        if result["verdict"] != "pass":
+        reason = result["reason"] if result["verdict"] != "pass" else why_not_measured(result)
+        if reason:
             settings = result["shape"]["settings"]
             point = ", ".join(f"{axis}={sweep.value(settings, axis)}" for axis in axes)
-            reasons.setdefault(one_line(result["reason"]), []).append(point)
+            reasons.setdefault(one_line(reason), []).append(point)
     return reasons
 
 

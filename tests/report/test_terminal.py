@@ -172,7 +172,7 @@ def test_details_show_training_in_a_graph(gpu_document):
     text = unfolded(draw("details", with_graphed_training(gpu_document), 120))
     assert "training, weights, CUDA graph: so slow that they were timed without a graph: eager; channels_last" in text
     assert "timing training, weights, CUDA graph: win over torch.compile, 2.50x (2.40x-2.60x)" in text
-    assert "training, weights, CUDA graph: baseline compile fp32 not measured: RuntimeError: no capture" in text
+    assert "training, weights, CUDA graph: baseline torch.compile fp32 not measured: RuntimeError: no capture" in text
     assert "training, weights, CUDA graph 0.114 " in text and " eager (no graph) " in text
 
 
