@@ -1,4 +1,5 @@
-"""Temporary: each variant as it was at 5b6e9d1 (frozen.zip) beside the file of now, on a GPU or, without one, under the emulator.
+# ruff: noqa: B023, E501, RUF010
+"""Temporary: each variant as it was at 5b6e9d1 (frozen.zip) beside that of now, on a GPU or else under the emulator.
 
     python tests/kernels/old_and_new.py --out FOLDER MODEL/VARIANT... [MODEL/NEW=OLD]
 
@@ -186,7 +187,7 @@ def check_values(pair, cases, tag):
 
 
 def check_special(pair, arguments, shape):
-    old, new, _ = pair.models(arguments)
+    old, new, exact = pair.models(arguments)
     x = pair.input(shape)
     contents = {"zeros": torch.zeros_like(x), "NaN": x.clone(), "inf": x.clone(), "-inf": x.clone(), "1e30": x * 1e30,
                 "1e-30": x * 1e-30}  # fmt: skip
@@ -208,8 +209,8 @@ def check_special(pair, arguments, shape):
         views["on the CPU"] = x.cpu()
     for name, view in views.items():
         compare(pair, f"input: {name}", *(attempt(lambda m=m, v=view: forward(m, v)) for m in (old, new)))
-    compare(pair, "input: negative, gradients",
-            *(attempt(lambda m=m: gradients(m, torch._neg_view(x))) for m in (old, new)), None)  # fmt: skip
+    found = [attempt(lambda m=m: gradients(m, torch._neg_view(x))) for m in (old, new)]
+    compare(pair, "input: negative, gradients", *found, gradients(exact, -x.double()))
     with torch.autocast(pair.device):
         compare(pair, "autocast", *(attempt(lambda m=m: forward(m, x)) for m in (old, new)))
     with torch.inference_mode():
