@@ -97,11 +97,10 @@ extern "C" int launch_fused_tail(const Element* y, float* out, int64_t batch, in
 
 
 def fused_tail(kernels, y, pool):
-    if y.dim() != 4 or y.dtype is not torch.float32 or y.device.type != kernels.device:
-        raise RuntimeError(f"fused_tail: expected a 4-d float32 CUDA tensor, got a {y.dim()}-d {y.dtype} tensor on {y.device}")
+    check(kernels, "y", y, y, (-1, -1, -1, -1))
     batch, channels, height, width = y.shape
     if not (0 < pool[0] <= height and 0 < pool[1] <= width):
-        raise RuntimeError(f"fused_tail: a pooling window of {pool} does not fit into an image of {height} x {width}")
+        raise RuntimeError(f"{NAME}: a pooling window of {pool} does not fit into an image of {height} x {width}")
     y, out = y.contiguous(), y.new_empty(batch)
     if batch:
         launch(kernels.launch_fused_tail, y, out, batch, channels, height, width, *pool)
@@ -179,7 +178,8 @@ def build(name, text, schema, forward, original, flags=(), **constants):
             if not path:  # from some releases
                 path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
             kernels = ctypes.CDLL(path)
-            kernels.device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
+            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
+            vars(kernels).update(constants, device=device)
             for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
                 kinds = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}
                 getattr(kernels, function).restype = kinds[result]
@@ -231,6 +231,16 @@ def register(namespace, schema, forward, original):
     for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
         torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
     return library
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor is float32 and beside `place`, where the kernels run, of this shape (-1: any)."""
+    fits = tensor.dtype is torch.float32 and tensor.device == place.device and tensor.device.type == kernels.device
+    sizes = [size if wanted < 0 else wanted for size, wanted in zip(tensor.shape, shape, strict=False)]
+    if not fits or len(shape) != tensor.dim() or tensor.shape != torch.Size(sizes):
+        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)} (-1: any)"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}, all on one device; got {got}")
 
 
 def launch(function, *arguments):
