@@ -476,7 +476,7 @@ class _Case:
         probe = "within"
         found = self._ask("work", inputs=self._truth.inputs(probe))
         wrong = self._decoration(found, probe)
-        own = found["builds"] or found["own_share"]
+        own = found["builds"] or found["opened"] or (found["own_calls"] and found["own_share"])
         label = None if own else "Triton" if found["triton"] else "no kernel of its own"
         self._check["work"] = found | {"note": wrong or label}
         if wrong:
@@ -484,9 +484,9 @@ class _Case:
 
     def _decoration(self, found, probe):
         """Why the variant's kernels are for show; None where they are not, or where it has none."""
-        if not found["builds"] and not found["own_share"]:
+        if not (found["builds"] or found["opened"] or found["own_calls"]):
             return "the file holds kernels of its own, and none of them was built" if found["means_to_build"] else None
-        if found["builds"] and not found["own_calls"]:
+        if not found["own_calls"]:
             return "its own kernels were never called"
         if found["spoiled"] and self._compare("outputs", probe, remark=False)["complaint"] is None:
             return "its own kernels do not account for the result: it is right without theirs, too"

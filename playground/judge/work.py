@@ -4,34 +4,46 @@ import ast
 import contextlib
 import ctypes
 import functools
+import gc
 import re
 from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground.emulator.declarations import kernel_names
+from playground.judge import foreign
 
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
 
 
 class OwnCode:
-    """The functions and operators that the variant built, while they are called from Python.
+    """The functions and operators that the variant built or opened, while they are called from Python.
 
     `calls` counts them. While `spoiling`, whatever they return or write is overwritten with random numbers: those, and not NaN,
-    show that a result is multiplied by zero.
+    show that a result is multiplied by zero. `spoiled` counts what was; integers, which are codes and sizes as a rule, are
+    only overwritten `with_integers`.
     """
 
     def __init__(self):
         self.calls = 0
         self.operators = set()  # names such as "namespace::operator"
         self.spoiling = False
+        self.with_integers = False
+        self.spoiled = 0
+        foreign.install()
+        foreign.watch_cffi(self.run_foreign)
 
     def wrap_module(self, module):
-        """Watch the functions of an extension's Python module."""
+        """Watch the functions of an extension's Python module, and those of a library that cffi has compiled into it."""
         for name, function in list(vars(module).items()):
-            if callable(function) and not name.startswith("__") and not isinstance(function, type):
+            if foreign.is_library_of_cffi(function):
+                setattr(module, name, foreign.Library(function, self.run_foreign))
+            elif callable(function) and not (
+                name.startswith("__") or isinstance(function, type) or hasattr(function, "of_own")
+            ):
                 setattr(module, name, self._watched(function))
 
     def _watched(self, function):
@@ -39,36 +51,60 @@ class OwnCode:
         def watched(*args, **kwargs):
             return self.run(function, args, kwargs)
 
+        watched.of_own = True
         return watched
 
     def run(self, function, args, kwargs):
-        """Call a function of the variant's own, spoiled or not."""
+        """Call a function of the variant's own that takes tensors, spoiled or not."""
+        return self._run(function, args, kwargs, lambda: _tensors((args, kwargs)))
+
+    def run_foreign(self, function, args, kwargs):
+        """Call one of ctypes or cffi, which is given addresses."""
+        return self._run(function, args, kwargs, list)
+
+    def _run(self, function, args, kwargs, named):
         self.calls += 1
         if not self.spoiling:
             return function(*args, **kwargs)
-        given = _tensors((args, kwargs))
-        before = [value.clone() for value in given]
-        if not given:
-            return None  # it knows addresses only: it is left out
+        with _undisturbed():
+            given = named() or foreign.tensors_at([*args, *kwargs.values()])
+            before = [value.clone() for value in given]
         result = function(*args, **kwargs)
-        for value, old in zip(given, before, strict=True):
-            if not _same(value, old):
-                _spoil(value)
-        written = {value.data_ptr() for value, old in zip(given, before, strict=True) if _same(value, old)}
-        for value in _tensors(result):
-            if value.data_ptr() not in written:
-                _spoil(value)
+        with _undisturbed():
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # also streams that are joined later
+            for value, old in zip(given, before, strict=True):
+                if not _same(value, old):
+                    self._spoil(value)
+            known = {value.data_ptr() for value in given}
+            for value in [*_tensors(result), *foreign.tensors_of_result(result)]:
+                if value.data_ptr() not in known:
+                    self._spoil(value)
+            if isinstance(result, float) or (self.with_integers and isinstance(result, int)):
+                self.spoiled += 1
+                return type(result)(result + 10 * torch.randn(()).item())
         return result
 
+    def _spoil(self, value):
+        self.spoiled += 1
+        _spoil(value)
+
     @contextlib.contextmanager
-    def watched(self, spoiling=False):
-        """While it lasts, operators are seen too. (Functions of modules always are.)"""
-        self.spoiling = spoiling
+    def watched(self, spoiling=False, with_integers=False):
+        """While it lasts, operators and functions of ctypes are seen too. (Functions of modules and of cffi always are.)"""
+        self.spoiling, self.with_integers, self.spoiled = spoiling, with_integers, 0
         try:
-            with _Operators(self):
+            with foreign.watched(self.run_foreign), _Operators(self):
                 yield self
         finally:
             self.spoiling = False
+
+
+@contextlib.contextmanager
+def _undisturbed():
+    """For what the judge does with tensors inside of a variant's call."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
 
 
 class _Operators(TorchFunctionMode):
@@ -82,6 +118,60 @@ class _Operators(TorchFunctionMode):
         if operator_name(function) in self._own.operators:
             return self._own.run(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
+
+
+class WrittenBetween(TorchDispatchMode):
+    """Spoils what is written between two of PyTorch's operators, whoever launches it and however; `count` is how often.
+
+    `model` and `inputs`, with all tensors that live when it is made, are known to hold what they should.
+    """
+
+    def __init__(self, model, inputs):
+        super().__init__()
+        self.count = 0
+        live = [value for value in gc.get_objects() if type(value) in (torch.Tensor, torch.nn.Parameter)]
+        self._seen = {}
+        self._keep([*inputs, *model.parameters(), *model.buffers(), *live])
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = (args, kwargs or {})
+        self.check(given)
+        result = function(*args, **given[1])
+        self._keep((given, result))
+        return result
+
+    def check(self, tree):
+        """Spoil the tensors in it that something else than an operator has written since they were last seen."""
+        with _undisturbed():
+            for value in _with_memory(tree):
+                if self._seen.get(_place(value)) != _fingerprint(value):
+                    self.count += 1
+                    _spoil(value)
+            self._keep(tree)
+
+    def _keep(self, tree):
+        with _undisturbed():
+            self._seen |= {_place(value): _fingerprint(value) for value in _with_memory(tree)}
+
+
+def _with_memory(tree):
+    kinds = torch.Tensor, torch.nn.Parameter
+    return [
+        v for v in _tensors(tree) if type(v) in kinds and v.layout == torch.strided and v.device.type != "meta" and v.numel()
+    ]
+
+
+def _place(tensor):
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _fingerprint(tensor):
+    """A few numbers of all of a tensor's storage, of which one is another where anything in it is, but for rare luck."""
+    storage = tensor.untyped_storage()
+    words = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    words = words.view(torch.int32) if len(words) % 4 == 0 else words
+    sums = [part.sum(dtype=torch.int64) for part in (words, words[: len(words) // 2], words[::3])]
+    return tuple(torch.stack(sums).tolist())
 
 
 def operator_name(function):

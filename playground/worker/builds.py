@@ -1,6 +1,7 @@
 """What load_inline and load do in this process: how long they take, what they build, whether they compile or fail."""
 
 import functools
+import importlib.machinery
 import inspect
 import math
 import os
@@ -8,10 +9,11 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch.utils import _pytree
 
 from playground.emulator import toolchain
-from playground.judge import work
+from playground.judge import foreign, work
 from playground.machine import build_locks
 from playground.tensors import NO_ROOM, NoRoom, is_full
 from playground.worker import light_headers
@@ -39,6 +41,26 @@ class BuildWatch:
         self.device_code = []
         for function in ("load_inline", "load"):
             setattr(cpp_extension, function, self._watched(inspect.unwrap(getattr(cpp_extension, function))))
+        self._watch_opening(importlib.machinery.ExtensionFileLoader, "exec_module")
+        self._watch_opening(torch.ops, "load_library")
+
+    def _watch_opening(self, owner, name):
+        """Know the functions and operators of libraries that are opened without a build here."""
+        original = inspect.unwrap(getattr(owner, name))
+
+        @functools.wraps(original)
+        def opened(*args):
+            operators = work.all_operators()
+            result = original(*args)
+            library = args[-1]
+            path = getattr(library, "__file__", None) or str(library)
+            if foreign.is_own_library(path):
+                self.own.operators |= work.all_operators() - operators
+                if isinstance(library, ModuleType):
+                    self.own.wrap_module(library)
+            return result
+
+        setattr(owner, name, opened)
 
     def _watched(self, function):
         @functools.wraps(function)

@@ -6,12 +6,13 @@ import itertools
 import math
 import os
 import types
+from pathlib import Path
 
 import torch
 
 from playground import catalog, emulator, tensors
 from playground.emulator import devices, runtime
-from playground.judge import behaviour, probes, work
+from playground.judge import behaviour, foreign, probes, work
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.stopwatch import timer
@@ -50,6 +51,7 @@ class Candidate(Clocked):
             runtime.obey_call_off()
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
         self.builds = BuildWatch(emulated=place == "emulator")
+        self.opened_before = foreign.opened()
         self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)
         if strict:
             forbid_tf32()
@@ -181,8 +183,10 @@ class Candidate(Clocked):
     def work(self, inputs, outputs):
         """One call in which the variant's own code is watched, and one in which all that it gives is random numbers.
 
-        The outputs of the second go to a file. Returns {"builds": [name, ...], "means_to_build", "triton", "own_calls",
-        "spoiled": whether there are outputs of the second call, "kernels": those launched on a GPU, "own_share"}.
+        The outputs of the second go to a file. Returns {"builds": [name, ...], "opened": [own library that is open, ...],
+        "means_to_build", "triton", "own_calls", "spoiled": whether there are outputs of the second call, "kernels": those
+        launched on a GPU, "own_share"}. Where kernels of the file's names ran on a GPU and no function was called, what changes
+        memory between two of PyTorch's operators is what they do, and counts as a call.
         """
         given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
         own = self.builds.own
@@ -191,6 +195,7 @@ class Candidate(Clocked):
             self._forward(given)
         answer = {
             "builds": self.builds.names,
+            "opened": sorted(Path(path).name for path in foreign.opened() - self.opened_before),
             "means_to_build": self.text.means_to_build,
             "triton": bool(self.text.triton_kernels),
             "own_calls": own.calls,
@@ -202,18 +207,34 @@ class Candidate(Clocked):
             names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
             answer["kernels"] = work.launched_kernels(lambda: self._forward(given))
             answer["own_share"] = work.own_share(answer["kernels"], names)
+        if own.calls or answer["own_share"]:  # memory that is used again holds the results of other inputs
+            with contextlib.suppress(Exception):
+                self._forward([behaviour.other_content(value) for value in given])
         if own.calls:
-            tensors.seed_draws()
-            try:
-                with _poisoned_memory(), own.watched(spoiling=True):
-                    tensors.save_results(Results(self._forward(given)), outputs)
-                answer["spoiled"] = True
-            except tensors.NoRoom:
-                raise
-            except Exception as exception:  # random numbers may well be refused
-                if is_of_judge(exception):
-                    raise
+            answer["spoiled"] = self._without(own.watched(spoiling=True), given, outputs)
+            if answer["spoiled"] and not own.spoiled:  # no memory was written: the result is an integer's, or nothing's
+                answer["spoiled"] = self._without(own.watched(spoiling=True, with_integers=True), given, outputs)
+        elif answer["own_share"]:
+            written = work.WrittenBetween(self.model, given)
+            answer["spoiled"] = self._without(written, given, outputs, written.check)
+            answer["own_calls"] = written.count
         return answer
+
+    def _without(self, spoiling, given, outputs, look=lambda results: None):
+        """Save what the model gives while `spoiling` is in force; returns whether it gives anything."""
+        tensors.seed_draws()
+        try:
+            with _poisoned_memory(), spoiling:
+                results = self._forward(given)
+                look(results)
+                tensors.save_results(Results(results), outputs)
+            return True
+        except tensors.NoRoom:
+            raise
+        except Exception as exception:  # random numbers may well be refused
+            if is_of_judge(exception):
+                raise
+            return False
 
     def _complaints(self):
         """What is wrong with the process by now."""

@@ -35,6 +35,7 @@ FORMS = {
     "candidate.try_out": {"of": OPTIONAL_TEXT, "complaint": OPTIONAL_TEXT, "note": OPTIONAL_TEXT},
     "candidate.work": {
         "builds": [str],
+        "opened": [str],
         "means_to_build": bool,
         "triton": bool,
         "own_calls": amount,

@@ -1,12 +1,18 @@
 """Own code is found where it is called, spoiled where that is asked, and read off a file's text."""
 
+import ctypes
+import ctypes.util
+import importlib.util
+import subprocess
 import textwrap
 import types
 
+import numpy as np
 import pytest
 import torch
 
-from playground.judge import work
+from playground.judge import foreign, work
+from playground.machine import requirements
 
 
 def fill(x):
@@ -67,17 +73,214 @@ def test_targets_are_spoiled_and_operands_are_not(own):
     assert (target != 7).all()
 
 
-def test_a_function_of_addresses_is_left_out(own):
+def test_what_a_function_of_addresses_writes_is_spoiled(own):
     module = types.ModuleType("extension")
-    target = torch.zeros(3)
-    module.write = lambda address: target.fill_(1)
+    target, other = torch.zeros(100), torch.ones(100)
+    module.write = lambda to, start: target.fill_(start)
     own.wrap_module(module)
-    module.write(target.data_ptr())
-    assert target.sum() == 3
-    target.zero_()
     with own.watched(spoiling=True):
-        module.write(target.data_ptr())
-    assert target.sum() == 0 and own.calls == 2
+        module.write(target.data_ptr(), other.data_ptr())
+    assert (target != other.data_ptr()).all() and torch.isfinite(target).all() and (other == 1).all()
+    assert own.calls == own.spoiled == 1
+
+
+C = """
+#include <stdint.h>
+#include <stdlib.h>
+struct task { const float* from; float* to; int64_t n; };
+void doubled(const float* from, float* to, int64_t n) { for (int64_t i = 0; i < n; ++i) to[i] = 2 * from[i]; }
+void of_task(const struct task* t) { doubled(t->from, t->to, t->n); }
+void of_pointers(void** p) { doubled(*(float**)p[0], *(float**)p[1], *(int64_t*)p[2]); }
+static struct task kept;
+void give(const float* from, float* to, int64_t n) { kept.from = from; kept.to = to; kept.n = n; }
+void go(void) { of_task(&kept); }
+float* made(const float* from, int64_t n) { float* to = malloc(4 * n); doubled(from, to, n); return to; }
+double total(const float* from, int64_t n) { double sum = 0; for (int64_t i = 0; i < n; ++i) sum += from[i]; return sum; }
+int64_t count(const float* from, int64_t n) { int64_t k = 0; for (int64_t i = 0; i < n; ++i) k += from[i] > 0; return k; }
+"""
+N = 100
+
+
+@pytest.fixture(scope="module")
+def c_library(tmp_path_factory):
+    if requirements.missing_for("cpu"):
+        pytest.skip("needs a C compiler")
+    foreign.install()
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.c").write_text(C)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "own.so", folder / "own.c"], check=True)
+    return folder / "own.so"
+
+
+class Task(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("to", ctypes.c_void_p), ("n", ctypes.c_int64)]
+
+
+def by_integers(library, x, y):
+    library.doubled(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()), ctypes.c_int64(N))
+
+
+def by_types(library, x, y):
+    library.doubled.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library.doubled(x.data_ptr(), y.data_ptr(), N)
+
+
+def by_a_view(library, x, y):
+    rest = y.flatten()[1:]
+    library.doubled(ctypes.c_void_p(x.data_ptr() + 4), ctypes.c_void_p(rest.data_ptr()), ctypes.c_int64(N - 1))
+
+
+def by_a_prototype(library, x, y):
+    address = ctypes.cast(library.doubled, ctypes.c_void_p).value
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)(x.data_ptr(), y.data_ptr(), N)
+
+
+def by_a_struct(library, x, y):
+    library.of_task(ctypes.byref(Task(x.data_ptr(), y.data_ptr(), N)))
+
+
+def by_pointers(library, x, y):
+    values = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()), ctypes.c_int64(N)
+    library.of_pointers((ctypes.c_void_p * 3)(*map(ctypes.addressof, values)))
+
+
+def by_what_was_given_before(library, x, y):
+    library.give(*map(ctypes.c_void_p, (x.data_ptr(), y.data_ptr(), N)))
+    library.go()
+
+
+def by_numpy(library, x, y):
+    kind = np.ctypeslib.ndpointer(np.float32)
+    library.doubled.argtypes = [kind, kind, ctypes.c_int64]
+    library.doubled(x.numpy(), y.numpy(), N)
+    library.doubled.argtypes = None
+
+
+def by_an_array_of_numpy(library, x, y):
+    given, result = x.numpy(), np.empty(N, np.float32)
+    library.doubled(*(ctypes.c_void_p(each.ctypes.data) for each in (given, result)), ctypes.c_int64(N))
+    y.copy_(torch.from_numpy(result))
+
+
+def by_a_pointer_that_it_gives(library, x, y):
+    library.made.restype = ctypes.POINTER(ctypes.c_float * N)
+    y.copy_(torch.frombuffer(library.made(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)).contents, dtype=torch.float32))
+
+
+WAYS = [
+    by_integers,
+    by_types,
+    by_a_view,
+    by_a_prototype,
+    by_a_struct,
+    by_pointers,
+    by_what_was_given_before,
+    by_numpy,
+    by_an_array_of_numpy,
+    by_a_pointer_that_it_gives,
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("opened", [ctypes.CDLL, ctypes.PyDLL, ctypes.cdll.LoadLibrary], ids=["CDLL", "PyDLL", "LoadLibrary"])
+def test_what_ctypes_calls_is_spoiled(own, c_library, way, opened):
+    library, x, y = opened(str(c_library)), torch.rand(N), torch.zeros(N)
+    given = x.clone()
+    with own.watched():
+        way(library, x, y)
+    assert torch.equal(y[1:], 2 * given[1:]) and own.calls >= 1
+    way(library, torch.rand(N), y)  # what another call leaves in memory that is used again
+    with own.watched(spoiling=True):
+        way(library, x, y)
+    assert not torch.isclose(y[1:], 2 * given[1:]).any() and torch.isfinite(y).all() and torch.equal(x, given)
+    way(library, x, y)
+    assert torch.equal(y[1:], 2 * given[1:])
+
+
+def test_numbers_that_ctypes_gives_are_spoiled(own, c_library):
+    library, x = ctypes.CDLL(str(c_library)), torch.ones(N)
+    library.total.restype, library.count.restype = ctypes.c_double, ctypes.c_int64
+    with own.watched(spoiling=True):
+        assert library.total(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) != N
+        assert library.count(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) == N
+    with own.watched(spoiling=True, with_integers=True):
+        assert library.count(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) != N
+
+
+def test_the_functions_of_the_system_and_of_python_are_nobodys_work(own):
+    foreign.install()
+    callback = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(lambda x: 2 * x)
+    cosine = ctypes.CDLL(ctypes.util.find_library("m")).cos
+    cosine.restype, cosine.argtypes = ctypes.c_double, [ctypes.c_double]
+    with own.watched(spoiling=True):
+        assert callback(1.0) == 2.0 and cosine(0.0) == 1.0
+    assert own.calls == 0
+
+
+CDEF = "void doubled(const float* from, float* to, int64_t n); double total(const float* from, int64_t n);"
+
+
+def through_cffi(ffi, library, x, y):
+    doubled = library.doubled
+    doubled(ffi.cast("float*", x.data_ptr()), ffi.cast("float*", y.data_ptr()), N)
+
+
+def from_a_buffer(ffi, library, x, y):
+    library.doubled(ffi.from_buffer("float[]", x.numpy()), ffi.from_buffer("float[]", y.numpy()), N)
+
+
+def in_memory_of_cffi(ffi, library, x, y):
+    made = ffi.new("float[]", N)
+    library.doubled(ffi.cast("float*", x.data_ptr()), made, N)
+    y.copy_(torch.frombuffer(ffi.buffer(made), dtype=torch.float32))
+
+
+@pytest.mark.parametrize("way", [through_cffi, from_a_buffer, in_memory_of_cffi], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("how", ["dlopen", "compiled"])
+def test_what_cffi_calls_is_spoiled(own, c_library, tmp_path, way, how):
+    cffi = pytest.importorskip("cffi")
+    ffi = cffi.FFI()
+    ffi.cdef(CDEF)
+    if how == "dlopen":
+        library = ffi.dlopen(str(c_library))
+    else:
+        name = f"of_cffi_{way.__name__}"
+        ffi.set_source(name, C)
+        spec = importlib.util.spec_from_file_location(name, ffi.compile(tmpdir=str(tmp_path)))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        own.wrap_module(module)
+        ffi, library = module.ffi, module.lib
+    x, y = torch.rand(N), torch.zeros(N)
+    with own.watched():
+        way(ffi, library, x, y)
+    assert torch.equal(y, 2 * x) and own.calls == 1
+    way(ffi, library, torch.rand(N), y)  # what another call leaves in memory that is used again
+    with own.watched(spoiling=True):
+        way(ffi, library, x, y)
+    assert not torch.isclose(y, 2 * x).any() and torch.isfinite(y).all()
+    assert library.total(ffi.cast("float*", x.data_ptr()), N) == pytest.approx(x.sum().item())
+
+
+def test_what_is_written_between_operators_is_spoiled():
+    """As a kernel is that nobody sees launched; here NumPy writes."""
+    model, x = torch.nn.Linear(8, 8), torch.rand(4, 8)
+    kept = torch.zeros(4, 8)
+
+    def forward(writes):
+        y = torch.relu(x)
+        if writes:
+            kept.numpy()[:] = 3 * y.numpy()
+        return y + 0, kept + y
+
+    written = work.WrittenBetween(model, [x])
+    with torch.no_grad(), written:
+        first, second = forward(writes=True)
+    assert written.count == 1 and torch.equal(first, x.relu()) and not torch.isclose(second, 4 * x.relu()).any()
+    written = work.WrittenBetween(model, [x])
+    with torch.no_grad(), written:
+        forward(writes=False)
+    assert written.count == 0
 
 
 def text(tmp_path, content):
