@@ -359,10 +359,12 @@ def build(name, text, schema, forward, original, flags=(), **constants):
             kernels = ctypes.CDLL(path)
             device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
             vars(kernels).update(constants, device=device)
+            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
             for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-                kinds = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}
-                getattr(kernels, function).restype = kinds[result]
-                getattr(kernels, function).argtypes = [kinds.get(p.split()[0], ctypes.c_void_p) for p in parameters.split(",")]
+                if hasattr(kernels, function):  # the text may leave it out for these constants
+                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
+                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
+                    getattr(kernels, function).restype = types[result]
             operators.registered = register(namespace, schema, functools.partial(forward, kernels), original)
     return namespace
 
