@@ -18,6 +18,7 @@ import functools
 import importlib
 import sys
 
+from . import c_functions
 from .counters import Counts, Traffic, counts, reset_counts
 from .debugging import first_kernel, recipe
 from .declarations import kernel_names
@@ -128,6 +129,8 @@ class Installation:
             self.builder.watch.begin()
         self.original, self.replacement = cpp_extension.load_inline, self.builder.load_inline
         _replace("load_inline", self.original, self.replacement)
+        self.c_functions = c_functions.Watch(self.builder.files, self.raise_kept)
+        self.c_functions.begin()
         self.load = cpp_extension.load
         _replace("load", self.load, _refusing_cuda(self.load))
 
@@ -136,6 +139,7 @@ class Installation:
 
         from . import runtime
 
+        self.c_functions.end()
         cpp_extension.load_inline = self.original  # whoever has wrapped it meanwhile
         _replace("load_inline", self.replacement, self.original)
         _replace("load", cpp_extension.load, self.load)
@@ -143,6 +147,13 @@ class Installation:
             self.builder.watch.end()
             runtime.torch_glue().emulator_torch_guard_tensors(0)
         runtime.torch_glue().emulator_torch_raise_with(None)
+
+    def raise_kept(self):
+        """Raise the Finding of a launch through which it could not be thrown, if there is one that nobody has taken."""
+        from . import runtime
+
+        if report := runtime.take_finding():
+            raise self.to_exception(report)
 
     def configure(self, schedule="forward", seed=1, processors=0, time_limit=None):
         """Change how launches run from now on."""

@@ -5,7 +5,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import runtime, toolchain
+from . import c_functions, runtime, toolchain
 from .declarations import ACCEPTED_RACE
 from .diagnostics import describe, errors_in, is_for_want_of_a_header, unexplained
 from .errors import EmulatorError
@@ -183,7 +183,9 @@ class Builder:
         if functions is not None:
             cpp += pybind_module(functions, with_pytorch_error_handling)
         includes = [f"-I{path}" for path in extra_include_paths or []]
-        binding = Prepared(cpp, source_file, f"<{name}: cpp_sources>", is_cuda=False)
+        binding = (
+            Prepared(cpp, source_file, f"<{name}: cpp_sources>", is_cuda=False) if cpp.strip() or not cuda.strip() else None
+        )
         kernels = Prepared(cuda, source_file, f"<{name}: cuda_sources>", is_cuda=True) if cuda.strip() else None
         self.last_file = kernels.file if kernels else binding.file
         cpp_flags = [*filter(KEPT_FLAG.fullmatch, extra_cflags or []), *includes]
@@ -212,14 +214,18 @@ class Builder:
     load_inline.emulates_cuda = True  # what a variant's main asks: whether its kernels run on CPU tensors here
 
     def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags):
-        """The path of a library of the Prepared texts; `kernels` may be None."""
+        """The path of a library of the Prepared texts; one of them may be None."""
+        uses_torch = binding is not None or kernels.uses_torch
+        cuda_flags = cuda_flags if uses_torch else [*cuda_flags, *c_functions.FLAGS]
         with ThreadPoolExecutor() as pool:
-            jobs = [pool.submit(toolchain.runtime_library), pool.submit(self.compile_binding, name, binding, cpp_flags)]
+            jobs = [pool.submit(toolchain.runtime_library)]
+            if binding:
+                jobs.append(pool.submit(self.compile_binding, name, binding, cpp_flags))
             if kernels:
                 jobs.append(pool.submit(lambda: [self.compile_kernels(name, kernels, cuda_flags)]))
             objects = [path for job in jobs[1:] for path in job.result()]
             jobs[0].result()
-        return toolchain.link(objects, name, (*toolchain.torch_flags()[1], *linker_flags))
+        return toolchain.link(objects, name, (*(toolchain.torch_flags()[1] if uses_torch else ()), *linker_flags))
 
     def load_kernels(self, text, name, source_file=None):
         """A CUDA text on its own, without PyTorch: what it declares `extern "C"` can be called through ctypes."""

@@ -25,7 +25,8 @@ struct Finding {
     int kernel_line = 0;
 };
 
-// Hands the finding to whoever configured a receiver (which raises), or keeps it until emulator_take_finding.
+// Hands the finding to whoever configured a receiver (which raises). Without one, and where nothing can be thrown
+// (emulator_keep_findings), it is kept until emulator_take_finding.
 void deliver(const Finding& finding);
 // A finding about host code. Without a receiver that raises it goes on.
 void host_runs_device_code(const char* what, Place place);

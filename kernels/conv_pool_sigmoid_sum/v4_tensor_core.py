@@ -1,64 +1,65 @@
 """conv_pool_sigmoid_sum, v4: the product of weights and box sums on the tensor cores, in one pass over the input.
 
-Like v3, but box sums are made in registers and multiplied by mma.sync, and the pass leaves all that training needs.
+Like v3, but box sums are made in registers and multiplied by mma.sync.
 
 Why it is faster
     v3 spends its time on fp32 multiply-adds, and on carrying box sums through shared memory between two barriers of its block.
-    Here every warp streams a strip of 16 pooled columns through a pipeline of its own (cp.async) and sums it in registers. Sums
-    pass through shared memory once, as fp16, and are operand b of two products: weights * sums, and delta * sums, the gradient
-    of the weights. Delta comes out of the sigmoid as operand a, and so passes through no memory. Taking differences early saves
-    two fifths of the additions. What it costs: fp16 has TF32's precision but not its range, so operands carry powers of two.
+    Here every warp streams a strip of 16 pooled columns through a multistage pipeline of its own (cp.async) and sums it in
+    registers. Sums pass through shared memory once, as fp16. Memory bound; fp16 has TF32's precision but not its range, so
+    operands carry powers of two.
 
 Mathematics
-    v3's: out[b] = sum of sigmoid(bias + w * box), d out[b] / d w = 1/p^2 * sum over positions of delta * box,
-    delta = s * (1 - s). A sum of alike pixels is p times as large as what differs in it, and would lose p times as much as a
-    rounded pixel. So the kernel's columns e other than the middle one, m, are taken as differences, and so are its rows:
+    v3's. A sum of alike pixels would lose p times as much as a rounded pixel, so the kernel's columns other than the middle
+    one, m, are taken as differences, and so are its rows: with 3 columns box[0] - box[1] is x[0] - x[p], one subtraction.
     sum over e of w[e] * box[e] = sum over e != m of w[e] * (box[e] - box[m]) + (sum over e of w[e]) * box[m]
-    With 3 columns box[0] - box[1] is x[0] - x[p]: one subtraction instead of p - 1 additions. The sum for the middle of both is
-    the only large one, and keeps what rounding leaves of it; weights are h + l, two fp16 numbers (22 bits). In strict mode
-    (PyTorch's settings forbid TF32) sums and delta are, too, and a product is h*l + l*h + h*h: error-compensated, fp16x3.
-    A power of two brings the largest sum of 64 positions below 2^13, the largest weight below 2^14; delta has 2^17. With
-    gradients it is the smallest so far in the segment. A sum below 2^-27 of that largest one has fewer than 11 bits (in strict
-    mode, below 2^-15 fewer than 22), and so has a delta below 2^-31. NaN in x gives NaN; so does an infinity that more than one
-    tap of a window sees.
-    Gradient of x: grad_box = w^T * delta, with deltas kept by the forward pass (148 MB); then rows and columns are added up.
+    The sum for the middle of both keeps its residual; weights are high + low, two fp16 values (22 bits). Strict (PyTorch
+    forbids TF32): sums are, too (fp16x3). A power of two brings the largest sum of 64 positions below 2^13, the largest weight
+    below 2^14; a sum below 2^-27 of the largest has fewer than 11 bits (strict: below 2^-15, 22).
 
 Launches
-    kernel            grid                      block     shared        work
-    conv_pool_sum     SMs, or samples           384       152 KB        a warp: 16 positions of a pooled row at a time
-    input_gradient    the same                  384       44 KB         a warp: 16 positions of every row of their windows
-    sum_terms         (sums / 32)               256       1 KB          adds a sample's segments; gradients over the samples
-    Strict mode takes 182 KB. Where a block may have less, fewer warps share it: 8 (strict with 163 KB, or 99 KB), or 4.
+    conv_pool_sum    SMs, or samples    384 threads    152 KB, strict 182    a warp: 16 positions of a pooled row at a time
+    add_segments     samples            32             0                     adds segments, where blocks share samples
 
 Floor
-    604 MB in: 0.139 ms on an H200 (4.35 TB/s). With the gradient of x also 604 MB out, deltas out and in: 0.35 ms.
+    604 MB in: 0.139 ms on an H200 (4.35 TB/s).
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included, on compute capability 8.0 or later; any image.
-    The tensor cores serve what fits_tensor_cores says: up to 8 channels in and 64 out, 9 taps, windows of an even width up to 8
-    and at most 16 pixels. Everything else is right, but slow: v3_box_sums serves it better. Anything else raises before a
-    launch. Trains; second derivatives raise. Deterministic; another number of SMs adds in another order.
+    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 8.0 or later; what SERVED says, in images of
+    any size. PyTorch computes the rest, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
+import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import sys
 import threading
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_v4_tensor_core"
 SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
+EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W, FITS_TENSOR_CORES and SHARED_LIMIT_KB.
+// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W and SHARED_LIMIT_KB.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
+
+// What the kernels are made for, in images of any size.
+#define SERVED                                                           \
+    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 64 && KERNEL_H * KERNEL_W <= 9 && \
+     KERNEL_H <= POOL_H + 1 && KERNEL_W <= POOL_W + 1 && POOL_W % 2 == 0 && POOL_W <= 8 && POOL_H * POOL_W <= 16)
+extern "C" int64_t is_served() { return SERVED; }
+
+#if SERVED
+using Element = float;  // of x and the parameters
 
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
@@ -68,36 +69,32 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-constexpr int TAPS = KERNEL_H * KERNEL_W, TERMS = IN_CHANNELS * TAPS;
-constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNELS;
+constexpr int TAPS = KERNEL_H * KERNEL_W;
 
-// x (batch, IN_CHANNELS, height, width), and its pooled rows and columns. All pooled rows of all images stand in one line, and
-// every block takes an equal part of it. An image is a sample, or in input_gradient a tile of one.
+// x (batch, IN_CHANNELS, height, width), and its pooled rows and columns. All pooled rows of all samples stand in one line, of
+// which every block takes an equal part: a persistent kernel with a static tile scheduler.
 struct Shape {
     int batch, height, width, rows, columns;
-    int images, blocks, strips;  // strips: of 16 pooled columns
-    int warps;                   // of a block of conv_pool_sum
-    bool aligned;                // rows begin at multiples of 16 bytes
+    int blocks, strips;  // strips: of 16 pooled columns
+    int warps;           // of a block
+    bool aligned;        // rows begin at multiples of 16 bytes
 };
 struct Tensors {
-    const float *x, *weight, *bias;
-    float *sums, *gradients;  // one, and PARAMETERS, a segment
-    uint4* deltas;            // null where the gradient of x is not asked for
-    bool low_deltas;          // their low parts are kept behind them
+    const Element *x, *weight, *bias;
+    float* sums;  // one a segment
 };
 
-// A segment is the part of one image in one block: pooled rows [start, start + count).
+// A segment is the part of one sample in one block: pooled rows [start, start + count).
 struct Segment {
-    int image, start, count, slot;  // slot: where its sums go
+    int sample, start, count, slot;  // slot: where its sums go
 };
-DEVICE int64_t first_row(const Shape& s, int block) { return static_cast<int64_t>(s.images) * s.rows * block / s.blocks; }
+DEVICE int64_t first_row(const Shape& s, int block) { return static_cast<int64_t>(s.batch) * s.rows * block / s.blocks; }
 DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
-    const int image = static_cast<int>(line / s.rows), start = static_cast<int>(line % s.rows);
+    const int sample = static_cast<int>(line / s.rows), start = static_cast<int>(line % s.rows);
     const int count = static_cast<int>(end - line < s.rows - start ? end - line : s.rows - start);
-    return {image, start, count, image + (s.images % s.blocks ? static_cast<int>(blockIdx.x) : 0)};
+    return {sample, start, count, sample + (s.batch % s.blocks ? static_cast<int>(blockIdx.x) : 0)};
 }
 
-#if FITS_TENSOR_CORES
 // ---- geometry
 constexpr int MIDDLE_H = KERNEL_H / 2, MIDDLE_W = KERNEL_W / 2, MIDDLE = MIDDLE_H * KERNEL_W + MIDDLE_W;
 constexpr int OVERLAP = KERNEL_H - 1;      // rows that a pooled row's windows share with the next one's
@@ -116,9 +113,9 @@ constexpr int PARTS = 2;                   // warps' positions that a warp multi
 //   | pipeline of warp 0: POOL_H rows of x, 8 channels x 66        |   8,704
 //   | of warp 1; ...                                               |
 //   +--------------------------------------------------------------+
-// A lane's sums of a channel at a position are packed in pairs: all taps, then what rounding leaves of the middle one. A slab
+// A lane's sums of a channel at a position are packed in pairs: all taps, then the residual of the middle one. A slab
 // has such a pair of four channels: 16 bytes, a row of an 8 x 8 matrix of ldmatrix. Two slabs are the inner 16 of a product.
-constexpr int PAIRS = ceil_div(TAPS + 1, 2), SLABS = 2 * PAIRS, SLAB = 64 * 16, OCTET = 8 * 16, COLUMNS = 8 * SLABS;
+constexpr int PAIRS = ceil_div(TAPS + 1, 2), SLABS = 2 * PAIRS, SLAB = 64 * 16, OCTET = 8 * 16;
 __host__ __device__ constexpr int column_of(int channel, int tap) {
     return (channel / 4 * PAIRS + tap / 2) * 8 + channel % 4 * 2 + tap % 2;
 }
@@ -132,7 +129,6 @@ constexpr int STAGE_BYTES = CHANNELS * (LINES * LINE + TAIL * 16), PIPELINE_BYTE
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, VECTORS = ceil_div(SPAN, 4);  // what a lane reads of a row and channel
 
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;
-constexpr float DELTA_SCALE = 131072;                         // 2^17: delta, at most 1/4, as fp16
 constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;        // powers of two bring the largest below these
 constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of the powers
 
@@ -142,10 +138,10 @@ constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel d
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Copies 16 (4) bytes, or writes zeros where `bytes` is 0; then `from` is not read.
-DEVICE void cp_async_16(uint32_t to, const float* from, int bytes) {
+DEVICE void cp_async_16(uint32_t to, const Element* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-DEVICE void cp_async_4(uint32_t to, const float* from, int bytes) {
+DEVICE void cp_async_4(uint32_t to, const Element* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 // Waits for all copies of this thread.
@@ -161,22 +157,14 @@ DEVICE uint4 ld_shared_v4(uint32_t at) {
     return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
-// and 2 * q + 1 of row n, or, transposed, of column n.
+// and 2 * q + 1 of row n.
 DEVICE uint4 ldmatrix_x4(uint32_t row) {
     uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
     return v;
 }
-DEVICE uint4 ldmatrix_x4_trans(uint32_t row) {
-    uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
-    return v;
-}
 DEVICE void st_shared_u32(uint32_t at, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
-DEVICE void st_shared_v4(uint32_t at, const float (&v)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 // d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
 // n + 8.
@@ -185,24 +173,24 @@ DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-DEVICE float ex2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+    return power;
 }
-DEVICE float rcp_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
+    return reciprocal;
 }
 
 // ---- numbers
-// Two floats as fp16, the first one in the lower bits, and what rounding leaves of them.
+// Two floats as fp16, the first one in the lower bits, and their residuals.
 DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
-DEVICE float2 rest_of_pair(float a, float b, uint32_t pair) {
+DEVICE float2 residual_of_pair(float a, float b, uint32_t pair) {
     const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&pair));
     return make_float2(a - rounded.x, b - rounded.y);
 }
@@ -218,37 +206,6 @@ DEVICE float power_for(float largest, int exponent, int most) {
     return __uint_as_float(static_cast<uint32_t>(smaller(power, most) + 127) << 23);
 }
 DEVICE float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
-
-// Gives the weights, multiplied by `factor`, changed by change(taps of an output and a channel), and scaled, to store(output,
-// channel, tap, high, low). Returns the scale. All threads call it.
-template <class Change, class Store>
-DEVICE float split_weights(const float* weight, float factor, float* warp_values, Change change, Store store) {
-    const auto load = [&](int i, float (&taps)[TAPS]) {
-        const bool exists = i / CHANNELS < OUT_CHANNELS && i % CHANNELS < IN_CHANNELS;
-        UNROLL for (int t = 0; t < TAPS; ++t)
-            taps[t] = exists ? weight[(i / CHANNELS * IN_CHANNELS + i % CHANNELS) * TAPS + t] * factor : 0;
-        change(taps);
-    };
-    float largest = 0, taps[TAPS];
-    for (int i = threadIdx.x; i < OUTPUTS * CHANNELS; i += blockDim.x) {
-        load(i, taps);
-        UNROLL for (int t = 0; t < TAPS; ++t) largest = fmaxf(largest, fabsf(taps[t]));
-    }
-    largest = warp_max(largest);
-    if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = largest;
-    __syncthreads();
-    for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) largest = fmaxf(largest, warp_values[i]);
-    const float scale = power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
-    for (int i = threadIdx.x; i < OUTPUTS * CHANNELS; i += blockDim.x) {
-        load(i, taps);
-        UNROLL for (int t = 0; t < TAPS; ++t) {
-            const __half high = __float2half_rn(taps[t] * scale);
-            store(i / CHANNELS, i % CHANNELS, t, high, __float2half_rn(taps[t] * scale - __half2float(high)));
-        }
-    }
-    __syncthreads();
-    return scale;
-}
 
 // ---- who does what in a segment
 // It is cut into strips of columns and bands of rows, the units; in each round a warp has one. All warps take as many steps, a
@@ -284,15 +241,15 @@ DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
 struct Pipeline {
     const Shape& s;
     const uint32_t data;          // shared address
-    const float* from = nullptr;  // what this lane copies next: eight lanes have a channel
+    const Element* from = nullptr;  // what this lane copies next: eight lanes have a channel
     int valid = 0;                // columns of the image from the lane's first on
 
     DEVICE Pipeline(const Shape& s, uint32_t data) : s(s), data(data) {}
 
     // The warp has read all rows of the unit before.
-    DEVICE void begin(const float* x, int image, const Unit& unit) {
+    DEVICE void begin(const Element* x, int sample, const Unit& unit) {
         const int lane = threadIdx.x % 32, left = unit.strip * STRIP * POOL_W + lane % 8 * 4;
-        const int64_t channel = static_cast<int64_t>(image) * IN_CHANNELS + lane / 8;
+        const int64_t channel = static_cast<int64_t>(sample) * IN_CHANNELS + lane / 8;
         from = x + (channel * s.height + unit.first * POOL_H) * s.width + left;
         valid = s.width - left;
         copy_rows<FRESH, OVERLAP>(unit.rows > 0);
@@ -312,7 +269,7 @@ struct Pipeline {
             // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
             const auto copy_row = [&](int row, auto copy) {
                 UNROLL for (int c = 0; c < CHANNELS; c += 4) {
-                    const float* const source = from + c * plane;
+                    const Element* const source = from + c * plane;
                     const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
                     UNROLL for (int line = 0; line < LINES; ++line)
                         copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
@@ -322,12 +279,12 @@ struct Pipeline {
             };
             if (s.aligned) {
                 UNROLL for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const float* source, int columns) {
+                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
                         cp_async_16(to, source, columns > 0 ? 16 : 0);
                     });
             } else {
                 UNROLL_1 for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const float* source, int columns) {
+                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
                         UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_4(to + 4 * i, source + i, i < columns ? 4 : 0);
                     });
             }
@@ -437,7 +394,7 @@ DEVICE void store_sums(const Sums& sums, float scale, uint32_t to) {
             const float a = tap < TAPS ? sums[smaller(tap, TAPS - 1)][i] * scale : rest;
             const float b = tap + 1 < TAPS ? sums[smaller(tap + 1, TAPS - 1)][i] * scale : tap + 1 == TAPS ? rest : 0;
             const uint32_t high = fp16_pair(a, b);
-            const float2 low = rest_of_pair(a, b, high);
+            const float2 low = residual_of_pair(a, b, high);
             if (k == 0) rest = MIDDLE % 2 ? low.y : low.x;
             st_shared_u32(to + pair * SLAB, high);
             const uint32_t rests = fp16_pair(tap == MIDDLE ? 0 : low.x, tap + 1 == MIDDLE ? 0 : low.y);
@@ -446,94 +403,64 @@ DEVICE void store_sums(const Sums& sums, float scale, uint32_t to) {
     }
 }
 
-// Fragments of operand a: [high, low][inner 16][16 outputs][lane] of 16 bytes. Returns the power of two in them.
-__device__ float store_weights(const float* weight, __half* to, float* warp_values) {
+// Fragments of operand a: [high, low][inner 16][16 outputs][lane] of 16 bytes. Returns the power of two in them. All threads
+// call it.
+__device__ float store_weights(const Element* weight, __half* to, float* warp_values) {
     // The middle column's weight is that of a whole row, then the middle row's that of a whole column: see Mathematics.
-    const auto change = [](float (&taps)[TAPS]) {
+    const auto load = [&](int i, float (&taps)[TAPS]) {
+        const bool exists = i / CHANNELS < OUT_CHANNELS && i % CHANNELS < IN_CHANNELS;
+        constexpr float FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);
+        UNROLL for (int t = 0; t < TAPS; ++t)
+            taps[t] = exists ? weight[(i / CHANNELS * IN_CHANNELS + i % CHANNELS) * TAPS + t] * FACTOR : 0;
         UNROLL for (int t = 0; t < TAPS; ++t)
             if (t % KERNEL_W != MIDDLE_W) taps[t / KERNEL_W * KERNEL_W + MIDDLE_W] += taps[t];
         UNROLL for (int t = 0; t < TAPS; ++t)
             if (t / KERNEL_W != MIDDLE_H) taps[MIDDLE_H * KERNEL_W + t % KERNEL_W] += taps[t];
     };
-    const auto store = [&](int o, int c, int tap, __half high, __half low) {
-        const int k = column_of(c, tap), lane = o % 8 * 4 + k % 8 / 2, word = o / 8 % 2 + k / 8 % 2 * 2;
-        const int at = k / 16 * (FRAGMENT / 2) + ((o / 16 * 32 + lane) * 4 + word) * 2 + k % 2;
-        to[at] = high, to[WEIGHT_BYTES / 4 + at] = low;
-    };
-    return split_weights(weight, MINUS_LOG2_E / (POOL_H * POOL_W), warp_values, change,
-                         [&](int o, int c, int tap, __half high, __half low) {
-        store(o, c, tap, high, low);
-        if (tap == MIDDLE) store(o, c, TAPS, high, low);  // what rounding leaves of its sum
-        if (tap == MIDDLE && TAPS % 2 == 0) store(o, c, TAPS + 1, __half(), __half());
-    });
-}
-
-// ---- the forward pass; with TRAINING also each segment's gradients of weights and bias
-template <bool STRICT, bool TRAINING, bool FEW>
-struct Kernel {
-    static constexpr int MOST_WARPS = FEW || STRICT && TRAINING ? 8 : 12;  // by their registers
-    static constexpr bool KEEPS_WEIGHTS = FEW && !(STRICT && TRAINING);  // in registers
-    static constexpr int WEIGHTS = KEEPS_WEIGHTS ? 0 : WEIGHT_BYTES;
-    static constexpr int SUMS = (STRICT ? 2 : 1) * SLABS * SLAB;  // of a group
-    __host__ __device__ static constexpr int pipelines(int warps) { return WEIGHTS + larger(warps / GROUP, 2) * SUMS; }
-    static_assert(OUTPUTS * COLUMNS * 4 <= 2 * SUMS && WEIGHT_BYTES <= 2 * SUMS, "they lie where the sums of two groups do");
-};
-
-// gradients (16 outputs x COLUMNS) += deltas (16 x 16 positions) * sums (16 x COLUMNS). Tensor cores round towards zero, which
-// adds up over a segment: strict products start from zero, and fp32 additions follow.
-template <bool STRICT>
-DEVICE void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low, uint32_t sums) {
-    UNROLL for (int slab = 0; slab < SLABS; slab += 2) {
-        const uint4 b = ldmatrix_x4_trans(sums + slab * SLAB);
-        if (STRICT) {
-            const uint4 b_low = ldmatrix_x4_trans(sums + (SLABS + slab) * SLAB);
-            float products[2][4] = {};
-            mma_m16n8k16(products[0], high, b_low.x, b_low.z);
-            mma_m16n8k16(products[1], high, b_low.y, b_low.w);
-            mma_m16n8k16(products[0], low, b.x, b.z);
-            mma_m16n8k16(products[1], low, b.y, b.w);
-            mma_m16n8k16(products[0], high, b.x, b.z);
-            mma_m16n8k16(products[1], high, b.y, b.w);
-            UNROLL for (int i = 0; i < 8; ++i) gradients[slab + i / 4][i % 4] += products[i / 4][i % 4];
-        } else {
-            mma_m16n8k16(gradients[slab], high, b.x, b.z);
-            mma_m16n8k16(gradients[slab + 1], high, b.y, b.w);
+    float largest = 0, taps[TAPS];
+    for (int i = threadIdx.x; i < OUTPUTS * CHANNELS; i += blockDim.x) {
+        load(i, taps);
+        UNROLL for (int t = 0; t < TAPS; ++t) largest = fmaxf(largest, fabsf(taps[t]));
+    }
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = largest;
+    __syncthreads();
+    for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) largest = fmaxf(largest, warp_values[i]);
+    const float scale = power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
+    for (int i = threadIdx.x; i < OUTPUTS * CHANNELS; i += blockDim.x) {
+        load(i, taps);
+        UNROLL for (int t = 0; t < 2 * PAIRS; ++t) {  // behind the taps, the middle one again for the residual of its sum
+            const float value = t < TAPS ? taps[smaller(t, TAPS - 1)] * scale : t == TAPS ? taps[MIDDLE] * scale : 0;
+            const __half high = __float2half_rn(value), low = __float2half_rn(value - __half2float(high));
+            const int o = i / CHANNELS, k = column_of(i % CHANNELS, t);
+            const int of_lane = o % 8 * 4 + k % 8 / 2, word = o / 8 % 2 + k / 8 % 2 * 2;
+            const int at = k / 16 * (FRAGMENT / 2) + ((o / 16 * 32 + of_lane) * 4 + word) * 2 + k % 2;
+            to[at] = high, to[WEIGHT_BYTES / 4 + at] = low;
         }
     }
+    __syncthreads();
+    return scale;
 }
 
-// Deltas as input_gradient takes them: pairs of outputs, 8 apart, at both members of a pair of positions, then of the next.
-DEVICE uint4 paired_outputs(const uint4& w) {
-    return make_uint4(__byte_perm(w.x, w.y, 0x5410), __byte_perm(w.z, w.w, 0x5410), __byte_perm(w.x, w.y, 0x7632),
-                      __byte_perm(w.z, w.w, 0x7632));
-}
+// ---- the kernel
+// FEW: a block with few warps, which have all registers, and the weights there.
+template <bool STRICT, bool FEW>
+struct Kernel {
+    static constexpr int MOST_WARPS = FEW ? 8 : 12;  // by their registers
+    static constexpr int WEIGHTS = FEW ? 0 : WEIGHT_BYTES;
+    static constexpr int SUMS = (STRICT ? 2 : 1) * SLABS * SLAB;  // of a group
+    __host__ __device__ static constexpr int pipelines(int warps) { return WEIGHTS + larger(warps / GROUP, 2) * SUMS; }
+    static_assert(WEIGHT_BYTES <= 2 * SUMS, "they pass through where the sums of two groups lie");
+};
 
-// Back from differences to taps: `sums` (OUTPUTS x COLUMNS) has the gradients, added up over all groups.
-DEVICE void write_gradients(const float* sums, const float* bias_sums, float* to) {
-    for (int i = threadIdx.x; i < OUT_CHANNELS * IN_CHANNELS; i += blockDim.x) {
-        const float* const from = sums + i / IN_CHANNELS * COLUMNS;
-        float taps[TAPS];
-        UNROLL for (int t = 0; t < TAPS; ++t) taps[t] = from[column_of(i % IN_CHANNELS, t)];
-        taps[MIDDLE] += from[column_of(i % IN_CHANNELS, TAPS)];
-        UNROLL for (int t = 0; t < TAPS; ++t)
-            if (t / KERNEL_W != MIDDLE_H) taps[t] += taps[MIDDLE_H * KERNEL_W + t % KERNEL_W];
-        UNROLL for (int t = 0; t < TAPS; ++t)
-            if (t % KERNEL_W != MIDDLE_W) taps[t] += taps[t / KERNEL_W * KERNEL_W + MIDDLE_W];
-        UNROLL for (int t = 0; t < TAPS; ++t) to[i * TAPS + t] = taps[t];
-    }
-    for (int o = threadIdx.x; o < OUT_CHANNELS; o += blockDim.x) to[WEIGHTS + o] = bias_sums[o];
-}
-
-template <bool STRICT, bool TRAINING, bool FEW>
-__global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32, 1)
+template <bool STRICT, bool FEW>
+__global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
     conv_pool_sum(const Shape s, const Tensors t) {
-    using K = Kernel<STRICT, TRAINING, FEW>;
-    constexpr bool KEPT = K::KEEPS_WEIGHTS;
+    using K = Kernel<STRICT, FEW>;
     extern __shared__ __align__(128) char memory[];
-    __shared__ float warp_values[K::MOST_WARPS], biases[OUTPUTS], bias_sums[OUTPUTS], weight_unit;
+    __shared__ float warp_values[K::MOST_WARPS], biases[OUTPUTS], weight_unit;
     __shared__ float4 group_largest[K::MOST_WARPS / GROUP];
     __shared__ Work work;  // the segment at hand
-    __shared__ uint32_t saved[2][K::MOST_WARPS];  // where a warp's part of the deltas goes, in this round and the one before
     // Of its group's 64 positions a warp sums the boxes of 16, and computes 16 outputs, from 16 * rank on, at all.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, n = lane / 4, q = lane % 4;
     const int group = warp / GROUP, rank = warp % GROUP;
@@ -543,8 +470,8 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
     const uint32_t matrices = sums_at + lane / 16 * OCTET + lane / 8 % 2 * SLAB + lane % 8 * 16;  // two slabs of two octets
 
     const float weight_scale = store_weights(t.weight, reinterpret_cast<__half*>(memory), warp_values);
-    uint4 kept[KEPT ? 2 * PAIRS : 1];
-    if constexpr (KEPT) {
+    uint4 kept[FEW ? 2 * PAIRS : 1];
+    if constexpr (FEW) {
         UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4(weights + i * FRAGMENT);
         __syncthreads();
     }
@@ -557,11 +484,10 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
     __syncthreads();
     while (work.segment.count > 0) {
-        float total = 0, scale = __uint_as_float((MOST_EXPONENT + 127) << 23);
-        float gradients[SLABS][4] = {}, bias_gradients[2] = {};
+        float total = 0;
         UNROLL_1 for (int round = 0; round < work.rounds; ++round) {
             const Unit unit = unit_of(s, work, round * s.warps + warp);
-            pipeline.begin(t.x, work.segment.image, unit);
+            pipeline.begin(t.x, work.segment.sample, unit);
             // Bits 4 * part + 2 * member + i: whether column 2 * q + i of the product with a part's (a warp's) positions is one
             // of the image; 16 bits further, whether in the last step, too, when some units have ended.
             const int steps = work.steps;
@@ -574,7 +500,6 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                     if (position < s.columns && other.rows == steps) inside |= 1u << (16 + 4 * part + i);
                 }
             }
-            if (lane == 0) saved[round % 2][warp] = ((work.segment.image * s.rows + unit.first) * s.strips + unit.strip) * 128u;
             const int columns = s.columns - unit.strip * STRIP;
             SharedRows above;
             pipeline.wait();
@@ -602,23 +527,18 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                 bar_sync(1 + group, GROUP * 32);  // all have read the last step's sums, and know the largest of this one's
                 const float4 each = group_largest[group];
                 const float group_most = fmaxf(fmaxf(each.x, each.y), fmaxf(each.z, each.w));
-                const float fitting = power_for(group_most, SUM_EXPONENT, MOST_EXPONENT);
-                if (TRAINING && fitting < scale)  // what has been summed shrinks, too
-                    UNROLL for (int i = 0; i < 4 * SLABS; ++i) gradients[i / 4][i % 4] *= fitting * inverse(scale);
-                scale = TRAINING ? fminf(scale, fitting) : fitting;
+                const float scale = power_for(group_most, SUM_EXPONENT, MOST_EXPONENT);
                 store_sums<STRICT>(sums, scale, my_sums);
                 bar_sync(1 + group, GROUP * 32);
 
                 const float bias[2] = {biases[16 * rank + n], biases[16 * rank + n + 8]};
                 const float unit = fminf(fmaxf(inverse(scale) * weight_unit, 0x1p-126f), 0x1p127f);  // never 0 or infinite
                 const uint32_t counts = step == steps - 1 ? inside >> 16 : inside;
-                float step_sums[2] = {};  // of deltas: one sum of a whole segment would be less exact
-#pragma unroll (TRAINING ? 1 : GROUP)
-                for (int first = 0; first < GROUP; first += PARTS) {
+                UNROLL for (int first = 0; first < GROUP; first += PARTS) {
                     float d[2 * PARTS][4] = {};  // [octet of positions]: 16 outputs x 8
                     UNROLL for (int k = 0; k < PAIRS; ++k) {
-                        const uint4 high = KEPT ? kept[KEPT ? k : 0] : ld_shared_v4(weights + k * FRAGMENT);
-                        const uint4 low = KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4(weights + (PAIRS + k) * FRAGMENT);
+                        const uint4 high = FEW ? kept[FEW ? k : 0] : ld_shared_v4(weights + k * FRAGMENT);
+                        const uint4 low = FEW ? kept[FEW ? PAIRS + k : 0] : ld_shared_v4(weights + (PAIRS + k) * FRAGMENT);
                         // Products that add to the same sums stand far apart; small ones come first.
                         uint4 b[PARTS];
                         UNROLL for (int part = 0; part < PARTS; ++part)
@@ -647,712 +567,157 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                         if (count != 15)
                             UNROLL for (int i = 0; i < 8; ++i)
                                 if (!(count >> (i / 4 * 2 + i % 2) & 1)) d[2 * part + i / 4][i % 4] = INFINITY;
-                        uint32_t high[4], low[4];  // deltas, as operand a
-                        UNROLL for (int i = 0; i < 4; ++i) {
-                            float sigmoids[2], delta[2];
-                            UNROLL for (int j = 0; j < 2; ++j) {
-                                sigmoids[j] = rcp_approx(1 + ex2_approx(d[2 * part + i / 2][i % 2 * 2 + j]));
-                                delta[j] = sigmoids[j] * fmaf(-sigmoids[j], DELTA_SCALE, DELTA_SCALE);
-                            }
-                            total += sigmoids[0] + sigmoids[1];
-                            if (TRAINING) step_sums[i % 2] += delta[0] + delta[1];
-                            high[i] = fp16_pair(delta[0], delta[1]);
-                            const float2 rest = rest_of_pair(delta[0], delta[1], high[i]);
-                            low[i] = fp16_pair(rest.x, rest.y);
-                        }
-                        if constexpr (TRAINING) {
-                            const uint4 a = make_uint4(high[0], high[1], high[2], high[3]);
-                            const uint4 a_low = make_uint4(low[0], low[1], low[2], low[3]);
-                            multiply_deltas<STRICT>(gradients, a, a_low, matrices + (first + part) * 2 * OCTET);
-                            if (t.deltas && __any_sync(~0u, count)) {
-                                const uint32_t at = saved[round % 2][GROUP * group + first + part] + step * s.strips * 128u;
-                                uint4* const to = t.deltas + (at + rank * 32 + lane);
-                                *to = paired_outputs(a);
-                                const int64_t all = static_cast<int64_t>(s.images) * s.rows * s.strips * 128;
-                                if (STRICT && t.low_deltas) to[all] = paired_outputs(a_low);
-                            }
-                        }
+                        UNROLL for (int i = 0; i < 4; ++i)
+                            total += rcp_approx(1 + ex2_approx(d[2 * part + i / 2][i % 2 * 2])) +
+                                     rcp_approx(1 + ex2_approx(d[2 * part + i / 2][i % 2 * 2 + 1]));
                     }
                 }
-                UNROLL for (int i = 0; i < 2; ++i) bias_gradients[i] += step_sums[i];
             }
         }
         total = warp_sum(total);
         __syncthreads();  // all have read the last step's sums, and the last segment's
         if (lane == 0) warp_values[warp] = total;
-        if constexpr (TRAINING) {
-            float* const scratch = reinterpret_cast<float*>(memory + K::WEIGHTS);
-            UNROLL_1 for (int turn = 0; turn < s.warps / GROUP; ++turn) {
-                if (turn == group) {
-                    const float unit = 1 / DELTA_SCALE / (POOL_H * POOL_W) * inverse(scale);
-                    UNROLL for (int i = 0; i < 4 * SLABS; ++i) {
-                        float& sum = scratch[(16 * rank + n + i / 2 % 2 * 8) * COLUMNS + i / 4 * 8 + 2 * q + i % 2];
-                        sum = gradients[i / 4][i % 4] * unit + (turn ? sum : 0);
-                    }
-                    UNROLL for (int i = 0; i < 2; ++i) {
-                        float& sum = bias_sums[16 * rank + n + 8 * i], value = bias_gradients[i];
-                        value += __shfl_xor_sync(~0u, value, 1);
-                        value += __shfl_xor_sync(~0u, value, 2);
-                        if (q == 0) sum = value * (1 / DELTA_SCALE) + (turn ? sum : 0);
-                    }
-                }
-                __syncthreads();
-            }
-            write_gradients(scratch, bias_sums, t.gradients + static_cast<int64_t>(work.segment.slot) * PARAMETERS);
-        }
-        __syncthreads();  // all have read the scratch, and all warps' sums are known
+        __syncthreads();  // all warps' sums are known
         if (threadIdx.x == 0) {
             float sum = 0;
             for (int i = 0; i < s.warps; ++i) sum += warp_values[i];
             t.sums[work.segment.slot] = sum;
-            work = work_at(s, static_cast<int64_t>(work.segment.image) * s.rows + work.segment.start + work.segment.count);
+            work = work_at(s, static_cast<int64_t>(work.segment.sample) * s.rows + work.segment.start + work.segment.count);
         }
         __syncthreads();  // the next segment is known
     }
 }
 
-// ---- the gradient of x
-// A block has GRADIENT_STRIPS strips of an image, its tile, in two streams of pooled rows. Wider images have several tiles; all
-// but the first begin with the last strip of the one before, for what it leaves to its right neighbour.
-constexpr int GRADIENT_STRIPS = 6, STREAM = 32 * GRADIENT_STRIPS;
-constexpr int OUT_WIDTH = STRIP * POOL_W, OUT_PITCH = OUT_WIDTH + 4;
-constexpr int EDGE = KERNEL_W - 1, EDGES = larger(EDGE, 1), EXCHANGED = KERNEL_H * 2 * EDGES;
-constexpr int INPUT_WEIGHT_BYTES = 4 * TAPS * 32 * 16;
-constexpr int INPUT_GRADIENT_BYTES = INPUT_WEIGHT_BYTES + 2 * GRADIENT_STRIPS * CHANNELS * OUT_PITCH * 4;
-__host__ __device__ constexpr int gradient_streams(bool strict) { return strict ? 1 : 2; }  // by their registers
-
-// Fragments of operand b: [16 outputs][tap][lane] of 16 bytes, high and low parts. The inner index is the output, in the order
-// in which deltas were saved: of each 16 outputs 0, 8, 1, 9, ... Returns the power of two in them.
-__device__ float store_transposed_weights(const float* weight, __half* to, float* warp_values) {
-    const auto store = [&](int o, int c, int tap, __half high, __half low) {
-        const int k = o % 8 * 2 + o / 8 % 2, at = ((o / 16 * TAPS + tap) * 32 + c * 4 + k % 8 / 2) * 8 + k / 8 * 2 + k % 2;
-        to[at] = high, to[at + 4] = low;
-    };
-    return split_weights(weight, 1, warp_values, [](float (&)[TAPS]) {}, store);
-}
-
-template <bool STRICT>
-__global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
-    input_gradient(const uint2* __restrict__ deltas, const float* __restrict__ weight, const float* __restrict__ grad_out,
-                   float* __restrict__ grad_x, const Shape s) {
-    constexpr int STREAMS = gradient_streams(STRICT);
-    extern __shared__ __align__(128) char memory[];
-    __shared__ float exchange[2][STREAMS][1 + GRADIENT_STRIPS][4][EXCHANGED];  // the first of a stream stays zero
-    __shared__ float warp_values[STREAMS * GRADIENT_STRIPS];
-    for (int i = threadIdx.x; i < 2 * STREAMS * 4 * EXCHANGED; i += blockDim.x)
-        exchange[i / (STREAMS * 4 * EXCHANGED)][i / (4 * EXCHANGED) % STREAMS][0][i / EXCHANGED % 4][i % EXCHANGED] = 0;
-    const float weight_scale = store_transposed_weights(weight, reinterpret_cast<__half*>(memory), warp_values);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, n = lane / 4, q = lane % 4;
-    const int stream = warp / GRADIENT_STRIPS, own_strip = warp % GRADIENT_STRIPS, pair = pair_of(n);
-    const uint32_t weights = shared_address(memory) + lane * 16;
-    const uint32_t out = shared_address(memory) + INPUT_WEIGHT_BYTES + warp * CHANNELS * OUT_PITCH * 4;
-    const int left_lane = pair_of((pair - 1) & 7) * 4 + q, tiles = s.images / s.batch;
-    const int64_t end = first_row(s, blockIdx.x + 1), rest = static_cast<int64_t>(s.batch) * s.rows * s.strips * 256;
-    int parity = 0;
-    for (int64_t line = first_row(s, blockIdx.x); line < end;) {
-        const Segment segment = segment_at(s, line, end);
-        line += segment.count;
-        const int sample = segment.image / tiles, tile = segment.image % tiles, half = ceil_div(segment.count, STREAMS);
-        const int strip = tile * (GRADIENT_STRIPS - 1) + own_strip;
-        const int first = segment.start + stream * half, last = smaller(first + half, segment.start + segment.count);
-        const bool writes_below = last == s.rows && first < last, writes = tile == 0 || own_strip > 0;
-        const float scale = grad_out[sample] / (DELTA_SCALE * POOL_H * POOL_W) / weight_scale;
-        // The row before the first one gives its part of the first; the image's last stream writes what lies below its windows.
-        const int below = segment.start + segment.count == s.rows ? ceil_div(s.height, POOL_H) - s.rows : 0;
-        const uint2* from = deltas + (static_cast<int64_t>(sample) * s.rows * s.strips + strip) * 256 + q * 8 + n;
-        const auto load = [&](int row, int64_t part, uint4 (&a)[4]) {
-            const bool exists = first < last && row >= 0 && row < last && strip < s.strips;
-            const uint2* const at = from + part + static_cast<int64_t>(row) * s.strips * 256;
-            UNROLL for (int v = 0; v < 4; ++v) {
-                const uint2 none = make_uint2(0, 0), k0 = exists ? __ldcs(at + 64 * v) : none,
-                            k8 = exists ? __ldcs(at + 64 * v + 32) : none;
-                a[v] = make_uint4(k0.x, k0.y, k8.x, k8.y);
-            }
-        };
-        uint4 next[4], next_low[4];  // the operands of the next step
-        load(first - 1, 0, next);
-        if (STRICT) load(first - 1, rest, next_low);
-        float carry[larger(OVERLAP, 1)][KERNEL_W][4] = {};
-        UNROLL_1 for (int row = first - 1; row < first + half + below; ++row) {
-            float d[TAPS][4] = {};
-            UNROLL for (int v = 0; v < 4; ++v)
-                UNROLL for (int y = 0; y < KERNEL_H; ++y) {
-                    float(*const sums)[4] = d + y * KERNEL_W;
-                    const uint32_t from_row = weights + (v * TAPS + y * KERNEL_W) * 32 * 16;
-                    uint4 b[KERNEL_W];  // high and low parts
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) b[e] = ld_shared_v4(from_row + e * 32 * 16);
-                    if (STRICT)
-                        UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next_low[v], b[e].x, b[e].y);
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].z, b[e].w);
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].x, b[e].y);
-                }
-            load(row + 1, 0, next);
-            if (STRICT) load(row + 1, rest, next_low);
-            // rows[y][e]: what row y of x gets through column e of the kernel; [2 * member + channel].
-            float rows[KERNEL_H][KERNEL_W][4];
-            UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                UNROLL for (int i = 0; i < 4; ++i) {
-                    UNROLL for (int tap = e; tap < TAPS; tap += KERNEL_W) d[tap][i] *= scale;
-                    float above = d[e][i], later = 0;
-                    UNROLL for (int y = 0; y < KERNEL_H; ++y) {
-                        if (y > 0) above += d[y * KERNEL_W + e][i];
-                        rows[y][e][i] = y < OVERLAP ? above + carry[y][e][i] : above;
-                    }
-                    UNROLL for (int y = OVERLAP - 1; y >= 0; --y) {
-                        const float tap = d[(y + 1) * KERNEL_W + e][i];
-                        carry[y][e][i] = later = y == OVERLAP - 1 ? tap : later + tap;
-                    }
-                }
-            // What the next position's columns get: [row][2 * member + channel][column].
-            float edge[KERNEL_H][4][EDGES];
-            UNROLL for (int y = 0; y < KERNEL_H; ++y)
-                UNROLL for (int i = 0; i < 4; ++i)
-                    UNROLL for (int z = EDGE - 1; z >= 0; --z)
-                        edge[y][i][z] = z == EDGE - 1 ? rows[y][z + 1][i] : rows[y][z + 1][i] + edge[y][i][z + 1];
-            float* const mine = exchange[parity][stream][1 + own_strip][q];
-            if (pair == 7)
-                UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
-                    mine[i] = edge[i / (2 * EDGES)][2 + i / EDGES % 2][i % EDGES];
-            bar_sync(1 + stream, STREAM);
-            float from_left[KERNEL_H][2][EDGES];  // [row][channel][column], by the position on the left of the lane's first
-            UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
-                from_left[i / (2 * EDGES)][i / EDGES % 2][i % EDGES] =
-                    __shfl_sync(~0u, edge[i / (2 * EDGES)][2 + i / EDGES % 2][i % EDGES], left_lane);
-            if (pair == 0) {
-                const float* const left = exchange[parity][stream][own_strip][q];
-                UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
-                    from_left[i / (2 * EDGES)][i / EDGES % 2][i % EDGES] = left[i];
-            }
-            parity ^= 1;
-            const bool written = writes && row >= first && (row < last || writes_below);
-            UNROLL for (int y = 0; y < KERNEL_H; ++y) {
-                UNROLL for (int channel = 0; channel < 2; ++channel) {
-                    float v[2 * POOL_W];
-                    UNROLL for (int member = 0; member < 2; ++member)
-                        UNROLL for (int z = 0; z < POOL_W; ++z) {
-                            const float own = rows[y][smaller(z, KERNEL_W - 1)][2 * member + channel];
-                            const float before = v[member * POOL_W + larger(z - 1, 0)];
-                            v[member * POOL_W + z] = z == 0 ? own : z < KERNEL_W ? before + own : before;
-                        }
-                    UNROLL for (int z = 0; z < EDGE; ++z) {
-                        v[z] += from_left[y][channel][z];
-                        v[POOL_W + z] += edge[y][channel][z];
-                    }
-                    // Odd lanes' vectors go the other way round, so that the phases of a store touch all banks.
-                    UNROLL for (int i = 0; i < POOL_W / 2; ++i) {
-                        const int turn = n % 2 ? POOL_W / 2 - 1 - i : i;
-                        float e[4];
-                        UNROLL for (int k = 0; k < 4; ++k) e[k] = n % 2 ? v[4 * (POOL_W / 2 - 1 - i) + k] : v[4 * i + k];
-                        st_shared_v4(out + ((2 * q + channel) * OUT_PITCH + 2 * pair * POOL_W + 4 * turn) * 4, e);
-                    }
-                }
-                __syncwarp();
-                // The warp's rows, 16 bytes a lane. The last one is that of all FRESH rows.
-                const int copies = !written ? 0 : smaller(y == KERNEL_H - 1 ? FRESH : 1, s.height - row * POOL_H - y);
-                UNROLL for (int i = lane; i < CHANNELS * OUT_WIDTH / 4; i += 32) {
-                    const int c = i / (OUT_WIDTH / 4), column = i % (OUT_WIDTH / 4) * 4, at = strip * OUT_WIDTH + column;
-                    const uint4 v = ld_shared_v4(out + (c * OUT_PITCH + column) * 4);
-                    if (at >= s.width || c >= IN_CHANNELS) continue;
-                    const int64_t line = (static_cast<int64_t>(sample) * IN_CHANNELS + c) * s.height + row * POOL_H + y;
-                    float* to = grad_x + line * s.width + at;
-                    if (s.aligned) {
-                        UNROLL for (int copy = 0; copy < larger(FRESH, 1); ++copy, to += s.width)
-                            if (copy < copies) __stcs(reinterpret_cast<uint4*>(to), v);
-                    } else {
-                        UNROLL_1 for (int copy = 0; copy < copies; ++copy, to += s.width) {
-                            to[0] = __uint_as_float(v.x);
-                            if (at + 1 < s.width) to[1] = __uint_as_float(v.y);
-                            if (at + 2 < s.width) to[2] = __uint_as_float(v.z);
-                            if (at + 3 < s.width) to[3] = __uint_as_float(v.w);
-                        }
-                    }
-                }
-                __syncwarp();
-            }
-        }
-    }
-}
-#endif  // FITS_TENSOR_CORES
-
-#if !FITS_TENSOR_CORES
-// ---- all other shapes: right, but slow
-// A block has a sample, and takes one window at a time. `scratch` (batch, TERMS + OUT_CHANNELS): averages of x, then sigmoids'
-// derivatives. `deltas` (batch, OUT_CHANNELS, rows, columns), and t.gradients (batch, PARAMETERS), may be null.
-constexpr int PLAIN_THREADS = 256;
-__global__ void __launch_bounds__(PLAIN_THREADS)
-    plain_forward(const Tensors t, float* __restrict__ scratch, float* __restrict__ deltas, const Shape s) {
-    __shared__ double partial[PLAIN_THREADS];
-    const int thread = threadIdx.x;
-    const int64_t sample = blockIdx.x, windows = static_cast<int64_t>(s.rows) * s.columns;
-    float *const boxes = scratch + sample * (TERMS + OUT_CHANNELS), *const delta = boxes + TERMS;
-    double total = 0;
-    for (int64_t window = 0; window < windows; ++window) {
-        const int64_t top = window / s.columns * POOL_H, left = window % s.columns * POOL_W;
-        for (int i = thread; i < TERMS; i += PLAIN_THREADS) {
-            const int64_t row = (sample * IN_CHANNELS + i / TAPS) * s.height + top + i % TAPS / KERNEL_W;
-            const float* const from = t.x + row * s.width + left + i % KERNEL_W;
-            float sum = 0;
-            for (int y = 0; y < POOL_H; ++y)
-                for (int z = 0; z < POOL_W; ++z) sum += from[static_cast<int64_t>(y) * s.width + z];
-            boxes[i] = sum * (1.0f / (POOL_H * POOL_W));
-        }
-        __syncthreads();
-        for (int64_t o = thread; o < OUT_CHANNELS; o += PLAIN_THREADS) {
-            float sum = t.bias[o];
-            for (int i = 0; i < TERMS; ++i) sum = fmaf(t.weight[o * TERMS + i], boxes[i], sum);
-            const float sigmoid = 1 / (1 + expf(-sum));
-            total += sigmoid, delta[o] = sigmoid * (1 - sigmoid);
-            if (deltas) deltas[(sample * OUT_CHANNELS + o) * windows + window] = delta[o];
-        }
-        __syncthreads();
-        for (int64_t i = thread; t.gradients && i < PARAMETERS; i += PLAIN_THREADS) {
-            float& sum = t.gradients[sample * PARAMETERS + i];
-            sum = (window ? sum : 0) + (i < WEIGHTS ? delta[i / TERMS] * boxes[i % TERMS] : delta[i - WEIGHTS]);
-        }
-        __syncthreads();
-    }
-    partial[thread] = total;
-    __syncthreads();
-    if (thread > 0) return;
-    for (int i = 1; i < PLAIN_THREADS; ++i) total += partial[i];
-    t.sums[sample] = static_cast<float>(total);
-}
-
-// A thread has a value of x. Each tap gives it the gradients of all outputs at the window that holds it.
-__global__ void __launch_bounds__(PLAIN_THREADS)
-    plain_input_gradient(const float* __restrict__ deltas, const float* __restrict__ weight, const float* __restrict__ grad_out,
-                         float* __restrict__ grad_x, const Shape s) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, line = index / s.width;
-    const int64_t column = index % s.width, row = line % s.height, c = line / s.height % IN_CHANNELS;
-    const int64_t sample = line / s.height / IN_CHANNELS, windows = static_cast<int64_t>(s.rows) * s.columns;
-    if (sample >= s.batch) return;
-    float sum = 0;
-    for (int tap = 0; tap < TAPS; ++tap) {
-        const int64_t y = row - tap / KERNEL_W, z = column - tap % KERNEL_W;
-        if (y < 0 || z < 0 || y / POOL_H >= s.rows || z / POOL_W >= s.columns) continue;
-        const float* const delta = deltas + sample * OUT_CHANNELS * windows + y / POOL_H * s.columns + z / POOL_W;
-        for (int64_t o = 0; o < OUT_CHANNELS; ++o) sum = fmaf(weight[o * TERMS + c * TAPS + tap], delta[o * windows], sum);
-    }
-    grad_x[index] = sum * grad_out[sample] * (1.0f / (POOL_H * POOL_W));
-}
-
-#endif
-
-// ---- sums over segments, and over samples
+// out[sample] = the sum of its segments' sums, a warp each.
 DEVICE int block_of(const Shape& s, int64_t row) {  // which has a row of the line
-    return static_cast<int>(((row + 1) * s.blocks - 1) / (static_cast<int64_t>(s.images) * s.rows));
+    return static_cast<int>(((row + 1) * s.blocks - 1) / (static_cast<int64_t>(s.batch) * s.rows));
 }
-
-// sums[image][k] = the sum of its segments' terms[slot][k]. With `factors` there is one sum, that of factors[i] * terms[i][k]
-// over the images. The last `tail_size` of a sum go to `tail`.
-constexpr int SUM_WIDTH = 32, SUM_PARTS = 8;
-__global__ void __launch_bounds__(SUM_WIDTH * SUM_PARTS)
-    sum_terms(const float* __restrict__ factors, const float* __restrict__ terms, float* __restrict__ sums,
-              float* __restrict__ tail, int size, int tail_size, const Shape s) {
-    __shared__ double part_sums[SUM_PARTS][SUM_WIDTH];
-    const int chunks = ceil_div(size, SUM_WIDTH), part = threadIdx.x / SUM_WIDTH, lane = threadIdx.x % SUM_WIDTH;
-    const int64_t image = blockIdx.x / chunks;
-    const int k = blockIdx.x % chunks * SUM_WIDTH + lane;
-    const int64_t first = factors ? 0 : image + block_of(s, image * s.rows);
-    const int64_t last = factors ? s.images - 1 : image + block_of(s, (image + 1) * s.rows - 1);
+__global__ void __launch_bounds__(32) add_segments(const float* __restrict__ sums, float* __restrict__ out, const Shape s) {
+    const int64_t sample = blockIdx.x, row = sample * s.rows;
+    const int64_t first = sample + block_of(s, row), last = sample + block_of(s, row + s.rows - 1);
     double sum = 0;
-    if (k < size)
-#pragma unroll 8
-        for (int64_t i = first + part; i <= last; i += SUM_PARTS) sum += (factors ? factors[i] : 1.0) * terms[i * size + k];
-    part_sums[part][lane] = sum;
-    __syncthreads();
-    if (part > 0 || k >= size) return;
-    for (int other = 1; other < SUM_PARTS; ++other) sum += part_sums[other][lane];
-    if (k < size - tail_size) sums[image * (size - tail_size) + k] = static_cast<float>(sum);
-    else tail[k - (size - tail_size)] = static_cast<float>(sum);
+    for (int64_t i = first + threadIdx.x; i <= last; i += 32) sum += sums[i];
+    for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+    if (threadIdx.x == 0) out[sample] = static_cast<float>(sum);
 }
 
-// ---- launchers
-struct Arguments {  // the same in the binding
-    const float *x, *weight, *bias;
-    int64_t batch, height, width;
-    bool strict;
-    cudaStream_t stream;
-};
-
-static Shape make_shape(const Arguments& a, const float* x, int tiles) {
-    int device = 0, sm_count = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    Shape s = {};
-    s.batch = static_cast<int>(a.batch), s.height = static_cast<int>(a.height), s.width = static_cast<int>(a.width);
-    s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
-    s.images = s.batch * tiles, s.strips = ceil_div(s.columns, 16);
-    s.aligned = s.width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    // As many blocks as SMs, or as images where that keeps 95% of the SMs busy: whole images need no
-    // second pass over their segments' sums.
-    const int64_t waves = (s.images + sm_count - 1) / sm_count, whole = (s.images + waves - 1) / waves;
-    const int64_t rows = static_cast<int64_t>(s.images) * s.rows;
-    s.blocks = static_cast<int>(rows < sm_count ? rows : sm_count);
-    if (s.images % whole == 0 && whole * 20 >= 19 * static_cast<int64_t>(sm_count)) s.blocks = static_cast<int>(whole);
-    return s;
-}
-
-static void launch_sum_terms(const float* factors, const float* terms, float* sums, float* tail, int size, int tail_size,
-                             const Shape& s, cudaStream_t stream) {
-    const int64_t blocks = static_cast<int64_t>(factors ? 1 : s.images) * ceil_div(size, SUM_WIDTH);
-    sum_terms<<<static_cast<unsigned>(blocks), SUM_WIDTH * SUM_PARTS, 0, stream>>>(factors, terms, sums, tail, size, tail_size,
-                                                                                   s);
-}
-
-// The gradients of weight and bias: those of the samples, weighted by `factors`.
-void launch_weighted_sum(const float* factors, const float* terms, float* weight, float* bias, int64_t batch,
-                         cudaStream_t stream) {
-    Shape s = {};
-    s.images = static_cast<int>(batch);
-    launch_sum_terms(factors, terms, weight, bias, PARAMETERS, OUT_CHANNELS, s, stream);
-}
-
-#if FITS_TENSOR_CORES
-// As many warps as fit, in fours. FEW have all registers, and their weights there.
-template <bool STRICT, bool TRAINING, bool FEW>
+// ---- launches
+// As many warps as fit into `limit` bytes of shared memory, in fours.
+template <bool STRICT, bool FEW>
 static cudaError_t launch(Shape s, const Tensors& tensors, int limit, cudaStream_t stream) {
-    using K = Kernel<STRICT, TRAINING, FEW>;
+    using K = Kernel<STRICT, FEW>;
     const auto bytes = [](int warps) { return K::pipelines(warps) + warps * PIPELINE_BYTES; };
     s.warps = K::MOST_WARPS;
     while (s.warps > (FEW ? GROUP : 2 * GROUP) && bytes(s.warps) > limit) s.warps -= GROUP;
-    if (!FEW && bytes(s.warps) > limit) return launch<STRICT, TRAINING, true>(s, tensors, limit, stream);
-    const auto kernel = conv_pool_sum<STRICT, TRAINING, FEW>;
+    if (!FEW && bytes(s.warps) > limit) return launch<STRICT, true>(s, tensors, limit, stream);
+    const auto kernel = conv_pool_sum<STRICT, FEW>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes(s.warps));
-    if (error == cudaSuccess) kernel<<<s.blocks, s.warps * 32, bytes(s.warps), stream>>>(s, tensors);
-    return error;
+    if (error != cudaSuccess) return error;
+    kernel<<<s.blocks, s.warps * 32, bytes(s.warps), stream>>>(s, tensors);
+    return cudaGetLastError();
 }
 
-// Floats of scratch: the sums of all segments, where a sample has several.
-int64_t count_scratch(const Arguments& a, bool training) {
-    const Shape s = make_shape(a, a.x, 1);
-    return s.images % s.blocks ? static_cast<int64_t>(s.images + s.blocks) * (training ? 1 + PARAMETERS : 1) : 0;
-}
-
-// `gradients` (batch, PARAMETERS) and `deltas` may be null. Low parts of the deltas are written where there is room for them.
-cudaError_t launch_forward(const Arguments& a, float* scratch, float* out, float* gradients, void* deltas, bool low_deltas) {
-    const Shape s = make_shape(a, a.x, 1);
-    const bool split = s.images % s.blocks;
-    float* const scratch_gradients = scratch + s.images + s.blocks;
-    const Tensors tensors = {a.x, a.weight, a.bias, split ? scratch : out, split ? scratch_gradients : gradients,
-                             static_cast<uint4*>(deltas), low_deltas};
-    int device = 0, limit = 0;
+// scratch: a float for each sample and SM, where blocks share samples.
+extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
+                                    int64_t batch, int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
+    int device = 0, sm_count = 0, limit = 0;
     cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (SHARED_LIMIT_KB > 0) limit = smaller(limit, SHARED_LIMIT_KB * 1024);
-    const auto run = gradients ? a.strict ? launch<true, true, true> : launch<false, true, false>
-                     : a.strict ? launch<true, false, false> : launch<false, false, false>;
-    const cudaError_t error = run(s, tensors, limit - STATIC_BYTES, a.stream);
+    Shape s = {static_cast<int>(batch), static_cast<int>(height), static_cast<int>(width)};
+    s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
+    s.strips = ceil_div(s.columns, STRIP), s.aligned = s.width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    // As many blocks as SMs, or as samples where that keeps 95% of the SMs busy: whole samples need no add_segments.
+    const int waves = ceil_div(s.batch, sm_count), whole = ceil_div(s.batch, waves);
+    const int64_t rows = batch * s.rows;
+    s.blocks = static_cast<int>(rows < sm_count ? rows : sm_count);
+    if (s.batch % whole == 0 && whole * 20 >= 19 * sm_count) s.blocks = whole;
+    const bool split = s.batch % s.blocks;
+    const Tensors tensors = {x, weight, bias, split ? scratch : out};
+    const auto run = strict ? launch<true, false> : launch<false, false>;
+    const cudaError_t error = run(s, tensors, limit - STATIC_BYTES, stream);
     if (error != cudaSuccess || !split) return error;
-    launch_sum_terms(nullptr, scratch, out, nullptr, 1, 0, s, a.stream);
-    if (gradients) launch_sum_terms(nullptr, scratch_gradients, gradients, nullptr, PARAMETERS, 0, s, a.stream);
-    return error;
-}
-
-cudaError_t launch_input_gradient(const Arguments& a, const void* deltas, const float* grad_out, float* grad_x) {
-    const int strips = static_cast<int>((a.width + OUT_WIDTH - 1) / OUT_WIDTH), more = GRADIENT_STRIPS - 1;
-    const Shape s = make_shape(a, grad_x, strips <= GRADIENT_STRIPS ? 1 : (strips - 2) / more + 1);
-    const auto kernel = a.strict ? input_gradient<true> : input_gradient<false>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, INPUT_GRADIENT_BYTES);
-    if (error == cudaSuccess)
-        kernel<<<s.blocks, gradient_streams(a.strict) * STREAM, INPUT_GRADIENT_BYTES, a.stream>>>(
-            static_cast<const uint2*>(deltas), a.weight, grad_out, grad_x, s);
-    return error;
-}
-#else
-int64_t count_scratch(const Arguments& a, bool) { return a.batch * (TERMS + OUT_CHANNELS); }
-
-cudaError_t launch_forward(const Arguments& a, float* scratch, float* out, float* gradients, void* deltas, bool) {
-    const Tensors tensors = {a.x, a.weight, a.bias, out, gradients, nullptr, false};
-    const Shape s = make_shape(a, a.x, 1);
-    plain_forward<<<s.batch, PLAIN_THREADS, 0, a.stream>>>(tensors, scratch, static_cast<float*>(deltas), s);
-    return cudaSuccess;
-}
-
-cudaError_t launch_input_gradient(const Arguments& a, const void* deltas, const float* grad_out, float* grad_x) {
-    const Shape s = make_shape(a, grad_x, 1);
-    const int64_t blocks = (a.batch * IN_CHANNELS * a.height * a.width + PLAIN_THREADS - 1) / PLAIN_THREADS;
-    const float* const all = static_cast<const float*>(deltas);
-    plain_input_gradient<<<static_cast<unsigned>(blocks), PLAIN_THREADS, 0, a.stream>>>(all, a.weight, grad_out, grad_x, s);
-    return cudaSuccess;
+    add_segments<<<s.batch, 32, 0, stream>>>(scratch, out, s);
+    return cudaGetLastError();
 }
 #endif
 """
 
-BINDING = r"""
-#include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-#include <torch/version.h>
 
-#include <optional>
-#include <string>
-#include <tuple>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-template <class... Parts>
-static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-struct Arguments {
-    const float *x, *weight, *bias;
-    int64_t batch, height, width;
-    bool strict;
-    cudaStream_t stream;
-};
-int64_t count_scratch(const Arguments&, bool training);
-cudaError_t launch_forward(const Arguments&, float* scratch, float* out, float* gradients, void* deltas, bool low_deltas);
-cudaError_t launch_input_gradient(const Arguments&, const void* deltas, const float* grad_out, float* grad_x);
-void launch_weighted_sum(const float* factors, const float* terms, float* weight, float* bias, int64_t batch, cudaStream_t);
-
-constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W, PARAMETERS = WEIGHTS + OUT_CHANNELS;
-
-static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
-    bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
-    for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits,
-                message("conv_pool_sigmoid_sum: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                        " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device()));
-}
-
-static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device() == expected.device(),
-                message("conv_pool_sigmoid_sum: expected all on ", expected.device(), ", got ", name, " on ", tensor.device()));
-}
-
-// The arguments of all passes over the input, checked, as the kernels take them. The guard holds while this lives.
-struct Call {
-    at::Tensor x, weight, bias;
-    c10::cuda::CUDAGuard guard;
-    Arguments arguments;
-    int64_t deltas_of_sample;  // in fp16 values, the derivatives of all sigmoids, as the kernels lay them out
-
-    Call(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in, at::IntArrayRef pool)
-        : guard(checked(x_in, weight_in, bias_in, pool)) {
-        x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
-        // As PyTorch's convolutions read it: one setting for all operations before PyTorch 2.9.
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
-        const bool strict = !at::globalContext().allowTF32CuDNN();
-#elif TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 9
-        const bool strict = !at::globalContext().allowTF32CuDNN("conv");
-#else
-        const bool strict = !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-#endif
-        arguments = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), x.size(0),
-                     x.size(2), x.size(3), strict, c10::cuda::getCurrentCUDAStream()};
-        const int64_t rows = (x.size(2) - KERNEL_H + 1) / POOL_H, columns = (x.size(3) - KERNEL_W + 1) / POOL_W;
-        deltas_of_sample = FITS_TENSOR_CORES ? rows * ((columns + 15) / 16) * 1024 : 2 * OUT_CHANNELS * rows * columns;
-        int capability = 0;
-        C10_CUDA_CHECK(cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, x.get_device()));
-        TORCH_CHECK(capability >= 8,
-                    message("conv_pool_sigmoid_sum v4: expected a GPU of compute capability 8.0 or later, got ", capability,
-                            ".x, on which v3_box_sums runs"));
-    }
-
-    static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
-        check("x", x, {-1, IN_CHANNELS, -1, -1});
-        check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
-        check("bias", bias, {OUT_CHANNELS});
-        check_device(x, "weight", weight);
-        check_device(x, "bias", bias);
-        TORCH_CHECK(pool == at::IntArrayRef({POOL_H, POOL_W}),
-                    message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
-                            pool));
-        TORCH_CHECK(x.size(2) >= KERNEL_H + POOL_H - 1 && x.size(3) >= KERNEL_W + POOL_W - 1,
-                    message("conv_pool_sigmoid_sum: an image of ", x.size(2), " x ", x.size(3),
-                            " is too small for a kernel of ", KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_H,
-                            " x ", POOL_W));
-        TORCH_CHECK(x.size(0) * std::max(x.size(2), PARAMETERS / 32 + 1) < 1ll << 31 && x.numel() < 1ll << 39,
-                    message("conv_pool_sigmoid_sum: a tensor of shape ", x.sizes(), " needs more blocks than a grid has"));
-        return x.device();
-    }
-
-    at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
-
-    // Vectors of eight values are counted in 32 bits.
-    at::Tensor empty_deltas(bool keep, int64_t parts) const {
-        const bool kept = keep && x.size(0) * deltas_of_sample < 1ll << 35;
-        return at::empty({kept ? parts * x.size(0) : 0, deltas_of_sample}, x.options().dtype(at::kHalf));
-    }
-
-    // Writes each sample's output, and where they are given its gradients of the parameters and what input_grad needs.
-    void run(const at::Tensor& out, const at::Tensor* grads, const at::Tensor* deltas) const {
-        if (x.size(0) == 0) return;
-        const at::Tensor scratch = empty({count_scratch(arguments, grads)});
-        C10_CUDA_CHECK(launch_forward(arguments, scratch.mutable_data_ptr<float>(), out.mutable_data_ptr<float>(),
-                                      grads ? grads->mutable_data_ptr<float>() : nullptr,
-                                      deltas && deltas->numel() ? deltas->mutable_data_ptr() : nullptr,
-                                      deltas && deltas->size(0) > x.size(0)));
-        C10_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-};
-
-at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
-    const Call call(x, weight, bias, pool);
-    at::Tensor out = call.empty({x.size(0)});
-    call.run(out, nullptr, nullptr);
-    return out;
-}
-
-// Also each sample's gradients of the parameters, and, if `keep`, what the gradient of x needs.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_parameter_grads(const at::Tensor& x, const at::Tensor& weight,
-                                                                            const at::Tensor& bias, at::IntArrayRef pool,
-                                                                            bool keep) {
-    const Call call(x, weight, bias, pool);
-    at::Tensor out = call.empty({x.size(0)}), grads = call.empty({x.size(0), PARAMETERS}), deltas = call.empty_deltas(keep, 1);
-    call.run(out, &grads, &deltas);
-    return {out, grads, deltas};
-}
-
-// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out. `x` is for autograd,
-// which has to know that they depend on it, to refuse second derivatives.
-std::tuple<at::Tensor, at::Tensor> weighted_sum(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
-                                                const at::Tensor& weight, const at::Tensor& bias,
-                                                const std::optional<at::Tensor>& x) {
-    check("grads", grads_in, {-1, PARAMETERS});
-    check("grad_out", grad_out_in, {grads_in.size(0)});
-    check_device(grads_in, "grad_out", grad_out_in);
-    check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
-    check("bias", bias, {OUT_CHANNELS});
-    const c10::cuda::CUDAGuard guard(grads_in.device());
-    const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous();
-    at::Tensor grad_weight = at::empty(weight.sizes(), grads.options()), grad_bias = at::empty(bias.sizes(), grads.options());
-    launch_weighted_sum(grad_out.const_data_ptr<float>(), grads.const_data_ptr<float>(), grad_weight.mutable_data_ptr<float>(),
-                        grad_bias.mutable_data_ptr<float>(), grads.size(0), c10::cuda::getCurrentCUDAStream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return {grad_weight, grad_bias};
-}
-
-// `deltas` are what forward_with_parameter_grads kept. In strict mode the tensor cores need their low parts, too: then they are
-// computed again, as where nothing was kept.
-at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& deltas, at::IntArrayRef pool) {
-    const Call call(x, weight, bias, pool);
-    check("grad_out", grad_out_in, {x.size(0)});
-    check_device(x, "grad_out", grad_out_in);
-    TORCH_CHECK(deltas.scalar_type() == at::kHalf && deltas.device() == x.device() && deltas.dim() == 2 &&
-                    (deltas.size(0) == 0 || deltas.size(0) == x.size(0)) && deltas.size(1) == call.deltas_of_sample,
-                message("conv_pool_sigmoid_sum: expected deltas of this x's forward pass, float16 of shape (", x.size(0),
-                        " or 0, ", call.deltas_of_sample, ") on ", x.device(), "; got ", deltas.scalar_type(), " of shape ",
-                        deltas.sizes(), " on ", deltas.device()));
-    const at::Tensor grad_out = grad_out_in.contiguous();
-    at::Tensor grad_x = call.empty(x.sizes()), kept = deltas.contiguous();
-    if (x.size(0) == 0) return grad_x;
-    const bool with_low_parts = FITS_TENSOR_CORES && call.arguments.strict;
-    if (with_low_parts || kept.numel() == 0) {
-        kept = call.empty_deltas(true, with_low_parts ? 2 : 1);
-        TORCH_CHECK(kept.numel() > 0, "conv_pool_sigmoid_sum: the batch is too large for a gradient of x");
-        const at::Tensor grads = call.empty({x.size(0), PARAMETERS});
-        call.run(call.empty({x.size(0)}), &grads, &kept);
-    }
-    C10_CUDA_CHECK(launch_input_gradient(call.arguments, kept.const_data_ptr(), grad_out.const_data_ptr<float>(),
-                                         grad_x.mutable_data_ptr<float>()));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return grad_x;
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", {at::Tag::pt2_compliant_tag});
-    m.def("forward_with_parameter_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool, bool keep) -> "
-          "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad_out, Tensor x, Tensor weight, Tensor bias, Tensor deltas, int[2] pool) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias, Tensor? x) -> (Tensor, Tensor)",
-          {at::Tag::pt2_compliant_tag});
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("forward", &forward);
-    m.impl("forward_with_parameter_grads", &forward_with_parameter_grads);
-    m.impl("input_grad", &input_grad);
-    m.impl("weighted_sum", &weighted_sum);
-}
-"""
+capability = functools.lru_cache(maxsize=None)(torch.cuda.get_device_capability)
 
 
-def fits_tensor_cores(in_channels, out_channels, kernel_h, kernel_w, pool_h, pool_w):
-    """Which shapes the tensor-core kernels take, in images of any size; the plain ones take the others."""
-    return (
-        (in_channels <= 8 and out_channels <= 64 and kernel_h * kernel_w <= 9)
-        and (kernel_h <= pool_h + 1 and kernel_w <= pool_w + 1)
-        and (pool_w % 2 == 0 and pool_w <= 8 and pool_h * pool_w <= 16)
-    )
+def is_strict():
+    """Return whether PyTorch's settings forbid TF32 in convolutions."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
+    return convolutions.fp32_precision != "tf32" if convolutions else not torch.backends.cudnn.allow_tf32
 
 
-def register(namespace):
-    """Shapes for torch.compile, and autograd."""
-    operators = getattr(torch.ops, namespace)
-
-    @torch.library.register_fake(f"{namespace}::forward")
-    def forward(x, weight, bias, pool):
-        return x.new_empty(x.shape[0])
-
-    @torch.library.register_fake(f"{namespace}::forward_with_parameter_grads")
-    def forward_with_parameter_grads(x, weight, bias, pool, keep):
-        (batch, _, height, width), (outputs, channels, kernel_h, kernel_w), (pool_h, pool_w) = x.shape, weight.shape, pool
-        rows, columns = (height - kernel_h + 1) // pool_h, (width - kernel_w + 1) // pool_w
-        fits = fits_tensor_cores(channels, outputs, kernel_h, kernel_w, pool_h, pool_w)
-        deltas = rows * ((columns + 15) // 16) * 1024 if fits else 2 * outputs * rows * columns
-        kept = batch if keep and batch * deltas < 2**35 else 0
-        grads = x.new_empty(batch, weight.numel() + bias.numel())
-        return x.new_empty(batch), grads, x.new_empty(kept, deltas, dtype=torch.float16)
-
-    @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad_out, x, weight, bias, deltas, pool):
-        return x.new_empty(x.shape)
-
-    @torch.library.register_fake(f"{namespace}::weighted_sum")
-    def weighted_sum(grad_out, grads, weight, bias, x):
-        return weight.new_empty(weight.shape), bias.new_empty(bias.shape)
-
-    def save(ctx, inputs, output):
-        x, weight, bias, ctx.pool, _ = inputs
-        needs_x = ctx.needs_input_grad[0]
-        ctx.save_for_backward(x if needs_x else None, weight, bias, output[1], output[2] if needs_x else None)
-        ctx.mark_non_differentiable(output[1], output[2])
-
-    def backward(ctx, grad_out, *_):
-        x, weight, bias, grads, deltas = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_x = operators.input_grad(grad_out, x, weight, bias, deltas, ctx.pool) if needs_x else None
-        grad_weight, grad_bias = operators.weighted_sum(grad_out, grads, weight, bias, x)
-        return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented; nor has forward a derivative")
-
-    name = f"{namespace}::forward_with_parameter_grads"
-    torch.library.register_autograd(name, backward, setup_context=save)
-    for name in ("forward", "input_grad", "weighted_sum"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
+def conv_pool_sum(kernels, x, weight, bias, pool):
+    kernel = kernels.KERNEL_H, kernels.KERNEL_W
+    check(kernels, "x", x, x, (-1, kernels.IN_CHANNELS, -1, -1))
+    check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, *kernel))
+    check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
+    batch, _, height, width = x.shape
+    if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
+        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+    if batch * height >= 2**31 or x.numel() >= 2**39:
+        raise RuntimeError(f"{NAME}: a tensor of shape {list(x.shape)} needs more blocks than a grid has")
+    if x.is_cuda and capability(x.get_device()) < (8, 0):
+        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_box_sums runs on others")
+    if not kernels.is_served():
+        limits = "at most 8 channels in and 64 out, 9 taps, windows of an even width up to 8 and at most 16 pixels"
+        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}, no kernel wider than its window and one more")
+        return original(x, weight, bias, pool)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
+    if batch:
+        scratch = x.new_empty(batch + 1024)  # no GPU has as many SMs
+        launch(kernels.launch_conv_pool_sum, x, weight, bias, scratch, out, batch, height, width, is_strict())
+    return out
 
 
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+def original(x, weight, bias, pool):
+    """The gradient is PyTorch's: it takes the tensor that the forward pass avoids, 4.8 GB. training_tensor_core has its own."""
+    return torch.sigmoid(nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)).sum(dim=(1, 2, 3))
+
+
+class ModelNew(nn.Module):
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    shared_limit_kb = SHARED_LIMIT_KB
+    sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", conv_pool_sum, original
+
+    def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
+        self.avg_pool = nn.AvgPool2d(pool_kernel_size)
+
+    @torch.compiler.assume_constant_result
+    def namespace(self):
+        (kernel_h, kernel_w), pool = self.conv.kernel_size, self.avg_pool.kernel_size
+        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
+        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
+        sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
+        return build(*self.sources, **channels, **sizes, SHARED_LIMIT_KB=self.shared_limit_kb)
+
+    def operands(self, x):
+        return x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+
+    def forward(self, x):
+        return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 
 
 @functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
+def build(name, text, schema, forward, original, flags=(), **constants):
+    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
 
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
+    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
+    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch. An edit of any of these gives another
+    namespace, so that a notebook's cell can be run again. Raises what load_inline raises, and RuntimeError before PyTorch 2.4.
     """
     from torch.utils import cpp_extension
 
@@ -1362,96 +727,148 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     def fingerprint(code):  # of a function: all but the place where it was written
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    is_cuda, load = "__global__" in text, cpp_extension.load_inline
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
+    functions = fingerprint(forward.__code__), fingerprint(original.__code__)
+    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if is_cuda:
+        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    else:
+        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
 
     operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
+    with LOADING:
+        if not getattr(operators, "registered", None):
             if not shutil.which("ninja"):  # in a virtual environment that is not activated
                 os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
             try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
+                path = load(namespace, is_python_module=False, **options)
             except BaseException:  # an interrupted or failed build would count as done when the same text is run again
                 cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
                 raise
-            register(namespace)
-            operators.registered = True
+            if not path:  # from some releases
+                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
+            kernels = ctypes.CDLL(path)
+            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
+            vars(kernels).update(constants, device=device)
+            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
+            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+                if hasattr(kernels, function):  # the text may leave it out for these constants
+                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
+                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
+                    getattr(kernels, function).restype = types[result]
+            operators.registered = register(namespace, schema, functools.partial(forward, kernels), original)
     return namespace
 
 
-class ModelNew(nn.Module):
-    sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
-    fits, shared_limit_kb = staticmethod(fits_tensor_cores), SHARED_LIMIT_KB
+def register(namespace, schema, forward, original):
+    """Define the operator for every device, so that forward's checks see them all; its gradient is PyTorch's."""
 
-    def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
-        self.avg_pool = nn.AvgPool2d(pool_kernel_size)
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
+            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
+            return below_autograd(keys, *arguments)
 
-    @torch.compiler.assume_constant_result
-    def namespace(self):
-        pool = self.avg_pool.kernel_size
-        pool = (pool, pool) if isinstance(pool, int) else pool
-        sizes = self.conv.in_channels, self.conv.out_channels, *self.conv.kernel_size, *pool
-        constants = dict(zip(("IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "POOL_H", "POOL_W"), sizes, strict=True))
-        fits = int(self.fits(*sizes))
-        return build(*self.sources, **constants, FITS_TENSOR_CORES=fits, SHARED_LIMIT_KB=self.shared_limit_kb)
+        @staticmethod
+        def backward(ctx, grad):
+            again = torch.is_grad_enabled()  # create_graph
+            with torch.enable_grad():
+                # Views, so that each gradient is a partial one where an argument depends on another.
+                given = iter([t.view_as(t) if again else t.detach().requires_grad_() for t in ctx.saved_tensors])
+                arguments = [next(given) if other is None else other for other in ctx.others]
+                wanted = [each for each, needs in zip(arguments, ctx.needs_input_grad[1:], strict=True) if needs]
+                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+            return None, *[next(found) if needs else None for needs in ctx.needs_input_grad[1:]]
 
-    def forward(self, x):
-        operators = getattr(torch.ops, self.namespace())
-        weight, bias, pool = self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
-            return operators.forward_with_parameter_grads(x, weight, bias, pool, x.requires_grad)[0]
-        return operators.forward(x, weight, bias, pool)
+    def below_autograd(keys, *arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys, *arguments)
+
+    def autograd(keys, *arguments):
+        keys = keys & torch._C._after_autograd_keyset
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return Gradient.apply(keys, *arguments)
+        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
+            return forward(*arguments)
+        return below_autograd(keys, *arguments)
+
+    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor is float32 and beside `place`, where the kernels run, of this shape (-1: any)."""
+    fits = tensor.dtype is torch.float32 and tensor.device == place.device and tensor.device.type == kernels.device
+    sizes = [size if wanted < 0 else wanted for size, wanted in zip(tensor.shape, shape, strict=False)]
+    if not fits or len(shape) != tensor.dim() or tensor.shape != torch.Size(sizes):
+        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)} (-1: any)"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}, all on one device; got {got}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
+    place = arguments[0]
+    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
+    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
+        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
+    elif place.get_device() == torch.cuda.current_device():
+        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    else:
+        with torch.cuda.device(place.device):
+            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    if code:
+        words = torch.cuda.CudaError(code) if place.is_cuda else code
+        raise RuntimeError(f"{function.__name__}: CUDA error: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called: the innermost one that is neither PyTorch's nor this file's."""
+    frame, level = sys._getframe(), 1
+    skipped = os.path.dirname(torch.__file__), frame.f_code.co_filename
+    while frame.f_back and frame.f_code.co_filename.startswith(skipped):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def main():
     from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
-    if not (emulated or torch.cuda.is_available()):
+    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
+    if not (emulated or on_cpu or torch.cuda.is_available()):
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew(8, 64, 3, 4).to("cpu" if emulated else "cuda")
-    x = torch.randn(3, 8, 45, 64) if emulated else torch.randn(128, 8, 384, 384, device="cuda")
-
-    def plain(x):
-        return torch.sigmoid(model.avg_pool(model.conv(x))).sum(dim=(1, 2, 3))
-
-    def milliseconds(function):  # of 20 calls in a row, on average
-        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
-
+    arguments, shape, small, limit = EXAMPLE
+    device = "cpu" if emulated or on_cpu else "cuda"
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
         model.double()
-        exact = torch.cat([plain(part.double()) for part in x.split(16)])
+        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
         model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 2e-2  # TF32 is off by up to 9e-3
+        error = ((model(x) - exact).abs().max() / exact.std()).item()
         verdict = "right" if error <= limit else "wrong"
         print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated:
-            print(f"under the emulator, which tells no times, on an input of {tuple(x.shape)}")
-        elif verdict == "wrong":
-            print("not timed")
-        else:
-            print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(plain):.3f} ms")
+        if emulated or verdict == "wrong":
+            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
+        functions = model, lambda x: original(*model.operands(x))
+        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
+        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
 
 
 if __name__ == "__main__":

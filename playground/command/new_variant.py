@@ -14,7 +14,7 @@ from playground import catalog
 from playground.catalog import CatalogError
 
 TEMPLATES = Path(__file__).parent / "templates"
-EXEMPLAR = catalog.KERNELS / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"  # has the `build` that all files share
+EXEMPLAR = catalog.KERNELS / "alexnet_conv1" / "v1_direct.py"  # has the `build` that all files share
 # A docstring's beginning: title and first paragraphs, up to the first heading, which has an indented text below.
 BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S.*\n {4}\S)', re.DOTALL)
 START = '''"""{model}, {number}: a start, the kernel of {parent}, to be changed.

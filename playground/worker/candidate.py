@@ -387,6 +387,8 @@ class Candidate(Clocked):
     def _synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+        elif self.emulator:
+            self.emulator.raise_kept()
 
 
 def _not_contiguous(gradient):

@@ -12,6 +12,7 @@ import project_variants
 import pytest
 
 from playground import catalog
+from playground.command import shared_text
 
 FILES = sorted(catalog.KERNELS.glob("*/*.py"))
 VARIANTS = pytest.mark.parametrize("model, variant", project_variants.variants())
@@ -62,13 +63,30 @@ def build_text(path):
 
 
 def test_build_is_the_same_text_everywhere():
-    exemplar = catalog.KERNELS / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"
+    exemplar = catalog.KERNELS / "alexnet_conv1" / "v1_direct.py"
     expected = build_text(exemplar)
     assert expected.startswith("BUILDING = ")
-    different = [str(path.relative_to(catalog.ROOT)) for path in FILES if build_text(path) != expected]
+    others = [path for path in FILES if shared_text.FIRST_LINE not in path.read_text(encoding="utf-8")]
+    different = [str(path.relative_to(catalog.ROOT)) for path in others if build_text(path) != expected]
     assert not different, (
         f"copy `BUILDING` and `build` of {exemplar.relative_to(catalog.ROOT)} into these, unchanged: {different}"
     )
+
+
+def test_what_all_files_write_alike_is_the_same_text():
+    different = [str(path.relative_to(catalog.ROOT)) for path in shared_text.different()]
+    assert not different, f"python -m playground.command.shared_text writes it into {different}"
+
+
+@pytest.mark.parametrize(
+    "edit", [("stacklevel=level", "stacklevel=2"), ("within 1 ulp", "within 2 ulp"), ('"=f"(power)', '"+f"(power)')]
+)
+def test_a_text_that_differs_is_found_and_mended(edit):
+    text = "\n\n".join([*shared_text.device_functions().values(), shared_text.tail()])
+    assert shared_text.as_shared(text) == text
+    edited = text.replace(*edit)
+    assert edited != text
+    assert shared_text.as_shared(edited) == text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -60,9 +60,11 @@ inline const char* cudaGetErrorString(cudaError_t error) {
 #undef EMULATOR_CASE
     return "unrecognized error code";
 }
-// What goes wrong in a launch or a copy is a finding, not a code that later calls return.
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+// What goes wrong in a launch or a copy is a finding, which is raised at once. Where it is kept, for a caller in C, every
+// question answers that there is one.
+extern "C" int emulator_finding_pending();
+inline cudaError_t cudaGetLastError() { return emulator_finding_pending() ? cudaErrorLaunchFailure : cudaSuccess; }
+inline cudaError_t cudaPeekAtLastError() { return cudaGetLastError(); }
 
 // ---- streams
 struct CUstream_st {

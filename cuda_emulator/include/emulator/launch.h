@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <utility>
 
+extern "C" void emulator_keep_findings(int change);
+
 namespace emulator {
 
 // A literal 0 or NULL among a launch's arguments: it must still convert to a pointer after it has been handed on.
@@ -27,8 +29,19 @@ const void* kernel_key(F* function) {
 }
 inline const void* kernel_key(std::nullptr_t) { return nullptr; }  // a kernel whose template arguments are deduced
 
+// Nothing can be thrown through a library that has only C functions: its callers are ctypes, cffi and the like.
+#ifdef EMULATOR_C_LIBRARY
+struct KeptFindings {
+    KeptFindings() { emulator_keep_findings(1); }
+    ~KeptFindings() { emulator_keep_findings(-1); }
+};
+#else
+struct KeptFindings {};
+#endif
+
 template <class Call, class... Arguments>
 void launch(const char* name, int line, const void* kernel, const LaunchConfig& config, Call call, Arguments... arguments) {
+    [[maybe_unused]] const KeptFindings kept{};
     using Pack = std::tuple<Call, Arguments...>;
     Pack pack(call, arguments...);
     run_grid(

@@ -1,0 +1,65 @@
+"""What all variants of the project write alike: python -m playground.command.shared_text writes it into their files.
+
+templates/tail.txt ends each file. templates/device.txt has PTX wrappers and small device functions, separated by empty lines:
+where a file defines a function of one's name, it is that text. --check names the files that differ, with exit status 1.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from playground import catalog
+
+TEMPLATES = Path(__file__).parent / "templates"
+FIRST_LINE = "# ---- From here on all files have the same text"  # the tail's
+NAME = re.compile(r"^(?:template <[^\n]*>\n)?(?:__device__|DEVICE)[^\n(]*?(\w+)\(", re.MULTILINE)
+
+
+def tail():
+    return (TEMPLATES / "tail.txt").read_text(encoding="utf-8")
+
+
+def device_functions():
+    """Return {name: text with the comment above it} of the canonical device functions."""
+    blocks = (TEMPLATES / "device.txt").read_text(encoding="utf-8").strip("\n").split("\n\n")
+    return {NAME.search(block)[1]: block for block in blocks}
+
+
+def as_shared(text):
+    """Return a variant's text with the shared parts as they are to be; one without the tail's first line as it is."""
+    at = text.find(FIRST_LINE)
+    if at < 0:
+        return text
+    text = text[:at] + tail()
+    for name, block in device_functions().items():
+        text = _own_definition(name).sub(lambda _, block=block: block + "\n", text)
+    return text
+
+
+def _own_definition(name):
+    """Return a pattern for that device function and the comment above it, up to its brace: in one line, or at the left edge."""
+    head = rf"(?:^//[^\n]*\n)*^(?:template <[^\n]*>\n)?(?:__device__|DEVICE)[^\n(]*?\b{name}\([^;{{]*?\{{"
+    return re.compile(rf"{head}(?:[^\n]*\}}\n|[^\n]*\n(?:(?!\}})[^\n]*\n)*\}}\n)", re.MULTILINE)
+
+
+def different():
+    """Return {path: text as it is to be} of the files that differ."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(catalog.KERNELS.glob("*/*.py"))}
+    return {path: as_shared(text) for path, text in texts.items() if as_shared(text) != text}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    found = different()
+    for path, text in found.items():
+        print(path.relative_to(catalog.ROOT))
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+    return int(options.check and bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
