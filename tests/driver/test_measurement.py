@@ -14,7 +14,7 @@ from playground.report import document
 @pytest.fixture(scope="module")
 def described():
     """What every run says of this machine: a process looks, which takes seconds."""
-    return measurement._Record([], Options(), None, None)._describe()
+    return measurement._Record([], Options(), None, None, measurement.here)._describe()
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def record(described):
     """The record of a run over alexnet_conv1's native variant."""
     model = catalog.find_model("alexnet_conv1")
     tasks = plan.of_variants(model, [catalog.find_variant(model, "cpu_polyphase_winograd")], "cpu", [{}])
-    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None)
+    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None, measurement.here)
     made._described = described
     return made
 
