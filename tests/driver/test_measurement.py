@@ -43,14 +43,14 @@ def earlier(record, tmp_path):
 def test_it_says_how_much_that_is(record, earlier, capsys):
     file = earlier()
     record.take_over(file)
-    assert record.left() == []
+    assert record.settle() == []
     assert capsys.readouterr().err == f"--resume {file}: 1 of 1 results taken over\n"
 
 
 def test_a_changed_file_is_run_again(record, earlier, capsys):
     file = earlier(source_sha256="0" * 64)
     record.take_over(file)
-    assert len(record.left()) == 1
+    assert len(record.settle()) == 1
     told = f"--resume {file}: 0 of 1 results taken over; 1 in it is of another file or at other settings\n"
     assert capsys.readouterr().err == told
 
