@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import cuda_emulator
 from playground import catalog, suite, sweep
 from playground.command import look, signals
 from playground.command.options import HALF, beside, compare_parser, run_all_parser
@@ -14,7 +15,7 @@ from playground.driver import plan, runner
 from playground.driver.measurement import CannotMeasure, here, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
-from playground.emulator import step, toolchain
+from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.nvidia.profiler import ProfilerError
@@ -488,7 +489,8 @@ def _tell_how_to_step(tasks, device):
 
 def _missing_folder(places):
     """Of those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
-    folders = [("the emulator's builds", "PLAYGROUND_EMULATOR_CACHE", toolchain.cache_folder)] if "emulator" in places else []
+    emulator = ("the emulator's builds", cuda_emulator.CACHE_VARIABLE, cuda_emulator.cache_folder)
+    folders = [emulator] if "emulator" in places else []
     if places - {"emulator"}:
         folders.append(("PyTorch's builds", "TORCH_EXTENSIONS_DIR", build_locks.extensions_root))
     return requirements.missing_folder(folders)
@@ -496,7 +498,7 @@ def _missing_folder(places):
 
 def _clear_locks():
     """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
-    toolchain.sweep()
+    cuda_emulator.sweep()
     runner.sweep()
     locks = build_locks.clear_stale_locks()
     for path in locks.cleared:

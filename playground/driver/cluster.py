@@ -22,9 +22,9 @@ import distributed
 import torch
 from rich.console import Console
 
+import cuda_emulator
 from playground.driver import runner
 from playground.driver.verdict import give
-from playground.emulator import toolchain
 from playground.machine import build_locks, environment
 from playground.machine.builds import judged_at_once
 from playground.machine.memory import MEMORY
@@ -216,7 +216,7 @@ def _prepare(shared_by):
             del os.environ[name]
     os.environ.pop("DASK_INTERNAL_INHERIT_CONFIG", None)
     MEMORY.shared_by = shared_by
-    toolchain.sweep()
+    cuda_emulator.sweep()
     runner.sweep()
     build_locks.clear_stale_locks()
     return threading.BoundedSemaphore(judged_at_once())

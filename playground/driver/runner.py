@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cuda_emulator
 from playground import catalog
 from playground.driver.bench import Bench, SharedBench, load_candidate, submit
 from playground.driver.race import Patience
@@ -31,7 +32,6 @@ from playground.driver.verdict import (
     give,
     give_failure,
 )
-from playground.emulator import toolchain
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
@@ -359,7 +359,7 @@ class Runner:
         with self._making_room:
             if not self._folder:
                 self._folder = tempfile.TemporaryDirectory(prefix=sandbox.RUN, dir=roomy_folder())
-                self._hold.enter_context(toolchain.held(self._folder.name))
+                self._hold.enter_context(cuda_emulator.held(self._folder.name))
             folder = Path(self._folder.name)
             if group is not None:
                 folder /= hashlib.sha256(repr(group).encode()).hexdigest()[:16]
@@ -620,7 +620,7 @@ def blank_result(task):
 @functools.cache
 def _make_emulator():
     """Make what all emulated files share, which a file in a sandbox can read and not write. What is missing it makes itself."""
-    command = [sys.executable, "-c", "from playground.emulator import extension; extension.make_own()"]
+    command = [sys.executable, "-c", "import cuda_emulator; cuda_emulator.make_own()"]
     subprocess.run(command, cwd=catalog.ROOT, capture_output=True)
 
 

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from playground import catalog, emulator, tensors
-from playground.emulator import toolchain
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
 RECORDED = catalog.ROOT / "results" / "emulator_counts"
 SEED = 0
@@ -53,7 +53,7 @@ def counted(function):
 
 def compiler_name():
     """The compiler that decides which loads of the text remain: its first line without the distribution's remarks."""
-    return toolchain.compiler()[1].splitlines()[0]
+    return emulator.compiler_name()
 
 
 def measure(model, variant, settings):

@@ -9,8 +9,9 @@ import types
 
 import torch
 
-from playground import catalog, emulator, tensors
-from playground.emulator import devices, runtime
+import cuda_emulator as emulator
+from cuda_emulator import devices
+from playground import catalog, tensors
 from playground.judge import behaviour, probes, work
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
@@ -47,7 +48,7 @@ class Candidate(Clocked):
         self._hold_clock(torch.device(tensors.PLACES[place]))
         self.emulator = emulator.install(mode="check", source_file=variant, debug=debug) if place == "emulator" else None
         if self.emulator:
-            runtime.obey_call_off()
+            emulator.obey_call_off()
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
         self.builds = BuildWatch(emulated=place == "emulator")
         self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)
@@ -107,7 +108,7 @@ class Candidate(Clocked):
         given = fresh_inputs(self.problem, seed, self.device)
         try:
             self._forward(given)
-            is_done = not (self._may_emulate_device and self.text.cuda_kernels) or runtime.launches()
+            is_done = not (self._may_emulate_device and self.text.cuda_kernels) or emulator.launches()
         except REFUSALS:
             if not self._may_emulate_device:
                 raise

@@ -54,7 +54,7 @@ def test_the_host_does_not_matter():
     model, variant = VARIANTS[0]
     environment = {**os.environ, "CXX": f"{os.environ.get('CXX') or 'g++'} -DEMULATOR_PORTABLE"}
     code = (
-        "import json, sys; from playground.emulator import counting; from playground.emulator import toolchain; "
+        "import json, sys; from playground.emulator import counting; from cuda_emulator import toolchain; "
         "toolchain.machine_flags = lambda: (); counting.main(sys.argv[1:])"
     )
     arguments = counting.command(model, variant)[2:]
