@@ -77,7 +77,6 @@ def test_a_real_run(h200_page):
     for words in (
         "Why it is faster",
         "Registers, spills, shared memory",
-        "Counted by the emulator",
         "ms, bound by",
     ):
         assert words in made.text
