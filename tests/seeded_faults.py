@@ -564,10 +564,10 @@ driver/race.py: last rounds are not rechecked
 -recheck_in.add(self._played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
 +pass
 
-driver/board.py: an item is taken twice
-    driver/test_board.py
--if taken and not (holder != self._rank and self.is_lost(holder)):
-+if False:
+driver/cluster.py: what a lost worker had is not tried again
+    driver/test_cluster.py::test_the_pair_of_a_lost_worker_is_tried_again
+-RETRIES = 2
++RETRIES = 0
 
 driver/bench.py: a bench is closed at once
     driver/test_runner.py::test_a_bench_is_made_once_and_closed_after_the_last_use

@@ -39,9 +39,9 @@ class Player:
 
 
 def measure(truth, players, declared, limit):
-    """Time the variant over eager PyTorch: {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}.
+    """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
-    `players` are {name: Player} of VARIANT, EAGER and, where there is one, CONTROL. `high` is None where the variant's calls are
+    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL. `high` is None where the variant's calls are
     too short to say how fast they can be. Raises TimedWrong, and WorkerFailure where nothing can be measured.
     """
     rounds = {name: [] for name in (*players, NULL)}

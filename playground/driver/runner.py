@@ -165,15 +165,19 @@ class Options:
 
 
 class Runner:
-    """Runs tasks and gives the list of results of the JSON document."""
+    """Runs tasks and gives the list of results of the JSON document.
 
-    def __init__(self, options, progress):
+    `judge_slot` is held while a variant is judged, where several runners share a GPU; else a runner has one of its own.
+    """
+
+    def __init__(self, options, progress, judge_slot=None):
         self._options = options
         self._progress = progress
         self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
         self.probe_seed = secrets.randbits(53)  # of what is judged, which no variant foresees before it draws inputs
         self.measured = Measured(Patience(options.patience([])))
-        self.judge_slot = contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
+        self._is_alone = judge_slot is None
+        self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
         self._spare = Spare()
         self._taking = threading.Lock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
@@ -222,7 +226,7 @@ class Runner:
         ours = owner.set(self)
         try:
             # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
-            if at_once > 1:
+            if at_once > 1 and self._is_alone:
                 self.judge_slot = threading.BoundedSemaphore(at_once)
             judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
             building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)

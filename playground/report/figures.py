@@ -274,7 +274,7 @@ def peak_memory(title, timings):
 
 
 def by_device(results):
-    """{device: results}. The device is None, but where ranks measured the same kind of thing on devices of several names.
+    """{device: results}. The device is None, but where workers measured the same kind of thing on devices of several names.
 
     Times on different devices are never set against one another.
     """
@@ -289,7 +289,7 @@ def by_device(results):
 
 
 def _device_name(result):
-    name = (result.get("device") or {}).get("name")  # that of a rank; a run without ranks has one device
+    name = (result.get("device") or {}).get("name")  # that of a worker; a run without a cluster has one device
     return name and one_line(name)
 
 

@@ -357,11 +357,11 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
 
 
 def test_different_devices_stand_apart(gpu_document):
-    """Two ranks with different GPUs: a table and a mean for each, and no mean over both."""
+    """Two workers with different GPUs: a table and a mean for each, and no mean over both."""
     (template,) = [result for result in gpu_document["results"] if result["variant"] == "v2_single_kernel"]
     results = []
-    for rank, (name, ratio) in enumerate((("NVIDIA H200", 4.0), ("NVIDIA L40S", 2.0))):
-        result = copy.deepcopy(template) | {"device": {"rank": rank, "name": name}}
+    for number, (name, ratio) in enumerate((("NVIDIA H200", 4.0), ("NVIDIA L40S", 2.0))):
+        result = copy.deepcopy(template) | {"device": {"worker": f"GPU {number}", "name": name}}
         result["outcome"] |= {"ratio": ratio, "low": ratio, "high": ratio}
         results.append(result)
     text = unfolded(draw("summary", {**gpu_document, "results": results}, 160))
