@@ -1,67 +1,50 @@
-"""conv_pool_sigmoid_sum, v5: a persistent, warp-specialized kernel; TMA streams the input once past Hopper's wgmma.
+"""conv_pool_sigmoid_sum, v5: a persistent, warp-specialized kernel; single pass, TMA-fed wgmma.
 
-Like v4, it makes box sums in registers, and one pass leaves all that training needs. For x, consumers wait at mbarriers only.
+Like v4, it makes box sums in registers. For x, consumers wait at mbarriers only.
 
 Why it is faster
     v4's warps copy, sum and multiply in turn; in half of the cycles none of them is ready. Here one thread of a producer
     warpgroup keeps a multistage pipeline full: a TMA instruction copies 26 KiB, up to 6 stages (156 KiB) are in flight. Three
     consumer warpgroups turn rows into box sums in registers, which are wgmma's operand a; the four warps of each share every
-    read of the weights. In training the sums are operand b of both products, stored once, and delta comes out of the sigmoid
-    as operand a. Memory bound at batch 128, 0.147 ms measured, 95% of the floor; latency bound at 1 to 32.
+    read of the weights. Memory bound at batch 128, 0.147 ms measured, 95% of the floor; latency bound at 1 to 32.
 
 Mathematics
-    Pooling and convolution are linear, so pooling first is exact. For the taps t = (u, v) of the kernel, at a pooled position:
-    box[c,t] = sum of x[c] over the p = pool_h * pool_w pixels of the position's window, shifted down by u and right by v
-    z[o] = bias[o] + 1/p * sum over c,t of w[o,c,t] * box[c,t],  s = sigmoid(z),  out = sum of s[o] over o and positions
-    d out / d w[o,c,t] = 1/p * sum over positions of delta[o] * box[c,t],  delta = s * (1 - s)
-    grad_box[c,t] = sum over o of w[o,c,t] * delta[o],  grad_x[c,h,w] = grad_out/p * sum of grad_box over boxes that hold (h,w)
+    v4's. For the taps t = (u, v) of the kernel: box[c,t] = sum of x[c] over the window of p pixels, shifted by u and v,
+    z[o] = bias[o] + 1/p * sum over c,t of w[o,c,t] * box[c,t],  out = sum of sigmoid(z[o]) over o and positions
     All taps but the middle one, m, are multiplied as differences, in which the mean that boxes share cancels (see MIDDLE):
     sum over t of w[t] * box[t] = sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]
-    Inference multiplies TF32 (11 bits); weights and box[m] are split, high + low. Strict (PyTorch forbids TF32): all operands
-    are, and low * low, below 2^-22 of a product, is left out (3xTF32). Training multiplies fp16, which has 11 bits too but not
-    the range, so operands are scaled by powers of two; strict: all are split, 22 bits (fp16x3).
-        weights   largest below 2^14, always split          fewer bits below 2^-16 of the largest
-        delta     2^17                                      fewer bits below 2^-31 (strict: 2^-20), none below 2^-42
-        box sums  2^96, in a segment lowered as needed      fewer bits below 2^-26 (2^-15) of the segment's largest so far
-    NaN in x gives NaN, and so does an infinity that more than one tap of a window sees.
+    Products are TF32 (11 bits); weights and box[m] are split, high + low. Strict (PyTorch forbids TF32): all are (3xTF32).
 
-Launches (blocks: one per SM, or fewer, on at least 95% of the SMs, if they then cut the batch evenly: see count_blocks)
-    kernel               grid                block  shared   work
-    conv_pool_sum        blocks              512    193 KiB  a warp: 16 positions of a pooled row at a time
-    conv_pool_gradients  blocks              512    210 KiB  the same, and 16 outputs x 80 gradients (strict: 191 KiB)
-    add_segments         sums / 4 or / 128   128    0        adds a sample's segments, where blocks share samples; starts early
-    weighted_sum         parameters / 32     256    1 KiB    gradients over the samples, without the gradient of x
-    input_gradient       blocks + 37         384    215 KiB  a warp: 16 positions' rows of x; the last 37: weighted_sum's work
-    plain_*              values / 256        256    0        what these do not take
+Launches
+    conv_pool_sum: a block per SM of 512 threads and 193 KiB (see count_blocks). add_segments: a warp a sample, starts early.
 
 Floor
-    x (128, 8, 384, 384), 3 x 3 taps, 64 outputs, windows of 4 x 4: 604 MB in, 0.140 ms at the 4.32 TB/s that the run measured
-    (data sheet: 4.8). 10.6 GFLOP, with split operands 22.5, are 0.06 ms of TF32. With grad_x: 1.5 GB with deltas, 0.35 ms.
+    604 MB in, 0.140 ms at the 4.32 TB/s that the run measured (data sheet: 4.8). 22.5 GFLOP are 0.06 ms of TF32.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), batch 0 included, on compute capability 9.0. Fast: in <= 8,
-    out <= 64, kh * kw <= 9, kh <= ph + 1, kw <= pw + 1, pw even and <= 8, ph * pw <= 16, width % 32 == 0; for grad_x at most 96
-    windows wide. Else plain fp32, right but slow: v4 serves other widths better, v3 other shapes. Anything else raises before a
-    launch. Trains; second and forward-mode derivatives raise. Deterministic; another number of SMs adds in another order.
+    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 9.0, what is_served says. PyTorch computes
+    the rest, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
+import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import sys
 import threading
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_v5_hopper"
-TILE_POSITIONS, OUTPUTS = 96, 64  # pooled columns and output channels of a tile, macros of both sources; OUTPUTS is fixed
+EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W, FITS_FAST_PATH, TILE_POSITIONS and OUTPUTS.
+// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H and POOL_W.
 #include <cuda.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
@@ -72,27 +55,32 @@ CUDA = r"""
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-constexpr int TAPS = KERNEL_H * KERNEL_W, TERMS = IN_CHANNELS * TAPS;
-constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNELS;
+// What the kernel is made for; TMA brings lines of 32 columns.
+#define SERVED                                                           \
+    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 64 && KERNEL_H * KERNEL_W <= 9 && \
+     KERNEL_H <= POOL_H + 1 && KERNEL_W <= POOL_W + 1 && POOL_W % 2 == 0 && POOL_W <= 8 && POOL_H * POOL_W <= 16)
+extern "C" int64_t is_served(int64_t width) { return SERVED && width % 32 == 0; }
+
+#if SERVED
+using Element = float;  // of x and the parameters
 
 struct Shape {
     int batch, height, width, rows, columns;  // rows, columns: of pooled positions
-    int tiles, blocks;                        // tiles of TILE_POSITIONS columns; blocks of the persistent kernels
+    int tiles, blocks;                        // tiles of TILE_POSITIONS columns; blocks of the persistent kernel
 };
 
-#if FITS_FAST_PATH
 // ---- constants and layout
 // A box has p = POOL_H * POOL_W times its pixels' mean, but only sqrt(p) times their spread (of independent pixels). Rounded to
 // TF32 it would lose sqrt(p) times as much of the signal as a rounded pixel does. So the other taps' box sums are taken as
 // differences from this one's, in fp32, in which the mean cancels. Its box overlaps the others' most, so differences are small.
 // Its own sum keeps the mean, and is therefore split, high + low. So are the weights: a rounded weight errs alike at all
 // positions, which the sum over positions does not average out.
-constexpr int MIDDLE = TAPS / 2;
+constexpr int TAPS = KERNEL_H * KERNEL_W, MIDDLE = TAPS / 2;
 constexpr int OVERLAP = KERNEL_H - 1;    // rows that a pooled row's boxes share with the next one's
 constexpr int FRESH = POOL_H - OVERLAP;  // rows that belong to one pooled row alone
-// Channels of a tile: k of a TF32 wgmma, columns of a slab (below), two of a lane. Missing channels and outputs are zeros.
+// Channels of a tile: k of a TF32 wgmma, two of a lane. Missing channels and outputs are zeros.
 // 16 channels would take two k steps a tap and twice the floats of a lane (see CONSUMER_REGISTERS), more than it has registers.
-constexpr int CHANNELS = 8;
+constexpr int CHANNELS = 8, OUTPUTS = 64, TILE_POSITIONS = 96;  // of a tile: channels in and out, pooled columns
 constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
 // A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
 // Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
@@ -102,21 +90,17 @@ constexpr int GROUPS = CONSUMER_WARPS / 4, THREADS = CONSUMERS + 128;  // three 
 // conv_pool_sum multiplies, 96 floats are live: 24 pending, 36 + 4 of operand a, 32 accumulators; and addresses.
 constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;
 static_assert(CONSUMERS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= 65536, "or setmaxnreg waits forever");
-static_assert(OUTPUTS == 64, "the shapes of the wgmma instructions below");
 static_assert(CONSUMER_WARPS % 4 == 0 && TILE_POSITIONS % WARP_POSITIONS == 0, "whole warpgroups, of whole warps");
 
 // What a block keeps in shared memory; bytes for 8 channels, a 3 x 3 kernel and a 4 x 4 window.
-//                                                       conv_pool_sum  conv_pool_gradients  the same, strict
 //   +-----------------------------------------------+ 0
-//   | stages of the pipeline, of halves 0, 1, 0...  | 6 x 26,624     6 x 26,624           4 x 26,624
-//   |   a stage: STAGE_ROWS rows x CHANNELS x       |
+//   | stages of the pipeline, of halves 0, 1, 0...  | 6 x 26,624    TMA fills a stage (full mbarrier), the six warps of its
+//   |   a stage: STAGE_ROWS rows x CHANNELS x       |               half empty it (empty mbarrier)
 //   |   LINES lines of 32 columns, 128-byte swizzle |
 //   +-----------------------------------------------+ WEIGHTS_AT
-//   | weights: high parts, then low parts           | 36,864 (TF32)  20,480 (fp16)        20,480
-//   +-----------------------------------------------+ SUMS_AT
-//   | box sums of warpgroups 0, 1, 2, fp16          | 0              33,792               67,584 (high, low parts)
+//   | weights: high parts, then low parts, TF32     | 36,864        written once by all consumers, read by wgmma
 //   +-----------------------------------------------+ REST_AT
-//   | biases, a float a warp, mbarriers             | 600            600                  600
+//   | biases, a float a warp, mbarriers             | 408
 //   +-----------------------------------------------+
 constexpr int LINE = 128, LINE_FLOATS = LINE / 4;  // innermost extent of a TMA box: 128 bytes
 constexpr int CHUNK_BYTES = 16;                    // what the swizzle moves: chunk i of line l stands at i ^ (l % 8)
@@ -128,39 +112,21 @@ constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
 constexpr int TF32_TAP_BYTES = CHANNELS * OUTPUTS * 4, TF32_BYTES = TAPS * TF32_TAP_BYTES;  // of weights' high, or low, parts
 
-// fp16 operands are made of core matrices, 8 rows x 16 bytes. A slab is 64 rows x 8 columns: a tap's channels. The sums of a
-// warpgroup have a row for each of its 64 positions, and these slabs: what rounding leaves of the middle tap (strict: zeros,
-// since low parts have slabs of their own), the taps, and constants (see ONES).
-constexpr int CORE = 128, SLAB = 8 * CORE;
-constexpr int INNER_SLABS = 2 * ceil_div(1 + TAPS, 2), FP16_BYTES = INNER_SLABS * SLAB;  // of the first product
-constexpr int SUM_COLUMNS = 80, SUMS_BYTES = SLAB + SUM_COLUMNS / 8 * SLAB;              // of the second product
-constexpr int ONES = SUM_COLUMNS - 8;  // these columns' products are the gradient of the bias, each of 8 positions
+constexpr int CORE = 128;  // bytes of a core matrix: 8 rows x 16 bytes
 
 constexpr int MAX_STAGES = 16, PIPELINE_BARRIERS = 2 * MAX_STAGES;  // full and empty
 constexpr int WARP_SUMS = 16;                                       // floats
 static_assert(WARP_SUMS >= CONSUMER_WARPS, "a float a consumer warp");
-enum NamedBarrier { ALL_CONSUMERS = 1, FIRST_GROUP = 2, FIRST_HALF = 2 };  // + warpgroup; + half, in input_gradient
+constexpr int ALL_CONSUMERS = 1;  // a named barrier
 
-template <bool TRAINING, bool STRICT>
-struct Shared {
-    static constexpr int WEIGHTS = 2 * (TRAINING ? FP16_BYTES : TF32_BYTES);
-    static constexpr int GROUP_SUMS = (STRICT ? 2 : 1) * SUMS_BYTES, SUMS = TRAINING ? GROUPS * GROUP_SUMS : 0;
-    static constexpr int REST = OUTPUTS * 4 + WARP_SUMS * 4 + (PIPELINE_BARRIERS + GROUPS) * 8;  // biases, WARP_SUMS, mbarriers
-    static constexpr int LIMIT = 227 * 1024, FREE = LIMIT - WEIGHTS - SUMS - REST;
-    static constexpr int FITTING = FREE / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
-    static constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
-    static constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, SUMS_AT = WEIGHTS_AT + WEIGHTS;
-    static constexpr int REST_AT = SUMS_AT + SUMS, BYTES = REST_AT + REST;
-    static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
-};
+constexpr int REST = OUTPUTS * 4 + WARP_SUMS * 4 + PIPELINE_BARRIERS * 8;  // biases, WARP_SUMS, mbarriers
+constexpr int LIMIT = 227 * 1024, FITTING = (LIMIT - 2 * TF32_BYTES - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
+constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
+constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, REST_AT = WEIGHTS_AT + 2 * TF32_BYTES, SHARED_BYTES = REST_AT + REST;
+static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
 
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;           // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
 constexpr float WEIGHT_FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // and the average's divisor
-constexpr float DELTA_SCALE = 131072;                          // 2^17: as fp16, delta has 11 bits down to 5e-10
-constexpr float FIRST_SCALE = 0x1p96f;                         // of the sums; larger than most will need
-constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;         // a power of two brings the largest below 2^these
-constexpr int STRICT_STEPS = 4;  // after which sums go on in fp32: tensor cores round towards zero, which would add up
-constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of that power
 
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -182,14 +148,6 @@ DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
                  : "memory");
 }
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-// As bar_sync; returns whether any thread's value is true.
-DEVICE bool bar_red_or(int name, int threads, bool value) {
-    uint32_t any;
-    asm volatile("{\n.reg .pred mine, any;\nsetp.ne.u32 mine, %3, 0;\n"
-                 "bar.red.or.pred any, %1, %2, mine;\nselp.u32 %0, 1, 0, any;\n}"
-                 : "=r"(any) : "r"(name), "r"(threads), "r"(static_cast<uint32_t>(value)) : "memory");
-    return any;
-}
 template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
@@ -197,24 +155,13 @@ DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u3
 
 // What this thread wrote to shared memory becomes visible to wgmma and TMA.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Coordinates begin with the innermost dimension, column 0 of a line; the others are in make_tensor_map's order. Loads put a
-// channel's lines side by side (line, channel, row, sample), stores take them from (channel, line, row, sample).
+// Coordinates begin with the innermost dimension, column 0 of a line; the others are in make_tensor_map's order.
 DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int line, int channel, int row, int sample, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(0), "r"(line), "r"(channel), "r"(row),
                  "r"(sample), "r"(barrier)
                  : "memory");
 }
-DEVICE void tma_store_5d(const CUtensorMap& map, uint32_t from, int line, int channel, int row, int sample) {
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map), "r"(0),
-                 "r"(channel), "r"(line), "r"(row), "r"(sample), "r"(from)
-                 : "memory");
-}
-DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int PENDING>
-DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
-DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
 // Programmatic dependent launch: a kernel launched with its attribute may start once all blocks of the kernel before it have
 // called the first, or ended. It calls the second, which returns when that kernel has ended and its writes are visible.
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
@@ -231,17 +178,16 @@ DEVICE float2 ld_shared_v2(uint32_t at) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
     return v;
 }
-DEVICE void st_shared_v4(uint32_t at, float4 v) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+    return power;
 }
-// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i.
-DEVICE void stmatrix_x4(uint32_t row, const uint32_t* words) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),
-                 "r"(words[2]), "r"(words[3])
-                 : "memory");
+__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
+    return reciprocal;
 }
-DEVICE float ex2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-DEVICE float rcp_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float cvt_rna_tf32(float x) {
     uint32_t bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
@@ -268,30 +214,6 @@ DEVICE void wgmma_m64n64k8_tf32(float (&d)[32], const float (&a)[4], uint64_t b,
                  : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
                    "r"(__float_as_uint(a[3])), "l"(b), "r"(accumulate));
 }
-// d (64 outputs x 64 positions) = or += a (64 x 16) * b (16 x 64), both in shared memory.
-DEVICE void wgmma_m64n64k16_f16(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" REGISTERS_32 "}, %32, %33, "
-                 "accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24)
-                 : "l"(a), "l"(b), "r"(accumulate));
-}
-// d (64 outputs x 80 sums) += a (64 x 16 positions, in registers) * b (16 positions x 80, in shared memory, transposed).
-DEVICE void wgmma_m64n80k16_f16(float (&d)[40], const uint32_t* a, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {" REGISTERS_32
-                 ", %32, %33, %34, %35, %36, %37, %38, %39}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-// d (64 positions x 72: taps x channels) = or += a (64 x 16 outputs, in registers) * b (16 x 72, in shared memory).
-DEVICE void wgmma_m64n72k16_f16(float (&d)[36], uint4 a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %41, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" REGISTERS_32
-                 ", %32, %33, %34, %35}, {%36, %37, %38, %39}, %40, accumulate, 1, 1, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(accumulate));
-}
-
 // wgmma's descriptor of an operand in shared memory without swizzle: bytes between core matrices that are adjacent in k, and
 // between those adjacent in the rows. Addresses have 18 bits, so an offset never carries beyond its field.
 template <int ADJACENT_K, int ADJACENT_ROWS>
@@ -309,33 +231,10 @@ DEVICE float to_tf32_if_number(float x) { return __uint_as_float(__float_as_uint
 // What the tensor core reads of it.
 DEVICE float tf32_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// Two floats as fp16, the first one in the lower bits, and what rounding leaves of them.
-DEVICE uint32_t fp16_pair(float a, float b) {
-    const __half2 pair = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-}
-DEVICE uint32_t fp16_rest(float a, float b, uint32_t pair) {
-    const __half2 high = *reinterpret_cast<const __half2*>(&pair);
-    return fp16_pair(a - __low2float(high), b - __high2float(high));
-}
-// The lower fp16 values of a and b, or the upper ones.
-DEVICE uint32_t lower_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
-DEVICE uint32_t upper_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
-
 DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
     return v;
 }
-DEVICE float warp_max(float v) {
-    UNROLL for (int offset = 16; offset; offset /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, offset));
-    return v;
-}
-// The power of two that brings `largest` just below 2^exponent; at most 2^most.
-DEVICE float power_for(float largest, int exponent, int most) {
-    const int power = exponent + 126 - static_cast<int>(__float_as_uint(largest) >> 23);  // largest < 2^(its exponent - 126)
-    return __uint_as_float(static_cast<uint32_t>((power < most ? power : most) + 127) << 23);
-}
-
 // ---- the static tile scheduler
 // A sample tile is a tile of columns of one sample. Work rows number the pooled rows of all sample tiles, one after another; a
 // block takes an equal part of them. A segment is the part of one sample tile in one block. Half 0 of the block's consumers
@@ -367,7 +266,6 @@ DEVICE Segment segment_at(const Shape& s, int64_t work_row, int64_t end) {
 // ---- the multistage pipeline
 // Even stages are half 0's, odd ones half 1's. A stage's full mbarrier completes when TMA has written its bytes, its empty
 // mbarrier when all warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
-template <int STAGES>
 struct Pipeline {
     uint32_t data, full, empty;  // shared addresses
     int stage;
@@ -391,9 +289,8 @@ struct Pipeline {
 // The producer, one thread of its warpgroup, asks TMA for the rows of both halves in the order in which they are consumed. It
 // waits for a stage to be empty, and for nothing else. A fresh mbarrier counts its previous phase, of parity 1, as complete, so
 // the first pass over the stages does not wait.
-template <int STAGES>
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
-    Pipeline<STAGES> pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
+    Pipeline pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
     const int64_t end = first_work_row(shape, blockIdx.x + 1);
     for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
         const Segment segment = segment_at(shape, work_row, end);
@@ -401,7 +298,7 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
             UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
-                Pipeline<STAGES>& pipeline = pipelines[row_half];
+                Pipeline& pipeline = pipelines[row_half];
                 mbarrier_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
@@ -417,9 +314,8 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
 // ---- box sums in registers
 // Words here and below:
 //   position  a pooled column of a pooled row: a window, and a row or column of a product
-//   pair      two neighbouring positions; `member` (0 or 1) is one of them. Lane 4 * n + q has pair pair_of(n) of its warp's.
-//   upper     0 or 1: of the lane's two channels, q or q + 4
-//   part      a warp's 16 positions of its warpgroup's 64; its rank is the warp's number in the warpgroup
+//   pair      two neighbouring positions; `element` (0 or 1) is one of them. Lane 4 * n + q has pair pair_of(n) of its warp's.
+//   half      0 or 1: of the lane's two channels, q or q + 4
 //   slot      where a segment's sums go in device memory
 // What a lane reads of a row begins 16-byte aligned.
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);
@@ -440,19 +336,19 @@ struct Lane {
     // and so do their swizzles. The two lower bits of n are swapped, so that the two pairs are 2 apart: with windows of 4
     // columns that is 4 chunks. Together they read all eight chunks of a line, which are all banks.
     DEVICE static int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
-    DEVICE int position(int member) const { return warp * WARP_POSITIONS + 2 * pair + member; }
+    DEVICE int position(int element) const { return warp * WARP_POSITIONS + 2 * pair + element; }
 };
 
-using RowSums = float[2][KERNEL_W];  // [member][column of the kernel]: sums of POOL_W values of a row
-using Sums = float[TAPS][4];         // [tap][2 * upper + member]: fragments of wgmma's operand a
+using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
+using Sums = float[TAPS][4];         // [tap][2 * half + element]: fragments of wgmma's operand a
 
 // Values between the first and the last column's windows are common to all; a window adds some on the left and on the right.
 // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
-DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int upper, RowSums& sums) {
+DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, RowSums& sums) {
     static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
     float x[4 * CHUNKS];
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
-        const uint32_t at = upper ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
+        const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
             const float4 v = ld_shared_v4(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
@@ -461,8 +357,8 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int upper, Ro
             x[4 * i] = v.x, x[4 * i + 1] = v.y;
         }
     }
-    UNROLL for (int member = 0; member < 2; ++member) {
-        const float* v = x + member * POOL_W;
+    UNROLL for (int element = 0; element < 2; ++element) {
+        const float* v = x + element * POOL_W;
         float left[KERNEL_W], right[KERNEL_W], common = POOL_W >= KERNEL_W ? v[KERNEL_W - 1] : 0;
         UNROLL for (int i = KERNEL_W; i < POOL_W; ++i) common += v[i];
         UNROLL for (int e = KERNEL_W - 2; e >= 0; --e) left[e] = e == KERNEL_W - 2 ? v[e] : v[e] + left[e + 1];
@@ -471,31 +367,30 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int upper, Ro
             float sum = common;
             if (e < KERNEL_W - 1) sum = POOL_W >= KERNEL_W ? left[e] + sum : left[e];
             if (e > 0) sum = POOL_W >= KERNEL_W || e < KERNEL_W - 1 ? sum + right[e] : right[e];
-            sums[member][e] = sum;
+            sums[element][e] = sum;
         }
     }
 }
 
-template <int STAGES>
 struct BoxSums {
     Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][upper], from its first rows; [OVERLAP] is unused
-    Pipeline<STAGES> pipeline;
+    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][half], from its first rows; [OVERLAP] is unused
+    Pipeline pipeline;
     const Lane& lane;
     float touched;                 // a sum that needs all that was read of the stage at hand
     // NaN or infinity among what was read for the pooled row at hand, and for the next one.
     bool not_finite, next_not_finite = false;
 
-    DEVICE BoxSums(const Pipeline<STAGES>& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
+    DEVICE BoxSums(const Pipeline& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
 
     // Waits until TMA has filled the row's stage; returns the row's address.
     DEVICE uint32_t consumer_wait(int row) {
         if (row % STAGE_ROWS == 0) mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
         return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
     }
-    DEVICE void touch(int row, int upper, const RowSums& sum) {
+    DEVICE void touch(int row, int half, const RowSums& sum) {
         const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
-        touched = row % STAGE_ROWS == 0 && upper == 0 ? all : touched + all;
+        touched = row % STAGE_ROWS == 0 && half == 0 ? all : touched + all;
     }
     // Gives the stage back. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
     // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
@@ -517,24 +412,24 @@ struct BoxSums {
         RowSums total[2] = {};
         UNROLL for (int row = 0; row < FRESH; ++row) {
             const uint32_t address = consumer_wait(row);
-            UNROLL for (int upper = 0; upper < 2; ++upper) {
+            UNROLL for (int half = 0; half < 2; ++half) {
                 RowSums sum;
-                sum_row(address, lane.chunk, upper, sum);
-                touch(row, upper, sum);
+                sum_row(address, lane.chunk, half, sum);
+                touch(row, half, sum);
                 UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                    UNROLL for (int member = 0; member < 2; ++member) {
-                        float& to = total[upper][member][e];
-                        to = row ? to + sum[member][e] : sum[member][e];
+                    UNROLL for (int element = 0; element < 2; ++element) {
+                        float& to = total[half][element][e];
+                        to = row ? to + sum[element][e] : sum[element][e];
                     }
             }
             consumer_release(row);
         }
         UNROLL for (int r = 0; r < KERNEL_H; ++r)
-            UNROLL for (int upper = 0; upper < 2; ++upper)
+            UNROLL for (int half = 0; half < 2; ++half)
                 UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                    UNROLL for (int member = 0; member < 2; ++member) {
-                        const float all = total[upper][member][e];
-                        sums[r * KERNEL_W + e][2 * upper + member] = r < OVERLAP ? pending[r][upper][member][e] + all : all;
+                    UNROLL for (int element = 0; element < 2; ++element) {
+                        const float all = total[half][element][e];
+                        sums[r * KERNEL_W + e][2 * half + element] = r < OVERLAP ? pending[r][half][element][e] + all : all;
                     }
     }
 
@@ -544,17 +439,17 @@ struct BoxSums {
         next_not_finite = false;
         UNROLL for (int row = 0; row < OVERLAP; ++row) {
             const uint32_t address = consumer_wait(row);
-            UNROLL for (int upper = 0; upper < 2; ++upper) {
+            UNROLL for (int half = 0; half < 2; ++half) {
                 RowSums sum;
-                sum_row(address, lane.chunk, upper, sum);
-                touch(row, upper, sum);
+                sum_row(address, lane.chunk, half, sum);
+                touch(row, half, sum);
                 UNROLL for (int r = 0; r < KERNEL_H; ++r)
                     UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                        UNROLL for (int member = 0; member < 2; ++member) {
-                            const float value = sum[member][e];
-                            float& next = pending[r][upper][member][e];
+                        UNROLL for (int element = 0; element < 2; ++element) {
+                            const float value = sum[element][e];
+                            float& next = pending[r][half][element][e];
                             if (r > row)
-                                sums[r * KERNEL_W + e][2 * upper + member] += value;
+                                sums[r * KERNEL_W + e][2 * half + element] += value;
                             else
                                 next = r == row ? value : next + value;
                         }
@@ -571,23 +466,14 @@ DEVICE void clear_outside(Sums& sums, const bool (&inside)[2]) {
 
 // ---- the forward pass
 struct Tensors {
-    const float *weight, *bias;
-    float *partial_sums, *gradients;  // one, and PARAMETERS, a segment
-    uint4 *deltas, *low_deltas;       // null where they are not asked for
+    const Element *weight, *bias;
+    float* partial_sums;  // one a segment
 };
-
-// The weight of a tap's differences from the middle one; the middle one's is then the sum of all.
-DEVICE float product_weight(const float* weight, int o, int c, int tap) {
-    float w = 0;
-    UNROLL for (int t = 0; o < OUT_CHANNELS && c < IN_CHANNELS && t < TAPS; ++t)
-        if (t == tap || tap == MIDDLE) w += weight[(o * IN_CHANNELS + c) * TAPS + t] * WEIGHT_FACTOR;
-    return w;
-}
 
 // weight[o][c][tap] as operand b, one product a tap, of core matrices of 8 outputs x 4 channels: 8 along n, CORE bytes apart,
 // by 2 along k, OUTPUTS * 16 bytes apart. A thread has all taps of a channel of an output, and loads all that it has before it
 // stores any: a small batch waits for the latency of these loads.
-__device__ void store_tf32_weights(const float* weight, char* to) {
+__device__ void store_weights(const Element* weight, char* to) {
     constexpr int ALL = OUTPUTS * CHANNELS, COUNT = ceil_div(ALL, CONSUMERS);
     float w[COUNT][TAPS];
     UNROLL for (int k = 0; k < COUNT; ++k) {
@@ -651,30 +537,28 @@ DEVICE void write_sum(float value, float* warp_sums, float* to) {
 template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
     conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
-    using Memory = Shared<false, STRICT>;
-    constexpr int STAGES = Memory::STAGES;
     extern __shared__ __align__(1024) char memory[];
-    float* const biases = reinterpret_cast<float*>(memory + Memory::REST_AT);
+    float* const biases = reinterpret_cast<float*>(memory + REST_AT);
     float* const warp_sums = biases + OUTPUTS;
     const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     griddepcontrol_launch_dependents();  // add_segments may start: it waits for the end of this kernel
-    if (threadIdx.x == 0) Pipeline<STAGES>::init(barriers), fence_mbarrier_init();
+    if (threadIdx.x == 0) Pipeline::init(barriers), fence_mbarrier_init();
     __syncthreads();
     if (warp >= CONSUMER_WARPS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS) produce<STAGES>(x, shape, data, barriers);
+        if (threadIdx.x == CONSUMERS) produce(x, shape, data, barriers);
         return;
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-    store_tf32_weights(t.weight, memory + Memory::WEIGHTS_AT);
+    store_weights(t.weight, memory + WEIGHTS_AT);
     for (int o = threadIdx.x; o < OUTPUTS; o += CONSUMERS)  // the sigmoid of an output that does not exist is zero
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     fence_proxy_async();
     bar_sync(ALL_CONSUMERS, CONSUMERS);
 
     const Lane lane(warp);
-    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.row_half), lane);
+    BoxSums box(Pipeline(data, barriers, lane.row_half), lane);
     const int64_t end = first_work_row(shape, blockIdx.x + 1);
     for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
         const Segment segment = segment_at(shape, work_row, end);
@@ -704,7 +588,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 UNROLL for (int i = 0; i < 4; ++i)
                     if (STRICT || tap == MIDDLE) low[tap][i] = to_tf32_if_number(box.sums[tap][i] - tf32_bits(high[tap][i]));
             float d[32];
-            multiply<STRICT>(d, high, low, Operand<OUTPUTS * 16, CORE>(shared_address(memory) + Memory::WEIGHTS_AT));
+            multiply<STRICT>(d, high, low, Operand<OUTPUTS * 16, CORE>(shared_address(memory) + WEIGHTS_AT));
             // Nothing of this warp overlaps its product: the next row's 36 sums, 12 totals and 12 loaded values would make 156
             // live floats. The other two consumer warps of its scheduler can sum boxes meanwhile.
             wgmma_wait<0>();
@@ -719,726 +603,31 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// =====================================================================================================================
-// Training: the forward pass that also leaves gradients, then the gradient of x.
-// =====================================================================================================================
-
-// The products stand the other way round than in conv_pool_sum: a warpgroup computes
-//   exponents (64 outputs x 64 positions) = weights * sums      and      gradients (64 outputs x 80) += delta * sums
-// so box sums lie in shared memory once and are operand b of both, transposed in the second. A lane's part of the first
-// product's result is its part of the second one's operand a: delta passes through no memory. All are scaled fp16 values; where
-// STRICT, all are two, high and low part, and the products are l * h + h * l + h * h.
-
-// Vectors of eight fp16 values: the deltas of a batch whose samples are one tile each.
-__host__ DEVICE int64_t vectors_of_deltas(const Shape& s) {
-    return static_cast<int64_t>(s.batch) * s.rows * (TILE_POSITIONS * OUTPUTS / 8);
-}
-
-// Columns of a tap: channel 0, 4, 1, 5, ..., since a lane has channels q and q + 4.
-DEVICE int column_of(int channel) { return channel % 4 * 2 + channel / 4; }
-// Where an element of a matrix with 64 rows is, from its first byte.
-DEVICE int byte_of(int row, int slab, int column) { return slab * SLAB + row / 8 * CORE + row % 8 * 16 + column * 2; }
-
-// The weights as operand a, high and low parts; returns their power of two. The inner index is that of the sums' slabs: what
-// rounding leaves of the middle tap (in strict mode nothing: the sums' low parts have it), then the taps.
-template <bool STRICT>
-__device__ float store_fp16_weights(const float* weight, float* warp_largest, char* to) {
-    constexpr int ALL = TAPS * CHANNELS * OUTPUTS, COUNT = ceil_div(ALL, CONSUMERS);
-    float w[COUNT], largest = 0;
-    UNROLL for (int k = 0; k < COUNT; ++k) {
-        const int i = threadIdx.x + k * CONSUMERS;
-        w[k] = i < ALL ? product_weight(weight, i % OUTPUTS, i / OUTPUTS % CHANNELS, i / (OUTPUTS * CHANNELS)) : 0;
-        largest = fmaxf(largest, fabsf(w[k]));
-    }
-    for (int i = threadIdx.x; i < 2 * FP16_BYTES / 16; i += CONSUMERS) reinterpret_cast<uint4*>(to)[i] = make_uint4(0, 0, 0, 0);
-    largest = warp_max(largest);
-    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    bar_sync(ALL_CONSUMERS, CONSUMERS);
-    for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
-    const float scale = power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
-    UNROLL for (int k = 0; k < COUNT; ++k) {
-        const int i = threadIdx.x + k * CONSUMERS, o = i % OUTPUTS, c = i / OUTPUTS % CHANNELS, tap = i / (OUTPUTS * CHANNELS);
-        if (i >= ALL) break;
-        const float scaled = w[k] * scale;
-        const __half high = __float2half_rn(scaled), low = __float2half_rn(scaled - __half2float(high));
-        *reinterpret_cast<__half*>(to + byte_of(o, 1 + tap, column_of(c))) = high;
-        *reinterpret_cast<__half*>(to + FP16_BYTES + byte_of(o, 1 + tap, column_of(c))) = low;
-        if (!STRICT && tap == MIDDLE) *reinterpret_cast<__half*>(to + byte_of(o, 0, column_of(c))) = high;
-    }
-    return scale;
-}
-
-// A warpgroup's products. `scale` is the sums' power of two. When a sum overflows, it becomes what brings the step's largest
-// sum below 2^SUM_EXPONENT; what has been summed shrinks with it, and the step's sums are packed again.
-template <bool STRICT>
-struct Gradient {
-    float values[40];                   // this lane's part of 64 outputs x (8 columns a tap, and a column of ones)
-    float scale, unit;                  // of the sums; what takes both powers of two out of the exponents
-    float weight_unit;                  // takes out that of the weights
-    uint32_t mine;                      // where this lane's row of the first four matrices of sums is
-    Operand<SLAB, CORE> weights, sums;  // sums: [position][column], slabs of 8 columns; low parts SUMS_BYTES behind
-    Operand<CORE, SLAB> transposed;     // the same without the first slab
-    int barrier;
-    uint32_t sums_empty, parity = 0;    // an mbarrier at which each warp arrives when its products have read the sums
-    float* warp_largest;
-
-    DEVICE Gradient(uint32_t weights, uint32_t sums, uint32_t sums_empty, float* warp_largest, float weight_scale,
-                    const Lane& lane, int group)
-        : weight_unit(1 / weight_scale), weights(weights), sums(sums), transposed(sums + SLAB), barrier(FIRST_GROUP + group),
-          sums_empty(sums_empty), warp_largest(warp_largest) {
-        mine = sums + lane.lane / 16 * SLAB + (threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2) * CORE + lane.lane % 8 * 16;
-    }
-
-    // The unit is finite and not zero: an infinite or a vanishing sum must not make NaN.
-    DEVICE void set_scale(float to) {
-        scale = to;
-        unit = fminf(fmaxf(1 / scale * weight_unit, 0x1p-126f), 0x1p127f);
-    }
-    DEVICE void clear() {
-        set_scale(FIRST_SCALE);
-        UNROLL for (int i = 0; i < 40; ++i) values[i] = 0;
-    }
-
-    // Of a tap at one of the lane's positions, in its two channels: the scaled difference from the middle tap, or the middle
-    // one's sum. `middle`: its sums, scaled.
-    DEVICE float2 scaled(const Sums& from, const float (&middle)[4], int tap, int member) const {
-        const float a = tap == MIDDLE ? middle[member] : fmaf(from[tap][member], scale, -middle[member]);
-        const float b = tap == MIDDLE ? middle[2 + member] : fmaf(from[tap][2 + member], scale, -middle[2 + member]);
-        return make_float2(a, b);
-    }
-
-    // Words of two fp16 values: [slab][member]. Returns whether one is not finite.
-    DEVICE bool pack(const Sums& from, uint32_t (&words)[2 * INNER_SLABS]) const {
-        const __half2 zero = __floats2half2_rn(0, 0);
-        __half2 checks[3] = {zero, zero, zero};  // sums of products with zero, which are NaN for what is not finite
-        float middle[4];
-        UNROLL for (int i = 0; i < 4; ++i) middle[i] = from[MIDDLE][i] * scale;
-        UNROLL for (int i = 2 + 2 * TAPS; i < 2 * INNER_SLABS; ++i) words[i] = 0;
-        UNROLL for (int tap = 0; tap < TAPS; ++tap)
-            UNROLL for (int member = 0; member < 2; ++member) {
-                const int i = 2 * tap + member;
-                const float2 v = scaled(from, middle, tap, member);
-                const __half2 pair = __floats2half2_rn(v.x, v.y);
-                words[2 + i] = *reinterpret_cast<const uint32_t*>(&pair);
-                if (tap == MIDDLE) words[member] = fp16_rest(v.x, v.y, words[2 + i]);
-                checks[i % 3] = __hfma2(pair, zero, checks[i % 3]);
-            }
-        const __half2 check = __hadd2(__hadd2(checks[0], checks[1]), checks[2]);
-        return *reinterpret_cast<const uint32_t*>(&check) & 0x7fff7fff;
-    }
-    DEVICE void store(const uint32_t (&words)[2 * INNER_SLABS]) const {
-        UNROLL for (int i = 0; i < INNER_SLABS / 2; ++i) stmatrix_x4(mine + i * 2 * SLAB, words + 4 * i);
-        fence_proxy_async();
-    }
-
-    // High and low parts, two slabs at a time, since registers do not suffice for all words.
-    DEVICE void store_parts(const Sums& from) const {
-        float middle[4];
-        UNROLL for (int i = 0; i < 4; ++i) middle[i] = from[MIDDLE][i] * scale;
-        UNROLL for (int slab = 0; slab < INNER_SLABS; slab += 2) {
-            uint32_t high[4] = {}, low[4] = {};
-            UNROLL for (int i = 0; i < 4; ++i) {
-                const int tap = slab + i / 2 - 1, member = i % 2;
-                if (tap < 0 || tap >= TAPS) continue;
-                const float2 v = scaled(from, middle, tap, member);
-                high[i] = fp16_pair(v.x, v.y), low[i] = fp16_rest(v.x, v.y, high[i]);
-            }
-            stmatrix_x4(mine + slab * SLAB, high);
-            stmatrix_x4(mine + SUMS_BYTES + slab * SLAB, low);
-        }
-        fence_proxy_async();
-    }
-
-    // fp16 holds the group's sums with the new scale, all but NaN and infinities.
-    __device__ void shrink(const Sums& from) {
-        float largest = 0;
-        UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
-            const float sum = fabsf(i / 4 == MIDDLE ? from[MIDDLE][i % 4] : from[i / 4][i % 4] - from[MIDDLE][i % 4]);
-            if (sum < INFINITY) largest = fmaxf(largest, sum);
-        }
-        largest = warp_max(largest);
-        if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32 % 4] = largest;
-        bar_sync(barrier, 128);
-        UNROLL for (int i = 0; i < 4; ++i) largest = fmaxf(largest, warp_largest[i]);
-        const float smaller = fminf(scale, power_for(largest, SUM_EXPONENT, MOST_EXPONENT));
-        UNROLL for (int i = 0; i < 36; ++i) values[i] *= smaller / scale;
-        set_scale(smaller);
-    }
-
-    // Waits for this warp's part of the last step's products, and tells the group.
-    DEVICE void finish(const Lane& lane) const {
-        wgmma_wait<0>();
-        __syncwarp();
-        if (lane.lane == 0) mbarrier_arrive(sums_empty);
-    }
-
-    // Once all have read the last step's sums. The barrier lets all multiply, and asks whether a sum overflowed.
-    DEVICE void store_sums(const Sums& from) {
-        uint32_t words[2 * INNER_SLABS];
-        const bool overflow = pack(from, words);
-        mbarrier_wait(sums_empty, parity);
-        parity ^= 1;
-        store(words);
-        if (bar_red_or(barrier, 128, overflow)) {
-            shrink(from);
-            pack(from, words);
-            store(words);
-            bar_sync(barrier, 128);
-        }
-    }
-    // Strict: the scale is chosen before. Registers do not suffice to keep the sums until it is known whether one overflowed.
-    DEVICE void store_strict_sums(const Sums& from) {
-        shrink(from);
-        mbarrier_wait(sums_empty, parity);
-        parity ^= 1;
-        store_parts(from);
-        bar_sync(barrier, 128);
-    }
-
-    // Small terms first.
-    DEVICE void multiply_weights(float (&d)[32]) const {
-        wgmma_fence();
-        UNROLL for (int k = 0; k < INNER_SLABS; k += 2)
-            wgmma_m64n64k16_f16(d, weights.at(FP16_BYTES + k * SLAB), sums.at(k * SLAB), k > 0);
-        UNROLL for (int k = 0; STRICT && k < INNER_SLABS; k += 2)
-            wgmma_m64n64k16_f16(d, weights.at(k * SLAB), sums.at(SUMS_BYTES + k * SLAB), 1);
-        UNROLL for (int k = 0; k < INNER_SLABS; k += 2) wgmma_m64n64k16_f16(d, weights.at(k * SLAB), sums.at(k * SLAB), 1);
-        wgmma_commit();
-        wgmma_wait<0>();
-    }
-
-    // Read by the tensor cores until finish().
-    DEVICE void multiply_deltas(const uint32_t (&high)[16], const uint32_t (&low)[16]) {
-        wgmma_fence();
-        UNROLL for (int k = 0; STRICT && k < 4; ++k) {
-            wgmma_m64n80k16_f16(values, low + 4 * k, transposed.at(k * 2 * CORE));
-            wgmma_m64n80k16_f16(values, high + 4 * k, transposed.at(SUMS_BYTES + k * 2 * CORE));
-        }
-        UNROLL for (int k = 0; k < 4; ++k) wgmma_m64n80k16_f16(values, high + 4 * k, transposed.at(k * 2 * CORE));
-        wgmma_commit();
-    }
-};
-
-// The sums' columns that no tap fills: zeros, but for ONE in eight of them, each at 8 of the 64 positions: tensor cores round
-// towards zero, which shows less in eight short sums than in one.
-template <int ONE>
-__device__ void store_constant_columns(char* sums) {
-    for (int i = threadIdx.x % 128; i < (SUM_COLUMNS / 8 - TAPS) * SLAB / 2; i += 128) {
-        const int slab = i / (SLAB / 2), position = i % (SLAB / 2) / 8, column = i % 8;
-        reinterpret_cast<__half*>(sums + (1 + TAPS) * SLAB)[i] =
-            __float2half_rn(slab == ONES / 8 - TAPS && column == position / 8 ? ONE : 0);
-    }
-}
-
-// The segment's gradients, from the accumulators of all groups, which are added in `scratch` one after another. `more` come on
-// top of what was written before.
-template <bool STRICT>
-__device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch, const Lane& lane, const Tensors& t,
-                                int slot, bool more) {
-    static_assert(OUTPUTS * SUM_COLUMNS * 4 <= GROUPS * SUMS_BYTES, "they lie where the sums were");
-    const int first_row = threadIdx.x / 32 % 4 * 16 + lane.lane / 4;
-    UNROLL_1 for (int group = 0; group < GROUPS; ++group) {
-        if (static_cast<int>(threadIdx.x) / 128 == group)
-            UNROLL for (int i = 0; i < 40; ++i) {
-                const int row = first_row + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * lane.q + i % 2;  // as wgmma leaves them
-                float& sum = scratch[row * SUM_COLUMNS + column];
-                const float value =
-                    gradient.values[i] * (1 / DELTA_SCALE) * (i < 36 ? 1 / gradient.scale / (POOL_H * POOL_W) : 1);
-                sum = group ? sum + value : value;
-            }
-        bar_sync(ALL_CONSUMERS, CONSUMERS);
-    }
-    for (int i = threadIdx.x; i < PARAMETERS; i += CONSUMERS) {
-        const bool is_weight = i < WEIGHTS;
-        const int o = is_weight ? i / TERMS : i - WEIGHTS, tap = i % TAPS;
-        const int column = column_of(i % TERMS / TAPS);
-        const float* const sums = scratch + o * SUM_COLUMNS;
-        float sum = sums[is_weight ? 8 * tap + column : ONES];
-        if (is_weight && tap != MIDDLE) sum += sums[8 * MIDDLE + column];
-        UNROLL for (int k = 1; !is_weight && k < 8; ++k) sum += sums[ONES + k];
-        float& gradient_sum = t.gradients[static_cast<int64_t>(slot) * PARAMETERS + i];
-        gradient_sum = more ? gradient_sum + sum : sum;
-    }
-}
-
-// As conv_pool_sum, and each segment's gradients of weights and bias; SAVING: also all delta, for the gradient of x. A consumer
-// warp sums the boxes of 16 positions (`part` rank of its warpgroup's 64), and computes 16 outputs, from 16 * rank on, at all
-// 64. Registers keep the gradients. A warpgroup's warps wait for one another twice a step: mbarrier `sums_empty` before they
-// overwrite the sums, a named barrier before they multiply.
-template <bool STRICT, bool SAVING>
-__global__ void __launch_bounds__(THREADS, 1)
-    conv_pool_gradients(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
-    using Memory = Shared<true, STRICT>;
-    constexpr int STAGES = Memory::STAGES;
-    extern __shared__ __align__(1024) char memory[];
-    float* const warp_largest = reinterpret_cast<float*>(memory + Memory::REST_AT);
-    float* const warp_sums = warp_largest + OUTPUTS;
-    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
-    const uint32_t sums_empty = barriers + 8 * PIPELINE_BARRIERS;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) {
-        Pipeline<STAGES>::init(barriers);
-        for (int i = 0; i < GROUPS; ++i) mbarrier_init(sums_empty + 8 * i, 4);
-        fence_mbarrier_init();
-    }
-    __syncthreads();
-    if (warp >= CONSUMER_WARPS) {
-        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS) produce<STAGES>(x, shape, data, barriers);
-        return;
-    }
-    warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-    const float weight_scale = store_fp16_weights<STRICT>(t.weight, warp_largest, memory + Memory::WEIGHTS_AT);
-    fence_proxy_async();
-    bar_sync(ALL_CONSUMERS, CONSUMERS);
-
-    const Lane lane(warp);
-    const int group = warp / 4, rank = warp % 4;
-    float bias[2];  // of the lane's two outputs; the sigmoid of one that does not exist is zero
-    UNROLL for (int i = 0; i < 2; ++i) {
-        const int o = 16 * rank + lane.lane / 4 + 8 * i;
-        bias[i] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
-    }
-    Gradient<STRICT> gradient(data + Memory::WEIGHTS_AT, data + Memory::SUMS_AT + group * Memory::GROUP_SUMS,
-                              sums_empty + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
-    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.row_half), lane);
-    const int64_t end = first_work_row(shape, blockIdx.x + 1);
-    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
-        const Segment segment = segment_at(shape, work_row, end);
-        work_row += segment.count;
-        const int64_t sample_tile = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
-        const int columns = shape.columns - segment.tile * TILE_POSITIONS;
-        const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;
-        const bool inside[2] = {lane.position(0) < columns, lane.position(1) < columns};
-        // Bits of the group's four parts: which have positions beyond the image, and which are of half 1. And bits
-        // of the lane's 16 columns of exponents, of each part two of either member: which are inside.
-        uint32_t partial = 0, second = 0, columns_inside = 0;
-        UNROLL for (int part = 0; part < 4; ++part) {
-            const int other = 4 * group + part, first = other % TILE_WARPS * WARP_POSITIONS;
-            partial |= static_cast<uint32_t>(first + WARP_POSITIONS > columns) << part;
-            second |= static_cast<uint32_t>(other / TILE_WARPS) << part;
-            UNROLL for (int i = 0; i < 4; ++i)
-                columns_inside |= static_cast<uint32_t>(first + 2 * Lane::pair_of(2 * lane.q + i % 2) + i / 2 < columns)
-                                  << (4 * part + i);
-        }
-        // In vectors: [pooled row][warp of the tile][16 outputs][lane]; MOST_KEPT_ROWS of the binding keeps them below 2^32.
-        uint32_t saved = ((sample_tile * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
-        float total = 0;
-        const auto clear = [&] {
-            gradient.clear();
-            store_constant_columns<1>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS);
-            if (STRICT) store_constant_columns<0>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS + SUMS_BYTES);
-        };
-        const auto write = [&](bool more) {
-            bar_sync(ALL_CONSUMERS, CONSUMERS);  // all have multiplied, and the last segment's sums have been read
-            write_gradients(gradient, reinterpret_cast<float*>(memory + Memory::SUMS_AT), lane, t, segment.slot, more);
-        };
-        clear();
-        box.overlap_rows();
-        UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
-            box.fresh_rows();
-            gradient.finish(lane);
-            box.overlap_rows();
-            if (!whole) clear_outside(box.sums, inside);
-            if (STRICT) gradient.store_strict_sums(box.sums);
-            else gradient.store_sums(box.sums);
-            float d[32];
-            gradient.multiply_weights(d);
-            UNROLL for (int i = 0; i < 32; ++i) d[i] = fmaf(d[i], gradient.unit, bias[i / 2 % 2]);
-            const uint32_t ended = step < segment.rows(1) ? 0 : second;
-            if (partial | ended) {
-                // What does not count gets a sigmoid of zero.
-                UNROLL for (int part = 0; part < 4; ++part)
-                    if ((partial | ended) >> part & 1)
-                        UNROLL for (int i = 0; i < 8; ++i) {
-                            const bool counts = columns_inside >> (4 * part + i / 4 * 2 + i % 2) & ~(ended >> part) & 1;
-                            d[8 * part + i] = counts ? d[8 * part + i] : INFINITY;
-                        }
-            }
-            uint32_t deltas[16], low[16];
-            float sums[2];
-            UNROLL for (int i = 0; i < 16; ++i) {
-                const float a = rcp_approx(1 + ex2_approx(d[2 * i])), b = rcp_approx(1 + ex2_approx(d[2 * i + 1]));
-                sums[0] = i ? sums[0] + a : a;
-                sums[1] = i ? sums[1] + b : b;
-                const float delta_a = a * fmaf(-a, DELTA_SCALE, DELTA_SCALE), delta_b = b * fmaf(-b, DELTA_SCALE, DELTA_SCALE);
-                deltas[i] = fp16_pair(delta_a, delta_b);
-                if (STRICT) low[i] = fp16_rest(delta_a, delta_b, deltas[i]);
-            }
-            total += sums[0] + sums[1];
-            gradient.multiply_deltas(deltas, low);
-            if (STRICT) wgmma_wait<0>();  // registers do not suffice to keep the deltas any longer
-            if (SAVING && (!STRICT || t.deltas)) {  // strict training has one kernel
-                // Pairs of outputs, 8 apart: at both members of a pair of positions, then at those of the next pair.
-                const auto save = [&](uint4* to, const uint32_t(&from)[16]) {
-                    UNROLL for (int part = 0; part < 4; ++part) {
-                        const uint32_t* w = from + 4 * part;
-                        const uint32_t rows_below = second >> part & 1 ? (segment.steps() - 1) * TILE_WARPS * 128 : 0;
-                        if (!(ended >> part & 1))
-                            to[saved + part * 128 + rows_below] =
-                                make_uint4(lower_values(w[0], w[1]), lower_values(w[2], w[3]), upper_values(w[0], w[1]),
-                                           upper_values(w[2], w[3]));
-                    }
-                };
-                save(t.deltas, deltas);
-                if (STRICT && t.low_deltas) save(t.low_deltas, low);
-                saved += TILE_WARPS * 128;
-            }
-            if (STRICT && step % STRICT_STEPS == STRICT_STEPS - 1) {
-                write(step >= STRICT_STEPS);
-                bar_sync(ALL_CONSUMERS, CONSUMERS);  // all have read what lies where the sums were
-                clear();
-            }
-        }
-        wgmma_wait<0>();
-        write(STRICT && segment.steps() >= STRICT_STEPS);
-        write_sum(total, warp_sums, t.partial_sums + segment.slot);  // its barrier: the gradients have been read
-    }
-}
-
 // ---- sums over segments
 // Which block has a work row.
 DEVICE int block_of(const Shape& s, int64_t work_row) {
     return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
 }
 
-// sums (batch, size): a sample's segments. PARTS threads share a sum; each has every PARTS-th segment of a sample tile.
+// out[sample] = the sum of its segments' sums, by a warp.
 // Launched early, it divides integers while the partial sums are being written, then waits for them. They are not __restrict__:
 // the compiler might take them for constants and load them before the wait.
-template <int PARTS>
-__global__ void add_segments(const float* partial_sums, float* sums, int size, const Shape shape) {
-    const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x, at = thread / PARTS;
-    if (at >= static_cast<int64_t>(shape.batch) * size) return;
-    const int64_t sample = at / size, i = at % size;
+__global__ void add_segments(const float* partial_sums, float* out, const Shape shape) {
+    const int64_t sample = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / 32;
+    if (sample >= shape.batch) return;
     const bool cut = sample_tiles(shape) % shape.blocks;  // blocks share sample tiles
     float sum = 0;
     for (int64_t sample_tile = sample * shape.tiles; sample_tile < (sample + 1) * shape.tiles; ++sample_tile) {
         const int64_t first = sample_tile + (cut ? block_of(shape, sample_tile * shape.rows) : 0);
         const int64_t last = sample_tile + (cut ? block_of(shape, (sample_tile + 1) * shape.rows - 1) : 0);
         griddepcontrol_wait();
-        for (int64_t slot = first + thread % PARTS; slot <= last; slot += PARTS) sum += partial_sums[slot * size + i];
+        for (int64_t slot = first + threadIdx.x % 32; slot <= last; slot += 32) sum += partial_sums[slot];
     }
-    if (PARTS > 1) sum = warp_sum(sum);
-    if (thread % PARTS == 0) sums[at] = sum;
-}
-#endif  // FITS_FAST_PATH
-
-// ---- gradients of weights and bias: the sum over samples of grad_out times each sample's gradients
-struct ParameterSums {
-    const float* samples;  // (batch, PARAMETERS)
-    float *weight, *bias;
-};
-
-// A block of WIDTH * PARTS threads has WIDTH sums; a thread has every PARTS-th sample of one.
-template <int WIDTH, int PARTS>
-__device__ void sum_parameters(const ParameterSums& sums, const float* grad_out, int batch, int block, double* part_sums) {
-    const int part = threadIdx.x / WIDTH, i = block * WIDTH + threadIdx.x % WIDTH;
-    double sum = 0;
-    if (i < PARAMETERS)
-#pragma unroll 8
-        for (int sample = part; sample < batch; sample += PARTS)
-            sum += static_cast<double>(grad_out[sample]) * sums.samples[static_cast<int64_t>(sample) * PARAMETERS + i];
-    part_sums[threadIdx.x] = sum;
-    __syncthreads();
-    if (part > 0 || i >= PARAMETERS) return;
-    UNROLL for (int other = 1; other < PARTS; ++other) sum += part_sums[other * WIDTH + threadIdx.x];
-    if (i < WEIGHTS) sums.weight[i] = static_cast<float>(sum);
-    else sums.bias[i - WEIGHTS] = static_cast<float>(sum);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) out[sample] = sum;
 }
 
-constexpr int SUM_WIDTH = 32, SUM_PARTS = 8;
-__global__ void __launch_bounds__(SUM_WIDTH * SUM_PARTS)
-    weighted_sum(const ParameterSums sums, const float* __restrict__ grad_out, int batch) {
-    __shared__ double part_sums[SUM_WIDTH * SUM_PARTS];
-    sum_parameters<SUM_WIDTH, SUM_PARTS>(sums, grad_out, batch, blockIdx.x, part_sums);
-}
-
-#if FITS_FAST_PATH
-// ---- the gradient of x
-// grad_box (64 positions x 72) = delta * weights, in registers; then rows, then columns of x add up the boxes that hold them.
-constexpr int COLUMNS = 9 * CHANNELS, COLUMN_BYTES = COLUMNS * OUTPUTS * 2;  // of the transposed weights: 9 taps x channels
-constexpr int EDGE = KERNEL_W - 1, EDGES = EDGE > 0 ? EDGE : 1;              // columns that a position shares with the next
-constexpr int EXCHANGED = KERNEL_H * 2 * EDGES;                              // [row][channel][column], from warp to warp
-
-// Shared memory: for each warp two buffers of rows of x on their way out, [row][32 columns][channel], lines swizzled like those
-// of the input; then the weights, high and low parts.
-constexpr int OUT_LINES = WARP_POSITIONS * POOL_W / LINE_FLOATS, OUT_BYTES = POOL_H * OUT_LINES * CHANNELS * LINE;
-constexpr int TRANSPOSED_AT = 2 * CONSUMER_WARPS * OUT_BYTES, INPUT_GRADIENT_BYTES = TRANSPOSED_AT + 2 * COLUMN_BYTES;
-
-// Blocks behind its own add up the parameters' gradients: 128 samples of one tile take 128 blocks, and leave 4 of 132 SMs free.
-constexpr int TAIL_WIDTH = 128, TAIL_PARTS = CONSUMERS / TAIL_WIDTH, TAIL_BLOCKS = ceil_div(PARAMETERS, TAIL_WIDTH);
-
-// The power of two that lets fp16 hold the largest weight.
-__device__ float weight_scale(const float* weight, float* warp_largest) {
-    float largest = 0;
-    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(weight[i]));
-    largest = warp_max(largest);
-    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    __syncthreads();
-    for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
-    return power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
-}
-
-// weight[o][c][tap] as operand b: 72 columns (tap, channel); k is the output, in the order in which deltas were saved: of each
-// 16 outputs 0, 8, 1, 9, ...
-__device__ void store_transposed_weights(const float* weight, float scale, char* to) {
-    for (int i = threadIdx.x; i < COLUMNS * OUTPUTS; i += CONSUMERS) {
-        const int o = i % OUTPUTS, column = i / OUTPUTS, tap = column / CHANNELS, c = column % CHANNELS;
-        const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS && tap < TAPS;
-        const float w = exists ? weight[(o * IN_CHANNELS + c) * TAPS + tap] * scale : 0;
-        const __half high = __float2half_rn(w);
-        const int k = o / 16 * 16 + o % 8 * 2 + o / 8 % 2;
-        const int at = k / 8 * COLUMNS * 16 + column / 8 * 128 + column % 8 * 16 + k % 8 * 2;
-        *reinterpret_cast<__half*>(to + at) = high;
-        *reinterpret_cast<__half*>(to + COLUMN_BYTES + at) = __float2half_rn(w - __half2float(high));
-    }
-}
-
-// A persistent block goes through its segments as conv_pool_sum does; a warp has 16 positions of its half, a step is one of
-// their pooled rows. The deltas of the next step are loaded while this one's are multiplied. A tap's sums add to every value of
-// its box: rows of x get those of the taps at or above them, and what the pooled row before has left (`carry`); columns
-// likewise, from the position on the left (`edge`), by shuffles, and between warps through `exchange`. TMA stores the rows.
-template <bool STRICT>
-__global__ void __launch_bounds__(CONSUMERS, 1)
-    input_gradient(const __grid_constant__ CUtensorMap grad_x, const uint4* __restrict__ deltas,
-                   const float* __restrict__ weight, const float* __restrict__ grad_out, const ParameterSums parameters,
-                   const Shape shape) {
-    extern __shared__ __align__(1024) char memory[];
-    if (static_cast<int>(blockIdx.x) >= shape.blocks)
-        return sum_parameters<TAIL_WIDTH, TAIL_PARTS>(parameters, grad_out, shape.batch, blockIdx.x - shape.blocks,
-                                                      reinterpret_cast<double*>(memory));
-    __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][half][warp][q]; warp 0 stays zero
-    __shared__ float warp_largest[CONSUMER_WARPS];
-    char* const weights = memory + TRANSPOSED_AT;
-    for (int i = threadIdx.x; i < 2 * ROW_HALVES * 4 * EXCHANGED; i += CONSUMERS) {
-        const int parity = i / (ROW_HALVES * 4 * EXCHANGED), row_half = i / (4 * EXCHANGED) % ROW_HALVES, q = i / EXCHANGED % 4;
-        exchange[parity][row_half][0][q][i % EXCHANGED] = 0;
-    }
-    const float weight_power = weight_scale(weight, warp_largest);
-    store_transposed_weights(weight, weight_power, weights);
-    fence_proxy_async();
-    __syncthreads();
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const Lane lane(warp);
-    const Operand<COLUMNS * 16, CORE> right(shared_address(weights));
-    constexpr int ROW = TILE_WARPS * 128;  // vectors
-    const int left_lane = (Lane::pair_of(lane.pair - 1) & 7) * 4 + lane.q;  // has the pair of positions on the left
-    const uint32_t outgoing = shared_address(memory) + 2 * warp * OUT_BYTES;
-    const int64_t end = first_work_row(shape, blockIdx.x + 1);
-    int parity = 0;
-    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
-        const Segment segment = segment_at(shape, work_row, end);
-        work_row += segment.count;
-        // Pooled rows [first, last).
-        const int first = segment.first(lane.row_half), last = first + segment.rows(lane.row_half);
-        const bool writes_below = last == shape.rows && first < last;
-        const float scale = grad_out[segment.sample] / (DELTA_SCALE * POOL_H * POOL_W) / weight_power;
-        // A half begins one row above its first, which needs that row's carry; the half with the image's last pooled row also
-        // writes what lies below its windows.
-        const int below = ceil_div(shape.height, POOL_H) - shape.rows;
-        const int steps = 1 + segment.steps() + (segment.start + segment.count == shape.rows ? below : 0);
-        // A vector has two pairs of outputs at two neighbouring lanes' positions.
-        const int64_t image_row = static_cast<int64_t>(segment.sample) * shape.rows + first - 1;
-        const uint2* from =
-            reinterpret_cast<const uint2*>(deltas + image_row * ROW + lane.warp * 128) + lane.q * 8 + lane.lane / 4;
-        uint4 next[4], next_low[4];  // operands a of the next step
-        const auto load = [&](int row) {
-            const bool exists = row >= 0 && row < last;
-            const auto load_part = [&](const uint2* from, uint4(&to)[4]) {
-                UNROLL for (int v = 0; v < 4; ++v) {
-                    const uint2 none = make_uint2(0, 0), a = exists ? __ldcs(from + 64 * v) : none,
-                                b = exists ? __ldcs(from + 64 * v + 32) : none;
-                    to[v] = make_uint4(a.x, a.y, b.x, b.y);
-                }
-            };
-            load_part(from, next);
-            if (STRICT) load_part(from + 2 * vectors_of_deltas(shape), next_low);
-            from += 2 * ROW;
-        };
-        load(first < last ? first - 1 : -1);
-        float carry[OVERLAP > 0 ? OVERLAP : 1][KERNEL_W][4] = {};
-        UNROLL_1 for (int step = 0; step < steps; ++step) {
-            const int row = first - 1 + step;
-            float d[36];
-            uint4 a[4], low[4];
-            UNROLL for (int v = 0; v < 4; ++v) a[v] = next[v];
-            if (STRICT) UNROLL for (int v = 0; v < 4; ++v) low[v] = next_low[v];
-            load(row + 1);
-            wgmma_fence();
-            UNROLL for (int v = 0; v < 4; ++v) wgmma_m64n72k16_f16(d, a[v], right.at(COLUMN_BYTES + v * COLUMNS * 32), v > 0);
-            UNROLL for (int v = 0; STRICT && v < 4; ++v) wgmma_m64n72k16_f16(d, low[v], right.at(v * COLUMNS * 32), 1);
-            UNROLL for (int v = 0; v < 4; ++v) wgmma_m64n72k16_f16(d, a[v], right.at(v * COLUMNS * 32), 1);
-            wgmma_commit();
-            wgmma_wait<0>();
-            // rows[y][e]: what row y of x gets through column e of the kernel; [2 * member + channel].
-            float rows[KERNEL_H][KERNEL_W][4];
-            UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                UNROLL for (int i = 0; i < 4; ++i) {
-                    UNROLL for (int tap = e; tap < TAPS; tap += KERNEL_W) d[4 * tap + i] *= scale;
-                    float above = d[4 * e + i];
-                    UNROLL for (int y = 0; y < KERNEL_H; ++y) {
-                        if (y > 0) above += d[4 * (y * KERNEL_W + e) + i];
-                        rows[y][e][i] = y < OVERLAP ? above + carry[y][e][i] : above;
-                    }
-                    float later = 0;
-                    UNROLL for (int y = OVERLAP - 1; y >= 0; --y) {
-                        const float tap = d[4 * ((y + 1) * KERNEL_W + e) + i];
-                        carry[y][e][i] = later = y == OVERLAP - 1 ? tap : later + tap;
-                    }
-                }
-            // What the next position's columns get.
-            float edge[KERNEL_H][4][EDGES];  // [row][2 * member + channel][column]
-            UNROLL for (int y = 0; y < KERNEL_H; ++y)
-                UNROLL for (int i = 0; i < 4; ++i)
-                    UNROLL for (int z = EDGE - 1; z >= 0; --z)
-                        edge[y][i][z] = z == EDGE - 1 ? rows[y][z + 1][i] : rows[y][z + 1][i] + edge[y][i][z + 1];
-            float from_left[KERNEL_H][2][EDGES];  // [row][channel][column]: of the position on the left of the lane's first
-            // Calls visit(row, channel, column, index among those EXCHANGED) for each.
-            const auto for_edges = [&](auto visit) {
-                UNROLL for (int y = 0; y < KERNEL_H; ++y)
-                    UNROLL for (int channel = 0; channel < 2; ++channel)
-                        UNROLL for (int z = 0; z < EDGE; ++z) visit(y, channel, z, (y * 2 + channel) * EDGES + z);
-            };
-            float* const mine = exchange[parity][lane.row_half][1 + lane.warp][lane.q];
-            if (lane.pair == 7) for_edges([&](int y, int channel, int z, int i) { mine[i] = edge[y][2 + channel][z]; });
-            if (lane.lane == 0) tma_store_wait_read<1>();  // the rows of two steps ago have left their buffer
-            bar_sync(FIRST_HALF + lane.row_half, 32 * TILE_WARPS);
-            for_edges([&](int y, int channel, int z, int) {
-                from_left[y][channel][z] = __shfl_sync(~0u, edge[y][2 + channel][z], left_lane);
-            });
-            if (lane.pair == 0) {
-                const float* const left = exchange[parity][lane.row_half][lane.warp][lane.q];
-                for_edges([&](int y, int channel, int z, int i) { from_left[y][channel][z] = left[i]; });
-            }
-            const uint32_t to = outgoing + parity * OUT_BYTES;
-            parity ^= 1;
-            UNROLL for (int y = 0; y < KERNEL_H; ++y)
-                UNROLL for (int channel = 0; channel < 2; ++channel) {
-                    float v[2 * POOL_W];
-                    UNROLL for (int member = 0; member < 2; ++member)
-                        UNROLL for (int z = 0; z < POOL_W; ++z) {
-                            const float own = rows[y][z < KERNEL_W ? z : 0][2 * member + channel];
-                            const int at = member * POOL_W + z;
-                            v[at] = z == 0 ? own : z < KERNEL_W ? v[at - 1] + own : v[at - 1];
-                        }
-                    UNROLL for (int z = 0; z < EDGE; ++z) {
-                        v[z] += from_left[y][channel][z];
-                        v[POOL_W + z] += edge[y][channel][z];
-                    }
-                    // Odd lanes' vectors go the other way round, so that a quarter-warp's stores touch all banks.
-                    const int c = 2 * lane.q + channel, copies = y == KERNEL_H - 1 ? FRESH : 1;
-                    UNROLL for (int i = 0; i < POOL_W / 2; ++i) {
-                        const int turn = lane.lane / 4 % 2 ? POOL_W / 2 - 1 - i : i, column = 2 * lane.pair * POOL_W + 4 * turn;
-                        const int turned = 4 * (POOL_W / 2 - 1 - i);
-                        float4 vector;
-                        float* const e = &vector.x;
-                        UNROLL for (int k = 0; k < 4; ++k) e[k] = lane.lane / 4 % 2 ? v[turned + k] : v[4 * i + k];
-                        const uint32_t at = (column / LINE_FLOATS * CHANNELS + c) * LINE + ((column / 4 % 8 ^ c) << 4);
-                        UNROLL for (int copy = 0; copy < copies; ++copy)
-                            st_shared_v4(to + (y + copy) * OUT_LINES * CHANNELS * LINE + at, vector);
-                    }
-                }
-            fence_proxy_async();
-            __syncwarp();
-            if (lane.lane == 0) {
-                if (row >= first && (row < last || writes_below))
-                    tma_store_5d(grad_x, to, lane.warp * OUT_LINES, 0, row * POOL_H, segment.sample);
-                tma_store_commit();
-            }
-        }
-    }
-    if (lane.lane == 0) tma_store_wait();
-}
-#endif  // FITS_FAST_PATH
-
-// =====================================================================================================================
-// What the fast path does not take, in plain fp32: right, but slow.
-// =====================================================================================================================
-
-// Averages (batch, TERMS, windows) and sigmoids (batch, OUT_CHANNELS, windows) pass through device memory.
-constexpr int PLAIN_THREADS = 256;
-struct Plain {
-    const float *x, *weight, *bias;
-    float *averages, *sigmoids;
-};
-
-// A thread has the average of a window that is shifted by a term: channel, row and column of the kernel.
-__global__ void __launch_bounds__(PLAIN_THREADS) plain_averages(const Plain p, const Shape s) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x;
-    const int64_t windows = static_cast<int64_t>(s.rows) * s.columns, window = index % windows;
-    const int64_t term = index / windows % TERMS, sample = index / windows / TERMS;
-    if (sample >= s.batch) return;
-    const int64_t row = window / s.columns * POOL_H + term % TAPS / KERNEL_W;
-    const int64_t column = window % s.columns * POOL_W + term % KERNEL_W;
-    const float* const from = p.x + ((sample * IN_CHANNELS + term / TAPS) * s.height + row) * s.width + column;
-    float sum = 0;
-    for (int y = 0; y < POOL_H; ++y)
-        for (int z = 0; z < POOL_W; ++z) sum += from[static_cast<int64_t>(y) * s.width + z];
-    p.averages[index] = sum * (1.0f / (POOL_H * POOL_W));
-}
-
-__global__ void __launch_bounds__(PLAIN_THREADS) plain_sigmoids(const Plain p, const Shape s) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x;
-    const int64_t windows = static_cast<int64_t>(s.rows) * s.columns, window = index % windows;
-    const int64_t o = index / windows % OUT_CHANNELS, sample = index / windows / OUT_CHANNELS;
-    if (sample >= s.batch) return;
-    const float* const averages = p.averages + sample * TERMS * windows + window;
-    float sum = p.bias[o];
-    for (int64_t i = 0; i < TERMS; ++i) sum = fmaf(p.weight[o * TERMS + i], averages[i * windows], sum);
-    p.sigmoids[index] = 1 / (1 + expf(-sum));
-}
-
-// A warp has a sum over a sample's windows: the gradient of a parameter, or, as number PARAMETERS, the output, which is the
-// only one where `gradients` is null.
-__global__ void __launch_bounds__(PLAIN_THREADS)
-    plain_sums(const Plain p, float* __restrict__ out, float* __restrict__ gradients, const Shape s) {
-    const int64_t warp = (static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x) / 32;
-    const int64_t windows = static_cast<int64_t>(s.rows) * s.columns, first = gradients ? 0 : PARAMETERS;
-    const int64_t sample = warp / (PARAMETERS + 1 - first), i = first + warp % (PARAMETERS + 1 - first);
-    if (sample >= s.batch) return;
-    const int64_t o = i < WEIGHTS ? i / TERMS : i < PARAMETERS ? i - WEIGHTS : 0;
-    const float* const sigmoids = p.sigmoids + (sample * OUT_CHANNELS + o) * windows;
-    const float* const averages = p.averages + (sample * TERMS + i % TERMS) * windows;
-    double sum = 0;
-#pragma unroll 4
-    for (int64_t k = threadIdx.x % 32; k < (i < PARAMETERS ? windows : OUT_CHANNELS * windows); k += 32) {
-        const float sigmoid = sigmoids[k], delta = sigmoid * (1 - sigmoid);
-        sum += i == PARAMETERS ? sigmoid : i < WEIGHTS ? delta * averages[k] : delta;
-    }
-    UNROLL for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    if (threadIdx.x % 32) return;
-    *(i < PARAMETERS ? gradients + sample * PARAMETERS + i : out + sample) = static_cast<float>(sum);
-}
-
-// A thread has a value of grad_x. Each tap gives it the gradients of all outputs at the window that holds it.
-__global__ void __launch_bounds__(PLAIN_THREADS)
-    plain_input_gradient(const Plain p, const float* __restrict__ grad_out, float* __restrict__ grad_x, const Shape s) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, image_row = index / s.width;
-    const int64_t column = index % s.width, row = image_row % s.height, c = image_row / s.height % IN_CHANNELS;
-    const int64_t sample = image_row / s.height / IN_CHANNELS, windows = static_cast<int64_t>(s.rows) * s.columns;
-    if (sample >= s.batch) return;
-    float sum = 0;
-    for (int tap = 0; tap < TAPS; ++tap) {
-        const int64_t y = row - tap / KERNEL_W, z = column - tap % KERNEL_W;
-        if (y < 0 || z < 0 || y / POOL_H >= s.rows || z / POOL_W >= s.columns) continue;
-        const float* const sigmoids = p.sigmoids + sample * OUT_CHANNELS * windows + y / POOL_H * s.columns + z / POOL_W;
-        for (int64_t o = 0; o < OUT_CHANNELS; ++o) {
-            const float sigmoid = sigmoids[o * windows];
-            sum = fmaf(p.weight[(o * IN_CHANNELS + c) * TAPS + tap], sigmoid * (1 - sigmoid), sum);
-        }
-    }
-    grad_x[index] = sum * grad_out[sample] * (1.0f / (POOL_H * POOL_W));
-}
-
-// ---- launchers
-struct Arguments {  // the same in the binding
-    const float *x, *weight, *bias;
-    int64_t batch, height, width;
-    bool fast, strict;  // fast: the fast path takes this image
-    int sm_count;
-    cudaStream_t stream;
-};
-
+// ---- launches
 // One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
 // sample tiles. The latter need no add_segments.
 constexpr int MIN_SM_USE = 19, OF_SMS = 20;
@@ -1451,45 +640,6 @@ static int count_blocks(int64_t sample_tiles, int rows, int sm_count) {
     return static_cast<int>(even <= most && even * OF_SMS >= MIN_SM_USE * static_cast<int64_t>(sm_count) ? even : most);
 }
 
-static Shape make_shape(const Arguments& a) {
-    Shape s;
-    s.batch = static_cast<int>(a.batch), s.height = static_cast<int>(a.height), s.width = static_cast<int>(a.width);
-    s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
-    s.tiles = ceil_div(s.columns, TILE_POSITIONS);
-    s.blocks = count_blocks(a.batch * s.tiles, s.rows, a.sm_count);
-    return s;
-}
-
-// The slots of segments' sums; 0 where a sample has one segment, which is its sum.
-static int64_t count_slots(const Shape& s) {
-    const int64_t sample_tiles = static_cast<int64_t>(s.batch) * s.tiles;
-    return sample_tiles % s.blocks ? sample_tiles + s.blocks : s.tiles > 1 ? sample_tiles : 0;
-}
-
-// Floats of scratch that a pass over x needs.
-int64_t count_scratch(const Arguments& a, bool training) {
-    const Shape s = make_shape(a);
-    if (a.fast) return count_slots(s) * (training ? 1 + PARAMETERS : 1);
-    return a.batch * s.rows * s.columns * (TERMS + OUT_CHANNELS);
-}
-
-void launch_weighted_sum(const float* gradients, const float* grad_out, float* grad_weight, float* grad_bias, int64_t batch,
-                         cudaStream_t stream) {
-    weighted_sum<<<ceil_div(PARAMETERS, SUM_WIDTH), SUM_WIDTH * SUM_PARTS, 0, stream>>>(
-        ParameterSums{gradients, grad_weight, grad_bias}, grad_out, static_cast<int>(batch));
-}
-
-static unsigned plain_blocks(int64_t threads) { return static_cast<unsigned>((threads + PLAIN_THREADS - 1) / PLAIN_THREADS); }
-
-static Plain launch_plain_sigmoids(const Arguments& a, const Shape& s, float* scratch) {
-    const int64_t windows = a.batch * s.rows * s.columns;
-    const Plain p = {a.x, a.weight, a.bias, scratch, scratch + windows * TERMS};
-    plain_averages<<<plain_blocks(windows * TERMS), PLAIN_THREADS, 0, a.stream>>>(p, s);
-    plain_sigmoids<<<plain_blocks(windows * OUT_CHANNELS), PLAIN_THREADS, 0, a.stream>>>(p, s);
-    return p;
-}
-
-#if FITS_FAST_PATH
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                             const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -1507,459 +657,127 @@ static Encode find_encode() {
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
 }
 
-// A tensor map of x, or of its gradient, as lines of 32 columns. On the way in the lines of a row and channel are neighbours in
-// shared memory, on the way out those of the channels. The driver needs a context in this thread, which may be autograd's: a
-// call of the runtime must come first.
-static cudaError_t make_tensor_map(const float* x, const Shape& s, bool outgoing, CUtensorMap* map) {
+// A tensor map of x as lines of 32 columns; those of a row and channel are neighbours in shared memory. The driver needs a
+// context in this thread: a call of the runtime must come first.
+static cudaError_t make_tensor_map(const Element* x, const Shape& s, CUtensorMap* map) {
     static const Encode encode = find_encode();
     if (!encode) return cudaErrorNotSupported;
-    struct Dimension {
-        cuuint64_t size, stride;
-        cuuint32_t box;
-    };
-    const cuuint64_t width = s.width, height = s.height, plane = width * height * 4, lines = width / LINE_FLOATS;
-    const Dimension line = {lines, LINE, static_cast<cuuint32_t>(outgoing ? OUT_LINES : LINES)};
-    const Dimension channel = {IN_CHANNELS, plane, CHANNELS};
-    const Dimension row = {height, width * 4, static_cast<cuuint32_t>(outgoing ? POOL_H : STAGE_ROWS)};
-    const Dimension sample = {static_cast<cuuint64_t>(s.batch), plane * IN_CHANNELS, 1};
-    const Dimension& second = outgoing ? channel : line;
-    const Dimension& third = outgoing ? line : channel;
-    const cuuint64_t sizes[5] = {LINE_FLOATS, second.size, third.size, row.size, sample.size};
-    const cuuint64_t strides[4] = {second.stride, third.stride, row.stride, sample.stride};
-    const cuuint32_t box[5] = {LINE_FLOATS, second.box, third.box, row.box, 1}, steps[5] = {1, 1, 1, 1, 1};
-    const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(x), sizes, strides, box, steps,
+    const cuuint64_t width = s.width, height = s.height, plane = width * height * 4;
+    const cuuint64_t sizes[5] = {LINE_FLOATS, width / LINE_FLOATS, IN_CHANNELS, height, static_cast<cuuint64_t>(s.batch)};
+    const cuuint64_t strides[4] = {LINE, plane, width * 4, plane * IN_CHANNELS};
+    const cuuint32_t box[5] = {LINE_FLOATS, LINES, CHANNELS, STAGE_ROWS, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <class Memory>
-static cudaError_t launch(void (*kernel)(const CUtensorMap, const Shape, const Tensors), const Arguments& a, const Shape& s,
-                          const Tensors& tensors) {
+// scratch: a float for each sample tile and SM, where a sample has several segments.
+extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
+                                    int64_t batch, int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
+    int device = 0, sm_count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    Shape s = {static_cast<int>(batch), static_cast<int>(height), static_cast<int>(width)};
+    s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
+    s.tiles = ceil_div(s.columns, TILE_POSITIONS), s.blocks = count_blocks(batch * s.tiles, s.rows, sm_count);
+    const bool split = s.tiles > 1 || s.batch % s.blocks;
+    const Tensors tensors = {weight, bias, split ? scratch : out};
+    const auto kernel = strict ? conv_pool_sum<true> : conv_pool_sum<false>;
     CUtensorMap map;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Memory::BYTES);
-    if (error == cudaSuccess) error = make_tensor_map(a.x, s, false, &map);
-    if (error == cudaSuccess) kernel<<<s.blocks, THREADS, Memory::BYTES, a.stream>>>(map, s, tensors);
-    return error;
-}
-
-// By programmatic dependent launch, so its start overlaps the kernel before it.
-template <int PARTS>
-static cudaError_t launch_add_segments(const float* partial_sums, float* sums, int size, const Shape& s, cudaStream_t stream) {
-    const int64_t threads = static_cast<int64_t>(s.batch) * size * PARTS;
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>((threads + 127) / 128)), config.blockDim = dim3(128);
-    config.stream = stream, config.attrs = &early, config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, add_segments<PARTS>, partial_sums, sums, size, s);
-}
-
-template <bool STRICT>
-static cudaError_t launch_fast_forward(const Arguments& a, float* scratch, float* out, float* gradients, uint4* deltas,
-                                       bool low_deltas) {
-    const Shape s = make_shape(a);
-    const int64_t slots = count_slots(s);
-    float* const partial_sums = scratch + (gradients ? slots * PARAMETERS : 0);  // behind the partial gradients
-    const Tensors tensors = {a.weight, a.bias, slots ? partial_sums : out, slots ? scratch : gradients, deltas,
-                             low_deltas ? deltas + vectors_of_deltas(s) : nullptr};
-    const auto training = STRICT || deltas ? conv_pool_gradients<STRICT, true> : conv_pool_gradients<STRICT, STRICT>;
-    cudaError_t error = gradients ? launch<Shared<true, STRICT>>(training, a, s, tensors)
-                                  : launch<Shared<false, STRICT>>(conv_pool_sum<STRICT>, a, s, tensors);
-    if (error == cudaSuccess && slots) error = launch_add_segments<32>(partial_sums, out, 1, s, a.stream);
-    if (error == cudaSuccess && slots && gradients)
-        error = launch_add_segments<1>(scratch, gradients, PARAMETERS, s, a.stream);
-    return error;
-}
-
-template <bool STRICT>
-static cudaError_t launch_fast_input_gradient(const Arguments& a, const void* deltas, const float* grad_out, float* grad_x,
-                                              const ParameterSums& parameters) {
-    const Shape s = make_shape(a);
-    const auto input_gradient = ::input_gradient<STRICT>;
-    CUtensorMap map;
-    cudaError_t error =
-        cudaFuncSetAttribute(input_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, INPUT_GRADIENT_BYTES);
-    if (error == cudaSuccess) error = make_tensor_map(grad_x, s, true, &map);
-    if (error == cudaSuccess)
-        input_gradient<<<s.blocks + TAIL_BLOCKS, CONSUMERS, INPUT_GRADIENT_BYTES, a.stream>>>(
-            map, static_cast<const uint4*>(deltas), a.weight, grad_out, parameters, s);
-    return error;
-}
-#endif
-
-// `gradients` (batch, PARAMETERS) and `deltas` may be null. The plain kernels leave no deltas.
-cudaError_t launch_forward(const Arguments& a, float* scratch, float* out, float* gradients, void* deltas, bool low_deltas) {
-#if FITS_FAST_PATH
-    const auto run = a.strict ? launch_fast_forward<true> : launch_fast_forward<false>;
-    if (a.fast) return run(a, scratch, out, gradients, static_cast<uint4*>(deltas), low_deltas);
-#endif
-    const Shape s = make_shape(a);
-    const Plain p = launch_plain_sigmoids(a, s, scratch);
-    const int64_t warps = a.batch * (gradients ? PARAMETERS + 1 : 1);
-    plain_sums<<<plain_blocks(32 * warps), PLAIN_THREADS, 0, a.stream>>>(p, out, gradients, s);
-    return cudaSuccess;
-}
-
-// Also the gradients of the parameters, from each sample's, `gradients` (batch, PARAMETERS). The plain kernels need `scratch`,
-// the fast one `deltas`.
-cudaError_t launch_input_gradient(const Arguments& a, float* scratch, const void* deltas, const float* gradients,
-                                  const float* grad_out, float* grad_x, float* grad_weight, float* grad_bias) {
-#if FITS_FAST_PATH
-    const auto run = a.strict ? launch_fast_input_gradient<true> : launch_fast_input_gradient<false>;
-    if (a.fast) return run(a, deltas, grad_out, grad_x, ParameterSums{gradients, grad_weight, grad_bias});
-#endif
-    const Shape s = make_shape(a);
-    const Plain p = launch_plain_sigmoids(a, s, scratch);
-    const int64_t values = a.batch * IN_CHANNELS * a.height * a.width;
-    plain_input_gradient<<<plain_blocks(values), PLAIN_THREADS, 0, a.stream>>>(p, grad_out, grad_x, s);
-    launch_weighted_sum(gradients, grad_out, grad_weight, grad_bias, a.batch, a.stream);
-    return cudaSuccess;
-}
-"""
-
-BINDING = r"""
-#include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
-#include <torch/version.h>
-
-#include <array>
-#include <optional>
-#include <string>
-#include <tuple>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-template <class... Parts>
-static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-struct Arguments {
-    const float *x, *weight, *bias;
-    int64_t batch, height, width;
-    bool fast, strict;
-    int sm_count;
-    cudaStream_t stream;
-};
-int64_t count_scratch(const Arguments&, bool training);
-cudaError_t launch_forward(const Arguments&, float* scratch, float* out, float* gradients, void* deltas, bool low_deltas);
-cudaError_t launch_input_gradient(const Arguments&, float* scratch, const void* deltas, const float* gradients,
-                                  const float* grad_out, float* grad_x, float* grad_weight, float* grad_bias);
-void launch_weighted_sum(const float* gradients, const float* grad_out, float* grad_weight, float* grad_bias, int64_t batch,
-                         cudaStream_t);
-
-constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W, PARAMETERS = WEIGHTS + OUT_CHANNELS;
-
-// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
-static bool is_strict() {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
-    return !at::globalContext().allowTF32CuDNN();
-#elif TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 9
-    return !at::globalContext().allowTF32CuDNN("conv");
-#else
-    return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-#endif
-}
-
-// Which images the fast path takes, of the shapes for which FITS_FAST_PATH: TMA brings lines of 32 columns. Int is int64_t, or
-// SymInt where torch.compile traces.
-template <class Int>
-static bool is_fast(const Int& width) { return FITS_FAST_PATH && width % 32 == 0; }
-
-// Of these images, those whose gradient of x has a fast path, too: the forward pass keeps deltas for it. One tile of windows
-// spans the image, and 32 bits count the vectors of eight deltas.
-template <class Int>
-static bool keeps_deltas(const Int& batch, const Int& height, const Int& width) {
-    constexpr int64_t MOST_KEPT_ROWS = (int64_t{1} << 32) / (TILE_POSITIONS * OUTPUTS / 8);
-    return is_fast(width) && (width - (KERNEL_W - 1)) / POOL_W <= TILE_POSITIONS &&
-           batch * ((height - (KERNEL_H - 1)) / POOL_H) <= MOST_KEPT_ROWS;
-}
-
-static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
-    bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
-    for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits,
-                message("conv_pool_sigmoid_sum: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                        " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device()));
-}
-
-static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device() == expected.device(),
-                message("conv_pool_sigmoid_sum: expected all on ", expected.device(), ", got ", name, " on ", tensor.device()));
-}
-
-// The arguments of all passes over the input, checked, as the kernels take them. The guard holds while this lives.
-struct Call {
-    at::Tensor x, weight, bias;
-    c10::cuda::CUDAGuard guard;
-    Arguments arguments;
-
-    Call(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in, at::IntArrayRef pool)
-        : guard(checked(x_in, weight_in, bias_in, pool)) {
-        x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
-        if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16) x = x.clone();  // TMA reads 16 bytes at a time
-        int capability = 0, sm_count = 0;
-        C10_CUDA_CHECK(cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, x.get_device()));
-        C10_CUDA_CHECK(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, x.get_device()));
-        TORCH_CHECK(capability == 9,
-                    message("conv_pool_sigmoid_sum v5: expected a GPU of compute capability 9 (Hopper), got ", capability,
-                            "; v4_tensor_core runs on 8.0 and later"));
-        arguments = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), x.size(0),
-                     x.size(2), x.size(3), is_fast(x.size(3)), is_strict(), sm_count,
-                     c10::cuda::getCurrentCUDAStream()};
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    if (error == cudaSuccess) error = make_tensor_map(x, s, &map);
+    if (error != cudaSuccess) return error;
+    kernel<<<s.blocks, THREADS, SHARED_BYTES, stream>>>(map, s, tensors);
+    if (split) {  // by programmatic dependent launch, so its start overlaps the kernel before it
+        cudaLaunchAttribute early;
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        early.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(ceil_div(s.batch, 4)), config.blockDim = dim3(128);
+        config.stream = stream, config.attrs = &early, config.numAttrs = 1;
+        error = cudaLaunchKernelEx(&config, add_segments, static_cast<const float*>(scratch), out, s);
     }
-
-    static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
-        check("x", x, {-1, IN_CHANNELS, -1, -1});
-        check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
-        check("bias", bias, {OUT_CHANNELS});
-        check_device(x, "weight", weight);
-        check_device(x, "bias", bias);
-        TORCH_CHECK(pool == at::IntArrayRef({POOL_H, POOL_W}),
-                    message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
-                            pool));
-        TORCH_CHECK(x.size(2) >= KERNEL_H + POOL_H - 1 && x.size(3) >= KERNEL_W + POOL_W - 1,
-                    message("conv_pool_sigmoid_sum: an image of ", x.size(2), " x ", x.size(3),
-                            " is too small for a kernel of ", KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_H,
-                            " x ", POOL_W));
-        TORCH_CHECK(x.size(0) * (PARAMETERS + 1) < 1ll << 33 && x.numel() < 1ll << 39,
-                    message("conv_pool_sigmoid_sum: a tensor of shape ", x.sizes(), " needs more blocks than a grid has"));
-        return x.device();
-    }
-
-    at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
-
-    // Of part 0, all deltas, and part 1, what rounding leaves of them.
-    std::array<int64_t, 3> deltas_shape(int64_t parts) const {
-        return {parts * x.size(0), (x.size(2) - KERNEL_H + 1) / POOL_H, TILE_POSITIONS * OUTPUTS};
-    }
-    at::Tensor empty_deltas(int64_t parts) const {
-        return at::empty(deltas_shape(parts), x.options().dtype(at::kHalf));
-    }
-
-    // Writes each sample's output, and where they are given its gradients of the parameters and the deltas.
-    void run(const at::Tensor& out, const at::Tensor* gradients, const at::Tensor* deltas) const {
-        if (x.size(0) == 0) return;
-        const at::Tensor scratch = empty({count_scratch(arguments, gradients)});
-        C10_CUDA_CHECK(launch_forward(arguments, scratch.mutable_data_ptr<float>(), out.mutable_data_ptr<float>(),
-                                      gradients ? gradients->mutable_data_ptr<float>() : nullptr,
-                                      deltas && deltas->numel() ? deltas->mutable_data_ptr() : nullptr,
-                                      deltas && deltas->size(0) > x.size(0)));
-        C10_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-};
-
-at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
-    const Call call(x, weight, bias, pool);
-    at::Tensor out = call.empty({x.size(0)});
-    call.run(out, nullptr, nullptr);
-    return out;
+    return error == cudaSuccess ? cudaGetLastError() : error;
 }
-
-// Also each sample's gradients of the parameters, and the deltas for all_grads. `parts` is 0, 1, or 2: with low parts, which
-// it needs where TF32 is forbidden.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_parameter_grads(const at::Tensor& x, const at::Tensor& weight,
-                                                                            const at::Tensor& bias, at::IntArrayRef pool,
-                                                                            int64_t parts) {
-    Call call(x, weight, bias, pool);
-    TORCH_CHECK(parts == 0 || ((parts == 1 || parts == 2) && keeps_deltas(x.size(0), x.size(2), x.size(3))),
-                message("conv_pool_sigmoid_sum: ", parts, " parts of deltas of an x of shape ", x.sizes(), " cannot be kept"));
-    call.arguments.strict |= parts == 2;
-    at::Tensor out = call.empty({x.size(0)}), grads = call.empty({x.size(0), PARAMETERS}), deltas = call.empty_deltas(parts);
-    call.run(out, &grads, &deltas);
-    return {out, grads, deltas};
-}
-
-// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out. `x` is for autograd,
-// which has to know that they depend on it, to refuse second derivatives.
-std::tuple<at::Tensor, at::Tensor> weighted_sum(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
-                                                const at::Tensor& weight, const at::Tensor& bias,
-                                                const std::optional<at::Tensor>& x) {
-    check("grads", grads_in, {-1, PARAMETERS});
-    check("grad_out", grad_out_in, {grads_in.size(0)});
-    check_device(grads_in, "grad_out", grad_out_in);
-    check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
-    check("bias", bias, {OUT_CHANNELS});
-    const c10::cuda::CUDAGuard guard(grads_in.device());
-    const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous();
-    at::Tensor grad_weight = at::empty(weight.sizes(), grads.options()), grad_bias = at::empty(bias.sizes(), grads.options());
-    launch_weighted_sum(grads.const_data_ptr<float>(), grad_out.const_data_ptr<float>(), grad_weight.mutable_data_ptr<float>(),
-                        grad_bias.mutable_data_ptr<float>(), grads.size(0), c10::cuda::getCurrentCUDAStream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return {grad_weight, grad_bias};
-}
-
-// Gradients of x, weight and bias. `grads` and `deltas` are what forward_with_parameter_grads gave. The plain kernels need no
-// deltas. They run where none were kept, and where the setting has changed since and asks for more precision than was kept.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> all_grads(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
-                                                         const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                                         const at::Tensor& deltas, at::IntArrayRef pool) {
-    Call call(x, weight, bias, pool);
-    check("grad_out", grad_out_in, {x.size(0)});
-    check("grads", grads_in, {x.size(0), PARAMETERS});
-    check_device(x, "grad_out", grad_out_in);
-    check_device(x, "grads", grads_in);
-    const int64_t parts = x.size(0) && deltas.dim() ? deltas.size(0) / x.size(0) : 0;
-    TORCH_CHECK(deltas.scalar_type() == at::kHalf && deltas.device() == x.device() && parts <= 2 &&
-                    deltas.sizes() == call.deltas_shape(parts),
-                message("conv_pool_sigmoid_sum: expected deltas of this x's forward pass, float16 of shape ",
-                        call.deltas_shape(1), " (or 0 or ", 2 * x.size(0), ", ...) on ", x.device(), "; got ",
-                        deltas.scalar_type(), " of shape ", deltas.sizes(), " on ", deltas.device()));
-    const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous(), kept = deltas.contiguous();
-    at::Tensor grad_x = call.empty(x.sizes()), grad_weight = call.empty(weight.sizes()), grad_bias = call.empty(bias.sizes());
-    if (x.size(0) == 0) return {grad_x, grad_weight.zero_(), grad_bias.zero_()};
-    call.arguments.fast = parts == 2 || (parts == 1 && !call.arguments.strict);
-    call.arguments.strict = parts == 2;
-    const at::Tensor scratch = call.empty({call.arguments.fast ? 0 : count_scratch(call.arguments, false)});
-    C10_CUDA_CHECK(launch_input_gradient(call.arguments, scratch.mutable_data_ptr<float>(), kept.const_data_ptr(),
-                                         grads.const_data_ptr<float>(), grad_out.const_data_ptr<float>(),
-                                         grad_x.mutable_data_ptr<float>(), grad_weight.mutable_data_ptr<float>(),
-                                         grad_bias.mutable_data_ptr<float>()));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return {grad_x, grad_weight, grad_bias};
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", {at::Tag::pt2_compliant_tag});
-    m.def("forward_with_parameter_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool, int parts) -> "
-          "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("all_grads(Tensor grad_out, Tensor grads, Tensor x, Tensor weight, Tensor bias, Tensor deltas, int[2] pool) -> "
-          "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("weighted_sum(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias, Tensor? x) -> (Tensor, Tensor)",
-          {at::Tag::pt2_compliant_tag});
-}
-
-// Autograd, here since Python's would take the host longer than a step takes the GPU. Operators are called through PyTorch's
-// dispatcher, where torch.compile sees them. The namespace has no name, or all libraries of the process would share CALL's
-// handles: those of inline functions are unique in a process.
-namespace {
-
-const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);
-#define CALL(name, ...)                                                                                                    \
-    [&] {                                                                                                                  \
-        static const auto handle =                                                                                         \
-            c10::Dispatcher::singleton().findSchemaOrThrow((LIBRARY + "::" #name).c_str(), "").typed<decltype(::name)>();  \
-        return handle.call(__VA_ARGS__);                                                                                   \
-    }()
-
-struct Training : torch::autograd::Function<Training> {
-    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                              const at::Tensor& bias, at::IntArrayRef pool) {
-        const at::AutoDispatchBelowADInplaceOrView below_autograd;
-        const bool needs_x = x.requires_grad();
-        const bool keep = needs_x && x.dim() == 4 && keeps_deltas(x.sym_size(0), x.sym_size(2), x.sym_size(3));
-        const int64_t parts = !keep ? 0 : is_strict() ? 2 : 1;
-        const auto results = CALL(forward_with_parameter_grads, x, weight, bias, pool, parts);
-        context->save_for_backward({needs_x ? x : at::Tensor(), weight, bias, std::get<1>(results), std::get<2>(results)});
-        return std::get<0>(results);
-    }
-
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                   const torch::autograd::variable_list& grad_outs) {
-        const auto saved = context->get_saved_variables();
-        const at::Tensor &grad_out = grad_outs[0], &x = saved[0], &weight = saved[1], &bias = saved[2], &grads = saved[3];
-        at::Tensor grad_x, grad_weight, grad_bias;
-        if (context->needs_input_grad(0))
-            std::tie(grad_x, grad_weight, grad_bias) =
-                CALL(all_grads, grad_out, grads, x, weight, bias, saved[4], at::IntArrayRef({POOL_H, POOL_W}));
-        else
-            std::tie(grad_weight, grad_bias) =
-                CALL(weighted_sum, grad_out, grads, weight, bias, x.defined() ? std::optional(x) : std::nullopt);
-        if (!context->needs_input_grad(1)) grad_weight = at::Tensor();
-        if (!context->needs_input_grad(2)) grad_bias = at::Tensor();
-        return {grad_x, grad_weight, grad_bias, at::Tensor()};
-    }
-};
-
-at::Tensor differentiable_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                  at::IntArrayRef pool) {
-    for (const at::Tensor& tensor : {x, weight, bias})
-        TORCH_CHECK_NOT_IMPLEMENTED(!tensor._fw_grad(0).defined(),
-                                    "conv_pool_sigmoid_sum: forward-mode derivatives (tangents) are not implemented");
-    if (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || bias.requires_grad()))
-        return Training::apply(x, weight, bias, pool);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return CALL(forward, x, weight, bias, pool);
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
-    m.impl("forward", &differentiable_forward);
-    for (const char* name : {"forward_with_parameter_grads", "all_grads", "weighted_sum"})  // these raise in a backward pass
-        m.impl(name, torch::autograd::autogradNotImplementedFallback());
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("forward", &forward);
-    m.impl("forward_with_parameter_grads", &forward_with_parameter_grads);
-    m.impl("all_grads", &all_grads);
-    m.impl("weighted_sum", &weighted_sum);
-}
+#endif  // SERVED
 """
 
 
-def fits_fast_path(in_channels, out_channels, kernel_h, kernel_w, pool_h, pool_w):
-    """Which shapes the tensor-core kernels are made for, in images whose width is a multiple of 32 (is_fast, above)."""
-    return (
-        (in_channels <= 8 and out_channels <= OUTPUTS and kernel_h * kernel_w <= 9)
-        and (kernel_h <= pool_h + 1 and kernel_w <= pool_w + 1)
-        and (pool_w % 2 == 0 and pool_w <= 8 and pool_h * pool_w <= 16)
-    )
+capability = functools.lru_cache(maxsize=None)(torch.cuda.get_device_capability)
 
 
-def register(namespace):
-    """Shapes, for torch.compile."""
-
-    @torch.library.register_fake(f"{namespace}::forward")
-    def forward(x, weight, bias, pool):
-        return x.new_empty(x.shape[0])
-
-    @torch.library.register_fake(f"{namespace}::forward_with_parameter_grads")
-    def forward_with_parameter_grads(x, weight, bias, pool, parts):
-        grads = x.new_empty(x.shape[0], weight.numel() + bias.numel())
-        rows = (x.shape[2] - weight.shape[2] + 1) // pool[0]
-        deltas = x.new_empty(parts * x.shape[0], rows, TILE_POSITIONS * OUTPUTS, dtype=torch.float16)
-        return x.new_empty(x.shape[0]), grads, deltas
-
-    @torch.library.register_fake(f"{namespace}::all_grads")
-    def all_grads(grad_out, grads, x, weight, bias, deltas, pool):
-        return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
-
-    @torch.library.register_fake(f"{namespace}::weighted_sum")
-    def weighted_sum(grad_out, grads, weight, bias, x):
-        return weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+def is_strict():
+    """Return whether PyTorch's settings forbid TF32 in convolutions."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
+    return convolutions.fp32_precision != "tf32" if convolutions else not torch.backends.cudnn.allow_tf32
 
 
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+def conv_pool_sum(kernels, x, weight, bias, pool):
+    kernel = kernels.KERNEL_H, kernels.KERNEL_W
+    check(kernels, "x", x, x, (-1, kernels.IN_CHANNELS, -1, -1))
+    check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, *kernel))
+    check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
+    batch, _, height, width = x.shape
+    if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
+        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+    if batch * height >= 2**31 or x.numel() >= 2**39:
+        raise RuntimeError(f"{NAME}: a tensor of shape {list(x.shape)} needs more blocks than a grid has")
+    if x.is_cuda and capability(x.get_device())[0] != 9:
+        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9 (Hopper); v4_tensor_core runs on 8.0 and later")
+    if not kernels.is_served(width):
+        limits = "widths of 32 * n, at most 8 channels in and 64 out, 9 taps, windows of an even width up to 8 and 16 pixels"
+        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}, kernels up to one wider than the window")
+        return original(x, weight, bias, pool)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
+    if batch:
+        x = x.clone() if x.data_ptr() % 16 else x  # TMA reads 16 bytes at a time
+        scratch = x.new_empty(batch * (width // (96 * pool[1]) + 1) + 1024)  # for tiles, and SMs: no GPU has as many
+        launch(kernels.launch_conv_pool_sum, x, weight, bias, scratch, out, batch, height, width, is_strict())
+    return out
+
+
+def original(x, weight, bias, pool):
+    """The gradient is PyTorch's: it takes the tensor that the forward pass avoids, 4.8 GB. training_hopper has its own."""
+    return torch.sigmoid(nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)).sum(dim=(1, 2, 3))
+
+
+class ModelNew(nn.Module):
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", conv_pool_sum, original
+
+    def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
+        self.avg_pool = nn.AvgPool2d(pool_kernel_size)
+
+    @torch.compiler.assume_constant_result
+    def namespace(self):
+        (kernel_h, kernel_w), pool = self.conv.kernel_size, self.avg_pool.kernel_size
+        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
+        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
+        sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
+        hopper = ("-gencode=arch=compute_90a,code=sm_90a",)  # load_inline would build for 9.0, which lacks wgmma
+        return build(*self.sources, flags=hopper, **channels, **sizes)
+
+    def operands(self, x):
+        return x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+
+    def forward(self, x):
+        return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 
 
 @functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
+def build(name, text, schema, forward, original, flags=(), **constants):
+    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
 
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
+    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
+    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch. An edit of any of these gives another
+    namespace, so that a notebook's cell can be run again. Raises what load_inline raises, and RuntimeError before PyTorch 2.4.
     """
     from torch.utils import cpp_extension
 
@@ -1969,94 +787,148 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     def fingerprint(code):  # of a function: all but the place where it was written
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    is_cuda, load = "__global__" in text, cpp_extension.load_inline
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
+    functions = fingerprint(forward.__code__), fingerprint(original.__code__)
+    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if is_cuda:
+        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    else:
+        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
 
     operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
+    with LOADING:
+        if not getattr(operators, "registered", None):
             if not shutil.which("ninja"):  # in a virtual environment that is not activated
                 os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
             try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
+                path = load(namespace, is_python_module=False, **options)
             except BaseException:  # an interrupted or failed build would count as done when the same text is run again
                 cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
                 raise
-            register(namespace)
-            operators.registered = True
+            if not path:  # from some releases
+                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
+            kernels = ctypes.CDLL(path)
+            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
+            vars(kernels).update(constants, device=device)
+            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
+            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+                if hasattr(kernels, function):  # the text may leave it out for these constants
+                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
+                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
+                    getattr(kernels, function).restype = types[result]
+            operators.registered = register(namespace, schema, functools.partial(forward, kernels), original)
     return namespace
 
 
-class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
-    sources, fits, tile = (NAME, BINDING, CUDA, register), staticmethod(fits_fast_path), (TILE_POSITIONS, OUTPUTS)
+def register(namespace, schema, forward, original):
+    """Define the operator for every device, so that forward's checks see them all; its gradient is PyTorch's."""
 
-    def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
-        self.avg_pool = nn.AvgPool2d(pool_kernel_size)
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
+            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
+            return below_autograd(keys, *arguments)
 
-    @torch.compiler.assume_constant_result
-    def namespace(self):
-        pool = self.avg_pool.kernel_size
-        pool = (pool, pool) if isinstance(pool, int) else pool
-        sizes = self.conv.in_channels, self.conv.out_channels, *self.conv.kernel_size, *pool
-        constants = dict(zip(("IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "POOL_H", "POOL_W"), sizes, strict=True))
-        constants |= {"FITS_FAST_PATH": int(self.fits(*sizes)), "TILE_POSITIONS": self.tile[0], "OUTPUTS": self.tile[1]}
-        hopper = ("-gencode=arch=compute_90a,code=sm_90a",)  # load_inline would build for 9.0, which lacks wgmma
-        return build(*self.sources, cuda_cflags=hopper, **constants)
+        @staticmethod
+        def backward(ctx, grad):
+            again = torch.is_grad_enabled()  # create_graph
+            with torch.enable_grad():
+                # Views, so that each gradient is a partial one where an argument depends on another.
+                given = iter([t.view_as(t) if again else t.detach().requires_grad_() for t in ctx.saved_tensors])
+                arguments = [next(given) if other is None else other for other in ctx.others]
+                wanted = [each for each, needs in zip(arguments, ctx.needs_input_grad[1:], strict=True) if needs]
+                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+            return None, *[next(found) if needs else None for needs in ctx.needs_input_grad[1:]]
 
-    def forward(self, x):
-        operators = getattr(torch.ops, self.namespace())
-        return operators.forward(x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size)
+    def below_autograd(keys, *arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys, *arguments)
+
+    def autograd(keys, *arguments):
+        keys = keys & torch._C._after_autograd_keyset
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return Gradient.apply(keys, *arguments)
+        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
+            return forward(*arguments)
+        return below_autograd(keys, *arguments)
+
+    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor is float32 and beside `place`, where the kernels run, of this shape (-1: any)."""
+    fits = tensor.dtype is torch.float32 and tensor.device == place.device and tensor.device.type == kernels.device
+    sizes = [size if wanted < 0 else wanted for size, wanted in zip(tensor.shape, shape, strict=False)]
+    if not fits or len(shape) != tensor.dim() or tensor.shape != torch.Size(sizes):
+        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)} (-1: any)"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}, all on one device; got {got}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
+    place = arguments[0]
+    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
+    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
+        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
+    elif place.get_device() == torch.cuda.current_device():
+        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    else:
+        with torch.cuda.device(place.device):
+            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    if code:
+        words = torch.cuda.CudaError(code) if place.is_cuda else code
+        raise RuntimeError(f"{function.__name__}: CUDA error: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called: the innermost one that is neither PyTorch's nor this file's."""
+    frame, level = sys._getframe(), 1
+    skipped = os.path.dirname(torch.__file__), frame.f_code.co_filename
+    while frame.f_back and frame.f_code.co_filename.startswith(skipped):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def main():
     from torch.utils import benchmark, cpp_extension
 
     # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
-    if not (emulated or torch.cuda.is_available()):
+    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
+    if not (emulated or on_cpu or torch.cuda.is_available()):
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew(8, 64, 3, 4).to("cpu" if emulated else "cuda")
-    x = torch.randn(3, 8, 45, 64) if emulated else torch.randn(128, 8, 384, 384, device="cuda")
-
-    def plain(x):
-        return torch.sigmoid(model.avg_pool(model.conv(x))).sum(dim=(1, 2, 3))
-
-    def milliseconds(function):  # of 20 calls in a row, on average
-        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
-
+    arguments, shape, small, limit = EXAMPLE
+    device = "cpu" if emulated or on_cpu else "cuda"
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
         model.double()
-        exact = torch.cat([plain(part.double()) for part in x.split(16)])
+        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
         model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 2e-2  # TF32 is off by up to 9e-3
+        error = ((model(x) - exact).abs().max() / exact.std()).item()
         verdict = "right" if error <= limit else "wrong"
         print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated:
-            print(f"under the emulator, which tells no times, on an input of {tuple(x.shape)}")
-        elif verdict == "wrong":
-            print("not timed")
-        else:
-            print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(plain):.3f} ms")
+        if emulated or verdict == "wrong":
+            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
+        functions = model, lambda x: original(*model.operands(x))
+        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
+        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
 
 
 if __name__ == "__main__":
