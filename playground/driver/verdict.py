@@ -118,8 +118,8 @@ def judge(
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
     error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
-    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. Returns the worker that is alive in the end. Raises WorkerFailure where one fails on the
-    problem's own inputs of which nothing worse was known.
+    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. Returns the worker that is alive
+    in the end. Raises WorkerFailure where one fails on the problem's own inputs of which nothing worse was known.
     """
     result["check"] = blank_check()
     result["check"]["domain"] = truth.domain
@@ -226,11 +226,14 @@ class _Case:
                 self._probe(probe)
         if self._are_outputs_wrong:
             return
+        if self._truth.tells_nothing:
+            return self.complain("not-judged", f"cannot be judged: {self._truth.tells_nothing}", FORWARD)
         self._probe_further()
         self._look_for_work()
         self._try_out_all()
         if not any(each.costs == FORWARD for each in self.complaints):
             self._count_mutants()
+        return None
 
     @property
     def has_failed(self):

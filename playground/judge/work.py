@@ -39,19 +39,20 @@ class OwnCode:
     def wrap_module(self, module):
         """Watch the functions of an extension's Python module, and those of a library that cffi has compiled into it."""
         for name, function in list(vars(module).items()):
-            if foreign.is_library_of_cffi(function):
+            if isinstance(function, foreign.Library) or foreign.is_library_of_cffi(function):
                 setattr(module, name, foreign.Library(function, self.run_foreign))
-            elif callable(function) and not (
-                name.startswith("__") or isinstance(function, type) or hasattr(function, "of_own")
-            ):
+            elif callable(function) and not (name.startswith("__") or isinstance(function, type)):
                 setattr(module, name, self._watched(function))
 
     def _watched(self, function):
+        """The function in whose place the calls are counted, by this OwnCode alone."""
+        function = getattr(function, "of_own_code", function)
+
         @functools.wraps(function)
         def watched(*args, **kwargs):
             return self.run(function, args, kwargs)
 
-        watched.of_own = True
+        watched.of_own_code = function
         return watched
 
     def run(self, function, args, kwargs):
