@@ -69,6 +69,7 @@ REMEDIES = {
     "no-gradient": "raise NotImplementedError when a gradient is wanted, or write the backward",
     "wrong-gradient": "mend the backward, or raise NotImplementedError when a gradient is wanted",
     "default-stream": "launch on the current stream, c10::cuda::getCurrentCUDAStream()",
+    "uses-problem-names": "define them in the file, or take them from the inputs",
     "weights-by-seed": "give the parameters the original's names and shapes",
     "sets-cudnn-benchmark": "leave torch.backends.cudnn.benchmark to the caller",
     "sets-tf32": "leave the precision of PyTorch's products to the caller",
@@ -110,18 +111,23 @@ class Complaint:
     line: int | None = None
 
 
-def judge(worker, truth, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None):
+def judge(
+    worker, truth, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None, borrowed=()
+):
     """Every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
     error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
-    is wrong on it, or with None. Returns the worker that is alive in the end. Raises WorkerFailure where one fails on the
-    problem's own inputs of which nothing worse was known.
+    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. Returns the worker that is alive
+    in the end. Raises WorkerFailure where one fails on the problem's own inputs of which nothing worse was known.
     """
     result["check"] = blank_check()
     result["check"]["domain"] = truth.domain
     result["accuracy"] = None
     case = _Case(worker, truth, result, limit, file, renew, accept)
+    if borrowed:
+        text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
+        case.complain("uses-problem-names", text, DROP_IN)
     try:
         if first and case.can_begin_with(first):
             case.begin_with(first)
@@ -212,19 +218,22 @@ class _Case:
     def hear(self):
         """All checks that were not made yet; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
         if "random state" in self._truth.habits:
-            self._complain("random", DRAWS, None)
+            self.complain("random", DRAWS, None)
         if self._is_by_seed:
-            self._complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
+            self.complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
         for probe in (*FORWARD_PROBES, OF_SEEDS) if self._is_by_seed else FORWARD_PROBES:
             if probe not in self._check["probes"]:
                 self._probe(probe)
         if self._are_outputs_wrong:
             return
+        if self._truth.tells_nothing:
+            return self.complain("not-judged", f"cannot be judged: {self._truth.tells_nothing}", FORWARD)
         self._probe_further()
         self._look_for_work()
         self._try_out_all()
         if not any(each.costs == FORWARD for each in self.complaints):
             self._count_mutants()
+        return None
 
     @property
     def has_failed(self):
@@ -233,7 +242,7 @@ class _Case:
 
     def crashed(self, failure):
         """What ended the hearing of a variant that has failed already, such as a second call after a kernel did not build."""
-        self._complain("crash", str(failure), FORWARD)
+        self.complain("crash", str(failure), FORWARD)
         self.worker = self._renew() if self._renew else self.worker
 
     @property
@@ -247,7 +256,7 @@ class _Case:
     def _are_outputs_wrong(self):
         return any(map(self._is_wrong, (*FORWARD_PROBES, OF_SEEDS)))
 
-    def _complain(self, tag, text, costs):
+    def complain(self, tag, text, costs):
         remedy = REMEDIES.get(tag) if costs == DROP_IN else None
         line = self._text.line_of(LINES[tag]) if self._text and tag in LINES else None
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
@@ -270,7 +279,7 @@ class _Case:
         except WorkerFailure as failure:
             if not _is_its_own(failure):
                 raise
-            self._complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
+            self.complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
             if self._renew is None:
                 raise
             if failure.is_finding:
@@ -319,12 +328,12 @@ class _Case:
         if probe == "own":
             self._result["peak_mib"] = ran["peak_mib"]
         if not required and (failed := ran["complaints"].pop("launch", None)):
-            self._complain(CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)][1], _under(probe, failed), DROP_IN)
+            self.complain(CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)][1], _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
         if required and ran["form"] != prepared["form"]:
             complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)
-            return self._complain("outputs", complaint, FORWARD)
+            return self.complain("outputs", complaint, FORWARD)
         compared = self._compare("outputs", probe)
         if compared["uniform"]:
             self._uniform.add(probe)
@@ -336,12 +345,12 @@ class _Case:
             if entry["complaint"]:
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
                 if "state" in self._truth.habits:
-                    return self._complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
-                return self._complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
+                    return self.complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
+                return self.complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
         elif entry["complaint"]:
-            return self._complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
+            return self.complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
         if compared["swallowed"]:
-            self._complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
+            self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
         if prepared["differentiable"] and not self._is_gradient_wrong:
             self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None
@@ -371,7 +380,7 @@ class _Case:
             self._declared = self._result["accuracy"]["accepted"] = self._accept
         else:
             return compared | {"complaint": complaint}
-        self._complain("accuracy", _under(probe, complaint), DROP_IN)
+        self.complain("accuracy", _under(probe, complaint), DROP_IN)
         return self._compare("outputs", probe)
 
     def _reordered(self, probe, compared):
@@ -382,7 +391,7 @@ class _Case:
         if self._truth.grade(probe, str(self._outputs)) != FLOAT32:
             return compared
         self._declared = FLOAT32
-        self._complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
+        self.complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
         return self._compare("outputs", probe)
 
     def _may_accept(self, error):
@@ -421,7 +430,7 @@ class _Case:
             return
         self._check["behaviour"][check] = {"complaint": complaint, "note": note}
         if complaint:
-            self._complain(*_tagged(check, complaint))
+            self.complain(*_tagged(check, complaint))
 
     def _has(self, *tags):
         return any(each.tag in tags for each in self.complaints)
@@ -439,9 +448,9 @@ class _Case:
                 self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
             return
         if answer["failed"]:
-            return self._complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
+            return self.complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
         for complaint in answer["complaints"]:
-            self._complain("wrong-gradient", complaint, DROP_IN)
+            self.complain("wrong-gradient", complaint, DROP_IN)
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
         if decided and not self._check["probes"][probe]["note"]:
@@ -451,26 +460,26 @@ class _Case:
         wrong = [complaint for complaint in found if complaint not in unjudged]
         if unjudged:
             more = f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else ""
-            self._complain("not-judged", _under(probe, unjudged[0]) + more, None)
+            self.complain("not-judged", _under(probe, unjudged[0]) + more, None)
         if self._check["gradients"] is None or wrong:
             self._check["gradients"] = gradients
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             if "outputs" in gradients:
-                return self._complain("no-gradient", wrong[0], DROP_IN)
+                return self.complain("no-gradient", wrong[0], DROP_IN)
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
             if probe.startswith("normal"):  # see Candidate.differentiate
                 circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
                 where = f"on normal inputs, {circumstance}: {wrong[0]}"
             has_backward = self._text is None or self._text.line_of(LINES["wrong-gradient"])
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
-            return self._complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
+            return self.complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
         if not {"run to run", "state"} & {*self._truth.habits}:
             for complaint in answer["in_part"]:
-                self._complain("wrong-gradient", complaint, DROP_IN)
+                self.complain("wrong-gradient", complaint, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
         if in_training:
-            self._complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
+            self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
 
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
@@ -481,7 +490,7 @@ class _Case:
         label = None if own else "Triton" if found["triton"] else "no kernel of its own"
         self._check["work"] = found | {"note": wrong or label}
         if wrong:
-            self._complain("not-its-own-work", wrong, FORWARD)
+            self.complain("not-its-own-work", wrong, FORWARD)
 
     def _decoration(self, found, probe):
         """Why the variant's kernels are for show; None where they are not, or where it has none."""
@@ -539,13 +548,13 @@ class _Case:
             compared = self._compare("outputs", probes[done["of"]])
             complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
             if compared["unjudged"]:
-                self._complain("not-judged", complaint, None)
+                self.complain("not-judged", complaint, None)
                 return self._behaved(trial, None, compared["complaint"])
             if complaint and trial == "a CUDA graph":
                 if self._has("default-stream"):  # its memory is as the last call left it
                     return self._behaved(trial, None, f"{compared['complaint']}: it holds no launches on the default stream")
                 if self._compare("outputs", probes["first"])["complaint"] is None:
-                    return self._complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
+                    return self.complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
         elif trial in self._truth.habits:
             reason = "bits differ, as the original's do" if trial == "run to run" else "the original does not run either"
             return self._behaved(trial, None, reason if complaint else done["note"])

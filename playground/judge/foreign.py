@@ -137,7 +137,8 @@ class Library:
     """In the place of a library in C that cffi has compiled: its functions are called by `run`."""
 
     def __init__(self, library, run):
-        self._library, self._run = library, run
+        self._library = library._library if isinstance(library, Library) else library
+        self._run = run
 
     def __getattr__(self, name):
         value = getattr(self._library, name)

@@ -335,7 +335,7 @@ def _facts(result):
     check = result["check"] or {}
     share = share_of_floor(result)
     gradients = check.get("gradients")
-    if result["reason"] and not result.get("caveats"):
+    if result["reason"] and (result["verdict"] not in TIMED or not result.get("caveats")):
         yield "reason", result["reason"]
     yield from standards(result)
     for finding in result.get("findings") or []:

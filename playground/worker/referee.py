@@ -141,6 +141,35 @@ class Referee:
             unusable = "the original's own result overflows"
         return {"differentiable": differentiable, "unusable": unusable}
 
+    def tells_nothing(self):
+        """{"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation at all; or None}.
+
+        Where only samples of them are kept, they are compared within one probe.
+        """
+        names = [name for name in probes.FORWARD_PROBES if name in self.references]
+        outputs = {name: self.references[name][0] for name in names}
+        own = [reference.truth for reference in outputs["own"]]
+
+        def are(given, name):
+            """Whether these tensors would pass for the outputs on a probe."""
+            pairs = list(zip(outputs[name], given, strict=True))
+            return all(value is not None and reference.takes(value) for reference, value in pairs)
+
+        if all(_is_uniform(reference.truth) for name in names for reference in outputs[name]) or (
+            not self.sample.is_part and all(are(own, name) for name in names)
+        ):
+            return {"why": "the problem's own outputs are the same for all of its inputs, so a constant would be right"}
+        if not self.sample.is_part and all(are(self._inputs_like(outputs[name], name), name) for name in names):
+            return {"why": "the problem's own outputs are its inputs, so no operation at all would be right"}
+        return {"why": None}
+
+    def _inputs_like(self, references, probe):
+        """For each output the input that would pass for it; None where none would."""
+        inputs = [value for value in self._with_inputs(probe).inputs if tensors.differentiable(value)]
+        return [
+            next((tensors.as_real(v) for v in inputs if reference.takes(tensors.as_real(v))), None) for reference in references
+        ]
+
     def ways(self):
         """{"ways": in which the truth was computed where it could not be in float64, on the device, at once}."""
         return {"ways": sorted(self.oracle.ways | ({self.sample.text} if self.sample.is_part else set()))}

@@ -234,6 +234,17 @@ def test_details_of_what_is_no_pass(gpu_document, cpu_document):
     assert "inputs (4, 8, 384, 384): batch 4 instead of 128" in text
 
 
+def test_the_reason_that_decides_stands_before_the_caveats(gpu_document):
+    caveat = {"tag": "no-gradient", "text": "the output is detached", "costs": "drop-in", "line": 3}
+    failed = gpu_document["results"][1]
+    failed |= {"verdict": "fail", "reason": "an earlier output: it is off by 4.9", "caveats": [caveat]}
+    text = unfolded(draw("details", gpu_document))
+    assert text.index("reason an earlier output: it is off by 4.9") < text.index("caveat no-gradient: the output is detached")
+    failed |= {"verdict": "forward only", "reason": caveat["text"]}
+    text = unfolded(draw("details", gpu_document))
+    assert "reason the output is detached" not in text and text.count("the output is detached") == 1
+
+
 def test_details_keep_the_lines_of_a_compiler(gpu_document):
     gpu_document["results"][3]["details"] = "kernel.cu(12): error\n      wodth\x1b[31m\n      ^[red]\n"
     assert "\n    kernel.cu(12): error\n          wodth [31m\n          ^[red]\n" in draw("details", gpu_document)
