@@ -18,7 +18,7 @@ from playground.report.figures import (
     timing_notes,
     with_unit,
 )
-from playground.report.page import counts, explanation, findings, sources, verdicts
+from playground.report.page import explanation, findings, sources, verdicts
 
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 
@@ -33,7 +33,6 @@ def shown(identity, result, path, stale, first=None, with_source=True):
     found = findings.at_lines(result, path) if path else []
     lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
     title, explained = explanation.of(path) if path else ("", "")
-    digest = catalog.sha256(path) if text is not None else None
     best, ratio = headline(result)
     return {
         "id": identity,
@@ -49,8 +48,6 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "first": first,
         "explanation": explained,
         "ptxas": _ptxas(result),
-        "counters": counts.of(result, path, digest),
-        "counter_heads": counts.HEADS,
         "notes": list(timing_notes(result)),
         "facts": list(_facts(result)),
         "gradients": _gradients(result["check"] or {}),

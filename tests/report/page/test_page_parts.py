@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from reading import Page
 
-from playground import catalog
-from playground.emulator import counting
 from playground.report import roofline, speed_bars
-from playground.report.page import counts, findings, sources, variant
+from playground.report.page import findings, sources, variant
 
 FILE = '''"""A docstring; with a semicolon;
 """
@@ -161,19 +159,6 @@ def test_a_picture_for_each_mode(make_passed):
     assert list(made) == ["forward", "training, weights", "training, weights and input"]
     assert made["forward"][-1].ms == 0.1
     assert [row.ms for row in made["training, weights"] if row.name == "... in a CUDA graph"] == [0.5]
-
-
-def test_counters_are_those_recorded():
-    model = catalog.find_model("conv_pool_sigmoid_sum")
-    own = catalog.find_variant(model, "v2_single_kernel")
-    result = {"backend": "cuda", "model": model.name, "variant": own.name}
-    found = counts.of(result, own.path, catalog.sha256(own.path))
-    assert counting.recording(model, own).is_file() and list(found.passes) == ["forward", "backward"]
-    ((_, launches, *rest),) = [row for row in found.passes["forward"] if row[0] == "conv_pool_sum"]
-    assert launches == ("1", "") and any("wavefronts" in figure for figure, _ in rest)
-    assert not counts.of(result, own.path, "0" * 64).is_current
-    assert counts.of(result, Path("/elsewhere/v2_single_kernel.py"), None).passes == {}
-    assert counts.of(result | {"backend": "cpu"}, own.path, None) is None
 
 
 def test_folders_of_the_machine_are_left_out(make_passed, tmp_path):
