@@ -124,13 +124,13 @@ def verdict(word):
 
 
 def fitted(rows, width, words):
-    """Return a table of {name: Text} rows whose columns fit a width, one, two or three of them below one another.
+    """Return a table of {name: Text} rows whose columns fit a width, up to four of them below one another.
 
     `words` are the names whose columns hold words and not numbers; these two kinds do not share a place. Where nothing fits,
     the first column, that of names, is narrowed.
     """
     runs = [list(run) for _, run in itertools.groupby(rows[0], key=lambda name: name in words)]
-    for depth in (1, 2, 3):
+    for depth in (1, 2, 3, 4):
         groups = [run[at : at + depth] for run in runs for at in range(0, len(run), depth)]
         heads = [Text("\n".join(name.replace("\n", " ") for name in group) if len(group) > 1 else group[0]) for group in groups]
         lines = [[_stacked(row, group) for group in groups] for row in rows]

@@ -84,7 +84,7 @@ def show(summary, console):
     print_folded(console, f"{pairs} pair{'s' * (pairs != 1)}: {', '.join(counts)}", style="bold")
     for line in remarks(summary):
         print_folded(console, line, INDENT, hanging=INDENT)
-    print_rows(console, summary_rows(summary), {"standard", "over"})
+    print_rows(console, summary_rows(summary), {"standard", "right", "over"})
 
 
 def remarks(summary):
