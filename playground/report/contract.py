@@ -65,8 +65,18 @@ def digest(value, where):
     require(is_digest, where, "64 hexadecimal digits", value)
 
 
-def maybe(check):
-    return lambda value, where: value is None or check(value, where)
+@dataclass(frozen=True)
+class Maybe:
+    """What passes a check, or null."""
+
+    check: object
+
+    def __call__(self, value, where):
+        if value is not None:
+            self.check(value, where)
+
+    def in_order(self, value):
+        return in_order(value, self.check)
 
 
 @dataclass(frozen=True)
@@ -114,14 +124,13 @@ class Each:
 
 @dataclass(frozen=True)
 class Rows:
-    """A list whose values pass one check; null where it may be."""
+    """A list whose values pass one check."""
 
     check: object
-    null: bool = False
 
     def __call__(self, value, where):
-        require(isinstance(value, list) or (self.null and value is None), where, "a list", value)
-        for index, each in enumerate(value or []):
+        require(isinstance(value, list), where, "a list", value)
+        for index, each in enumerate(value):
             self.check(each, f"{where}[{index}]")
 
     def in_order(self, value):
@@ -146,7 +155,7 @@ def _ordered(*names):
 RATIO_KEYS = ("ratio", "low", "high")
 RATIO = Keys(dict.fromkeys(RATIO_KEYS, number), rule=lambda ratio, where: _ordered("low", "high")(ratio, where))
 SPREAD = Keys(dict.fromkeys(("median", "p20", "p80"), number), null=True, rule=_ordered("p20", "median", "p80"))
-ERROR = Keys(dict.fromkeys(ERRORS, maybe(number)))
+ERROR = Keys(dict.fromkeys(ERRORS, Maybe(number)))
 
 
 def _outcome(value, where):
@@ -159,7 +168,7 @@ def _outcome(value, where):
 OUTCOME = Keys(
     {
         **{"verdict": one_of(*OUTCOMES), "against?": anything, "ratio?": anything, "low?": anything, "high?": anything},
-        **{"precise?": anything, "any_precision?": maybe(text), "reason?": anything},
+        **{"precise?": anything, "any_precision?": Maybe(text), "reason?": anything},
     },
     null=True,
     rule=_outcome,
@@ -194,24 +203,23 @@ class _Graphed:
 
 
 CEILINGS = {**dict.fromkeys(("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops"), number)}
-CEILINGS |= {"tf32_flops": maybe(number), "fp16_flops?": maybe(number)}  # an earlier version did not measure the last
-OUTER = Keys(
-    dict.fromkeys(("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"), maybe(number)), null=True
-)
+CEILINGS |= {"tf32_flops": Maybe(number), "fp16_flops?": Maybe(number)}  # an earlier version did not measure the last
+OUTER_KEYS = ("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds")  # see driver/outer.py
+OUTER = Keys(dict.fromkeys(OUTER_KEYS, Maybe(number)), null=True)
 # What forward and each training mode have in common.
 TIMED_KEYS = {
-    **{"time_ms": SPREAD, "peak_mib": maybe(number), "floor_ms?": maybe(number), "floor_bound?": maybe(one_of(*BOUNDS))},
+    **{"time_ms": SPREAD, "peak_mib": Maybe(number), "floor_ms?": Maybe(number), "floor_bound?": Maybe(one_of(*BOUNDS))},
     **{"work?": Each(Keys({"bytes": number, "flops": number})), "ceilings?": Keys(CEILINGS, null=True)},
     **{
         "speedup": Each(RATIO, is_sorted=True),
-        "speedup_proof?": maybe(text),
+        "speedup_proof?": Maybe(text),
         "outer?": OUTER,
         "outcome?": OUTCOME,
         "control?": Keys(RATIO.keys, null=True, rule=RATIO.rule),
     },
     **{"baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
-    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?"), maybe(number)),
-    **{"clocks?": anything, "notes?": maybe(texts), "graphed?": _Graphed(), "not_graphed?": maybe(texts)},
+    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?"), Maybe(number)),
+    **{"clocks?": anything, "notes?": Maybe(texts), "graphed?": _Graphed(), "not_graphed?": Maybe(texts)},
 }
 TIMINGS = Keys(TIMED_KEYS, null=True)
 
@@ -236,38 +244,36 @@ def _rules(result, where):
         one_of(*BOUNDS)(result["floor_bound"], f"{where}.floor_bound")
 
 
-STANDARD = Keys({"verdict": maybe(one_of("pass", "fail", "error", "skipped")), "reasons": texts})
-CAVEAT = Keys({"tag": text, "text": text, "line?": maybe(number), "costs?": maybe(one_of("drop-in"))})
+STANDARD = Keys({"verdict": Maybe(one_of("pass", "fail", "error", "skipped")), "reasons": texts})
+CAVEAT = Keys({"tag": text, "text": text, "line?": Maybe(number), "costs?": Maybe(one_of("drop-in"))})
 CHECK = Keys(
     {
-        **{"max_error": maybe(number), "allowed": maybe(number), "eager_error": maybe(number), "permitted_error?": anything},
-        **{"gradients": _gradients, "mutants_rejected?": maybe(text), "mutants_survived?": maybe(texts)},
+        **{"max_error": Maybe(number), "allowed": Maybe(number), "eager_error": Maybe(number), "permitted_error?": anything},
+        **{"gradients": _gradients, "mutants_rejected?": Maybe(text), "mutants_survived?": Maybe(texts)},
     },
     null=True,
 )
 RESULT = Keys(
     {
-        **{"model": text, "variant": text, "backend": maybe(one_of(*BACKENDS)), "ran_on": maybe(one_of(*RAN_ON))},
-        **{"precision?": maybe(text), "variant_precision?": maybe(text)},
-        "shape?": Keys(
-            {"inputs?": Rows(anything, null=True), "settings?": Each(anything), "defaults?": Each(anything)}, null=True
-        ),
-        **{"verdict": one_of(*VERDICTS), "reason": maybe(text), "details?": maybe(printed)},
-        "standard?": maybe(one_of(*STANDARDS)),
+        **{"model": text, "variant": text, "backend": Maybe(one_of(*BACKENDS)), "ran_on": Maybe(one_of(*RAN_ON))},
+        **{"precision?": Maybe(text), "variant_precision?": Maybe(text)},
+        "shape?": Keys({"inputs?": Maybe(Rows(anything)), "settings?": Each(anything), "defaults?": Each(anything)}, null=True),
+        **{"verdict": one_of(*VERDICTS), "reason": Maybe(text), "details?": Maybe(printed)},
+        "standard?": Maybe(one_of(*STANDARDS)),
         "standards?": Keys(dict.fromkeys((f"{key}?" for key in STANDARDS.values()), STANDARD), null=True),
-        "caveats?": Rows(CAVEAT, null=True),
-        "accuracy?": Keys({"class": text, "error": maybe(number), "limit": maybe(number)}, null=True),
-        **{"weights?": maybe(one_of(*WEIGHTS)), "weights_differ?": anything},
-        **{"printed?": maybe(printed), "findings?": maybe(texts), "accepted_races?": Each(number)},
-        **{"source_sha256": maybe(digest), "check": CHECK, "build_seconds": maybe(number), "built": flag, "ptxas?": _ptxas},
+        "caveats?": Maybe(Rows(CAVEAT)),
+        "accuracy?": Keys({"class": text, "error": Maybe(number), "limit": Maybe(number)}, null=True),
+        **{"weights?": Maybe(one_of(*WEIGHTS)), "weights_differ?": anything},
+        **{"printed?": Maybe(printed), "findings?": Maybe(texts), "accepted_races?": Each(number)},
+        **{"source_sha256": Maybe(digest), "check": CHECK, "build_seconds": Maybe(number), "built": flag, "ptxas?": _ptxas},
         **TIMED_KEYS,
         # Of a result the floor has to be known, or null.
-        **{"floor_ms": maybe(number), "floor_bound": maybe(one_of(*BOUNDS)), "training": Each(TIMINGS, is_sorted=True)},
+        **{"floor_ms": Maybe(number), "floor_bound": Maybe(one_of(*BOUNDS)), "training": Each(TIMINGS, is_sorted=True)},
         "code_same_as?": Keys({"code_sha256": text, "compared_with": text}, null=True),
-        "shared_limit_kb?": maybe(number),
+        "shared_limit_kb?": Maybe(number),
     },
     rule=_rules,
 )
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
-ENVIRONMENT = Keys({"date": anything, **{f"{key}?": maybe(text) for key in ENVIRONMENT_KEYS[1:]}})
+ENVIRONMENT = Keys({"date": anything, **{f"{key}?": Maybe(text) for key in ENVIRONMENT_KEYS[1:]}})
 DOCUMENT_KEYS = ("schema", "environment", "against", "suite", "results")

@@ -48,22 +48,18 @@ class Point:
         return self.work["flops"] / self.milliseconds * 1e3
 
 
-@dataclass(frozen=True)
 class Roofs:
     """Bytes a second, and {"TF32": FLOPs a second, ...}."""
 
-    bandwidth: float
-    rates: dict
-
-    @classmethod
-    def of(cls, ceilings):
+    def __init__(self, ceilings):
         rates = {"fp32": ceilings["fp32_flops"], "TF32": ceilings.get("tf32_flops"), "fp16": ceilings.get("fp16_flops")}
-        bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"])
-        return cls(bandwidth, {name: rate for name, rate in rates.items() if rate})
+        self.rates = {name: rate for name, rate in rates.items() if rate}
+        self.bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"])
+        self.highest = max(self.rates.values())
 
-    @property
-    def highest(self):
-        return max(self.rates.values())
+    def at(self, intensity):
+        """Return the highest rate at that many FLOPs a byte."""
+        return min(self.highest, intensity * self.bandwidth)
 
 
 def points_of(results):
@@ -96,7 +92,7 @@ def charts(points, ceilings, place):
     """Return {"wide": <svg>, "narrow": <svg>}; {} where too few points are there, or no ceilings to measure them by."""
     if sum(point.kind == OF_VARIANT for point in points) < FEWEST or not ceilings:
         return {}
-    return {kind: _chart(points, Roofs.of(ceilings), kind, place) for kind in SIZES}
+    return {kind: _chart(points, Roofs(ceilings), kind, place) for kind in SIZES}
 
 
 def _chart(points, roofs, kind, place):
@@ -107,13 +103,12 @@ def _chart(points, roofs, kind, place):
         box = [left / width, below / height, (width - left - right) / width, (height - above - below) / height]
         axes = figure.add_axes(box, xscale="log", yscale="log")
         axes.patch.set_visible(False)
-        unit, unit_name = _unit(roofs.highest, RATES)
-        _draw_axes(axes, points, roofs, unit, unit_name)
+        _draw_axes(axes, points, roofs)
         labels = _Labels(axes, kind == "narrow")
         _draw_roofs(axes, roofs, labels)
         _draw_columns(axes, points, roofs, labels)
         _draw_points(axes, points, labels)
-        words = _in_words(points, roofs, unit, unit_name)
+        words = _in_words(points, roofs)
         return drawing.svg(figure, f"roof-{place}-{kind}", f"Roofline, forward, on {place}", words)
 
 
@@ -121,7 +116,13 @@ def _unit(value, units):
     return next((each for each in units if value >= each[0]), units[-1])
 
 
-def _draw_axes(axes, points, roofs, unit, unit_name):
+def _with_unit(value, units):
+    per, name = _unit(value, units)
+    return f"{significant(value / per)} {name}"
+
+
+def _draw_axes(axes, points, roofs):
+    unit, unit_name = _unit(roofs.highest, RATES)
     intensities, rates = [point.intensity for point in points], [point.rate for point in points]
     axes.set_xlim(min(intensities) / 3, max(max(intensities) * 4, roofs.highest / roofs.bandwidth * 2.5))
     axes.set_ylim(min(rates) / 3, max(roofs.highest, *rates) * 2)
@@ -197,13 +198,11 @@ def _draw_roofs(axes, roofs, labels):
     start = max(low, axes.get_ylim()[0] / roofs.bandwidth) * 1.25
     first, last = (labels.at((x, x * roofs.bandwidth)) for x in (start, ridge))
     turned = {"rotation": math.degrees(math.atan2(*(last - first)[::-1])), "rotation_mode": "anchor"}
-    per, unit = _unit(roofs.bandwidth, BANDWIDTHS)
-    text = f"memory, {significant(roofs.bandwidth / per)} {unit}"
+    text = f"memory, {_with_unit(roofs.bandwidth, BANDWIDTHS)}"
     axes.annotate(text, (start, start * roofs.bandwidth), (-4, 6), **look, **turned)
     for name, rate in roofs.rates.items():
         axes.plot([rate / roofs.bandwidth, high], [rate, rate], color=FLOOR, linewidth=1.8)
-        per, unit = _unit(rate, RATES)
-        text = f"{name}, {significant(rate / per)} {unit}"
+        text = f"{name}, {_with_unit(rate, RATES)}"
         axes.annotate(text, (high, rate), (-2, 5), ha="right", **look)
         labels.keep((high, rate), -LETTER * len(text), 0, 0, 18)
 
@@ -214,15 +213,15 @@ def _draw_columns(axes, points, roofs, labels):
     Names stand left of their lines, and lines further right reach further down, so that none crosses a name. Where there is no
     room at the left, it is the same the other way round.
     """
-    bottom, last = axes.get_ylim()[0], axes.get_xlim()[1]
+    bottom, (left, right) = axes.get_ylim()[0], ((labels.at((x, 1))[0]) for x in axes.get_xlim())
     columns = {point.model: point.intensity for point in points if point.kind != AS_WRITTEN}
     columns = sorted(columns.items(), key=lambda each: each[1])
-    side = -1 if labels.at((columns[0][1], bottom))[0] - FRAME[0] > LETTER * min(len(columns[0][0]), 30) else 1
+    side = -1 if labels.at((columns[0][1], bottom))[0] - left > LETTER * min(len(columns[0][0]), 30) else 1
     for row, (model, intensity) in enumerate(columns[::side]):
-        foot = labels.rate(labels.at((intensity, bottom))[1] + 4 + LINE * row)
-        top = min(roofs.highest, intensity * roofs.bandwidth)
+        (x, y), top = labels.at((intensity, bottom)), roofs.at(intensity)
+        foot = labels.rate(y + 4 + LINE * row)
         axes.plot([intensity] * 2, [foot, top], color=BASELINE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=2)
-        room = 30 if side < 0 else int((labels.at((last, bottom))[0] - labels.at((intensity, bottom))[0] - 4) / LETTER)
+        room = 30 if side < 0 else int((right - x - 4) / LETTER)
         name = model if len(model) <= room else model[: room - 1] + "…"
         look = {"textcoords": "offset points", "ha": "right" if side < 0 else "left", "fontsize": 10, "color": SOFT}
         axes.annotate(name, (intensity, bottom), (4 * side, 5 + LINE * row), **look)
@@ -254,10 +253,9 @@ def _draw_points(axes, points, labels):
             labels.put((point.intensity, point.rate), labels.short(point.name), zorder=7, **look)
 
 
-def _in_words(points, roofs, unit, unit_name):
-    per, bandwidth = _unit(roofs.bandwidth, BANDWIDTHS)
-    ceilings = [f"memory {significant(roofs.bandwidth / per)} {bandwidth}"]
-    ceilings += [f"{name} {significant(rate / unit)} {unit_name}" for name, rate in roofs.rates.items()]
-    placed = [(point, significant(point.intensity), significant(point.rate / unit)) for point in points]
-    words = [f"{each.model}, {each.name}: {x} FLOP per byte, {y} {unit_name}" for each, x, y in placed]
-    return f"Ceilings: {', '.join(ceilings)}. " + "; ".join(words) + "."
+def _in_words(points, roofs):
+    ceilings = [f"memory {_with_unit(roofs.bandwidth, BANDWIDTHS)}"]
+    ceilings += [f"{name} {_with_unit(rate, RATES)}" for name, rate in roofs.rates.items()]
+    placed = [f"{significant(each.intensity)} FLOP per byte, {_with_unit(each.rate, RATES)}" for each in points]
+    words = [f"{each.model}, {each.name}: {at}" for each, at in zip(points, placed, strict=True)]
+    return f"Ceilings: {', '.join(ceilings)}. {'; '.join(words)}."

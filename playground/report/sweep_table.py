@@ -30,8 +30,7 @@ def show(report, axes, console):
         print_folded(console, on_device(f"{model} {variant}", device), style="bold")
         ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
         rows = [_row(result, axes) for result in ordered]
-        plans = (tuple((name,) for name in rows[0]), (*((name,) for name in axes), ("verdict", "outcome"), *_pairs()))
-        print_rows(console, plans, rows, {*axes, "verdict", "outcome", "over"})
+        print_rows(console, rows, {*axes, "verdict", "over", "outcome"})
         console.print()
         for reason, points in _reasons(ordered, axes).items():
             print_folded(console, f"{'; '.join(points)}: {reason}", indent=INDENT)
@@ -46,10 +45,6 @@ def by_variant(results):
         for result in of_device:
             groups.setdefault((result["model"], result["variant"], device), []).append(result)
     return groups
-
-
-def _pairs():
-    return (("median ms", "eager ms"), ("floor ms", "of floor"), ("speed-up", "over"))
 
 
 def _row(result, axes):

@@ -11,6 +11,7 @@ from playground.report.figures import (
     gradients_unsupported,
     headline,
     labelled,
+    mutants,
     outcome_verdict,
     precisions,
     standards,
@@ -48,9 +49,9 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "first": first,
         "explanation": explained,
         "ptxas": _ptxas(result),
-        "notes": list(timing_notes(result)),
+        "notes": [*filter(None, [mutants(result)]), *timing_notes(result)],
         "facts": list(_facts(result)),
-        "gradients": _gradients(result["check"] or {}),
+        "errors": _errors(result["check"] or {}),
         "probes": _with_marks(checks.explained_probes(result["check"])),
         "behaviour": _with_marks(checks.explained_behaviour(result["check"])),
         "kernels": list(checks.explained_kernels(result["check"])),
@@ -94,11 +95,13 @@ def _facts(result):
         yield "source's SHA-256", result["source_sha256"]
 
 
-def _gradients(check):
+def _errors(check):
+    """Return (of what, its errors, what is wrong) of the outputs, then of each gradient."""
     gradients = check.get("gradients") or {}
-    if gradients_unsupported(gradients) is not None:
-        return []
-    return [(name, verdicts.errors(each), each.get("complaint") or "") for name, each in gradients.items()]
+    compared = {"outputs": check} if check.get("allowed") is not None else {}
+    if gradients_unsupported(gradients) is None:
+        compared |= {f"gradient of {name}": each for name, each in gradients.items()}
+    return [(name, verdicts.errors(each), each.get("complaint") or "") for name, each in compared.items()]
 
 
 def _ptxas(result):

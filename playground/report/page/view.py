@@ -9,10 +9,8 @@ from playground.report.figures import (
     baseline_name,
     by_device,
     geometric_means,
-    gradients_unsupported,
     isolation,
     machine,
-    mutants,
     on_device,
     one_line,
     ordered_baselines,
@@ -174,7 +172,6 @@ def _group(identity, name, place, sizes, members):
             for n, each in pictures
         ],
         "speed": _speed(members),
-        "accuracy": [_accuracy_row(result, shown) for result, shown in members if _was_compared(result)],
         "members": members,
         "missing": sorted(
             {
@@ -223,30 +220,3 @@ def _ratio(ratio):
         return {"ratio": NOTHING, "interval": "", "state": UNKNOWN}
     state = GOOD if ratio["low"] > 1 else BAD if ratio["high"] < 1 else UNKNOWN
     return {"ratio": with_unit(ratio["ratio"], "x"), "interval": span(ratio["low"], ratio["high"]), "state": state}
-
-
-def _was_compared(result):
-    check = result["check"] or {}
-    return check.get("allowed") is not None or bool(check.get("gradients"))
-
-
-def _accuracy_row(result, shown):
-    check = result["check"]
-    gradients = check.get("gradients") or {}
-    kept = {} if gradients_unsupported(gradients) is not None else gradients
-    worst = max(kept, key=lambda name: _over(kept[name]), default=None)
-    return {
-        "variant": shown,
-        "output": verdicts.errors(check),
-        "gradient": verdicts.errors(kept[worst]) if worst else None,
-        "worst": worst or NOTHING,
-        "mutants": check.get("mutants_rejected") or NOTHING,
-        "survived": mutants(result) if check.get("mutants_survived") else "",
-    }
-
-
-def _over(check):
-    """An error as a share of what is allowed; one that is no number is the largest."""
-    if check["max_error"] is None or check["allowed"] is None:
-        return float("inf")
-    return check["max_error"] / check["allowed"] if check["allowed"] else check["max_error"]
