@@ -8,97 +8,19 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
-from playground.judge.behaviour import Conduct, Trials
+from playground.judge.checks import BY_NAME, CAVEATS, CONDUCT, DROP_IN, FORWARD, TRIALS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
 from playground.worker.truth import RefereeFailure, erase, remove
 
-FORWARD, DROP_IN = "forward", "drop-in"
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
-# Probe -> (how a complaint about it begins, its tag); on the problem's own inputs the complaint needs no such words.
-CIRCUMSTANCES = {
-    "own": ("", "outputs"),
-    "fresh": ("on fresh inputs", "outputs"),
-    "fresh again": ("on fresh inputs", "outputs"),
-    "other weights": ("with the weights of another seed", "outputs"),
-    "within": ("where the samples differ more, within the range of the problem's own inputs", "outputs"),
-    "scaled": ("on normal inputs of another scale for each sample", "values"),
-    "normal": ("on normal inputs", "sizes"),
-    "impulse": ("with one non-zero element", "values"),
-    "ramp": ("on a ramp", "values"),
-    "large": ("on inputs of about 100000", "values"),
-    "small": ("on inputs of about 0.001", "values"),
-    "nan": ("with a NaN, or minus infinity, in a sample", "nan"),
-    "infinity": ("with infinities, or zeros alone, in a sample", "nan"),
-    "batch 1": ("at batch size 1", "sizes"),
-    "odd sizes": ("at odd sizes", "sizes"),
-    "step": ("after an optimiser's step", "stale-weights"),
-    "weights": ("with weights 8 times as large", "values"),
-    "autocast": ("under autocast", "autocast"),
-    EVAL: ("in eval mode", EVAL),
-}
-# Check of the behaviour -> (tag, the least standard that it costs).
-CONDUCT = {
-    "global state": ("global-state", FORWARD),
-    "cudnn.benchmark": ("sets-cudnn-benchmark", DROP_IN),
-    "TF32": ("sets-tf32", DROP_IN),
-    "random state": ("random-state", FORWARD),
-    "memory of its own": ("returns-its-input", FORWARD),
-    "an element's own memory": ("overlapping-result", FORWARD),
-    "inputs unchanged": ("changes-inputs", FORWARD),
-    "weights unchanged": ("changes-weights", FORWARD),
-    "buffers unchanged": ("changes-weights", FORWARD),
-    "build": ("not-its-own-work", FORWARD),
-    "launch": ("failed-launch", FORWARD),
-    "an earlier output": ("overwrites-results", FORWARD),
-    "new content in the same memory": ("remembers", FORWARD),
-    "the same content in new memory": ("remembers", FORWARD),
-    "a late producer": ("unjoined-stream", FORWARD),
-    "run to run": ("not-deterministic", DROP_IN),
-    "inference_mode": ("inference-mode", DROP_IN),
-    "a side stream": ("default-stream", DROP_IN),
-    "a second device": ("second-device", DROP_IN),
-    "torch.compile": ("fullgraph", DROP_IN),
-    "a CUDA graph": ("no-graph", DROP_IN),
-}
-# Tag -> what would remove the caveat.
-REMEDIES = {
-    "no-gradient": "raise NotImplementedError when a gradient is wanted, or write the backward",
-    "wrong-gradient": "mend the backward, or raise NotImplementedError when a gradient is wanted",
-    "default-stream": "launch on the current stream, c10::cuda::getCurrentCUDAStream()",
-    "uses-problem-names": "define them in the file, or take them from the inputs",
-    "weights-by-seed": "give the parameters the original's names and shapes",
-    "sets-cudnn-benchmark": "leave torch.backends.cudnn.benchmark to the caller",
-    "sets-tf32": "leave the precision of PyTorch's products to the caller",
-    "accuracy": "add in several partial sums, or declare the class attribute `precision`",
-    "sizes": "compute these sizes, too, or raise an exception for them",
-    "values": "compute these values, too, or raise an exception for them",
-    "nan": "let a NaN or an infinity through to where the original has one, and nowhere else",
-    "stale-weights": "read the weights in each call",
-    "autocast": "keep to float32, or raise an exception under autocast",
-    EVAL: "obey `training`, and keep running statistics as the original does, or raise an exception in eval mode",
-    "not-deterministic": "add in a fixed order, or say deterministic = False in the class",
-    "inference-mode": "use nothing that torch.inference_mode forbids",
-    "second-device": "guard the device, launch on the input's, or raise an exception",
-    "fullgraph": "give the operator a fake kernel that fits, or raise an exception",
-    "no-graph": "do nothing on the host that depends on the inputs",
-}
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 STATE = "cannot be judged: what the original returns depends on the calls before"
 FIRST = "wrong-gradient"  # of the tags of caveats
-# Tags that are said of a line of the file, with what stands in that line.
-LINES = {
-    "no-gradient": r"\s*def forward\(",
-    "wrong-gradient": r"\s*def backward\(",
-    "default-stream": r"<<<",
-    "weights-by-seed": r"class ModelNew\b",
-    "sets-cudnn-benchmark": r"cudnn\.benchmark\s*=",
-    "sets-tf32": r"(allow_tf32\s*=|fp32_precision\s*=|set_float32_matmul_precision\()",
-}
 
 
 @dataclass(frozen=True)
@@ -197,9 +119,9 @@ class _Case:
         self._declared = result["variant_precision"]
         self._outputs = truth.answers(worker) / f"outputs-{worker.pid}"
         self._uniform = set()  # probes on which the outputs are the same everywhere
-        watched = ("build", "launch") if result["ran_on"] == "cuda" else ("build",)
-        for check in (*Conduct.CHECKS, *watched):
-            self._check["behaviour"][check] = {"complaint": None, "note": None}
+        watched = WATCHED if result["ran_on"] == "cuda" else WATCHED[:1]
+        for check in (*CONDUCT, *watched):
+            self._check["behaviour"][check.name] = {"complaint": None, "note": None}
 
     def close(self):
         remove(self._outputs)
@@ -257,8 +179,9 @@ class _Case:
         return any(map(self._is_wrong, (*FORWARD_PROBES, OF_SEEDS)))
 
     def complain(self, tag, text, costs):
-        remedy = REMEDIES.get(tag) if costs == DROP_IN else None
-        line = self._text.line_of(LINES[tag]) if self._text and tag in LINES else None
+        caveat = CAVEATS[tag]
+        remedy = caveat.remedy if costs == DROP_IN else None
+        line = self._text.line_of(caveat.line) if self._text and caveat.line else None
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 
     def _ask(self, what, **arguments):
@@ -306,8 +229,8 @@ class _Case:
                 self._probe_in_drop_in(probe + AT_OWN_SIZE)
 
     def _probe_in_drop_in(self, probe):
-        words, tag = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
-        if not self._survive(tag, words, lambda: self._probe(probe)):
+        check = BY_NAME[probe.removesuffix(AT_OWN_SIZE)]
+        if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
             self._note_probe(probe, None, complaint=self.complaints[-1].text)
 
     @property
@@ -328,7 +251,7 @@ class _Case:
         if probe == "own":
             self._result["peak_mib"] = ran["peak_mib"]
         if not required and (failed := ran["complaints"].pop("launch", None)):
-            self.complain(CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)][1], _under(probe, failed), DROP_IN)
+            self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
         if required and ran["form"] != prepared["form"]:
             complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
@@ -412,7 +335,7 @@ class _Case:
             return "stale-weights"
         if compared["leaked"]:
             return "nan"
-        _, tag = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
+        tag = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag
         by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
@@ -430,7 +353,7 @@ class _Case:
             return
         self._check["behaviour"][check] = {"complaint": complaint, "note": note}
         if complaint:
-            self.complain(*_tagged(check, complaint))
+            self.complain(BY_NAME[check].caveat.tag, complaint, BY_NAME[check].costs)
 
     def _has(self, *tags):
         return any(each.tag in tags for each in self.complaints)
@@ -471,7 +394,7 @@ class _Case:
             if probe.startswith("normal"):  # see Candidate.differentiate
                 circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
                 where = f"on normal inputs, {circumstance}: {wrong[0]}"
-            has_backward = self._text is None or self._text.line_of(LINES["wrong-gradient"])
+            has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
             return self.complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
         if not {"run to run", "state"} & {*self._truth.habits}:
@@ -522,12 +445,11 @@ class _Case:
     def _try_out_all(self):
         first, second = self._probes_to_repeat()
         probes = {"first": first, "second": second}
-        for trial in Trials.NAMES:
-            tag, costs = CONDUCT[trial]
-            if costs == FORWARD:
-                self._try_out(trial, probes)
-            elif not self._survive(tag, trial, lambda trial=trial: self._try_out(trial, probes)):
-                self._check["behaviour"][trial] = {"complaint": self.complaints[-1].text, "note": None}
+        for trial in TRIALS:
+            if trial.costs == FORWARD:
+                self._try_out(trial.name, probes)
+            elif not self._survive(trial.caveat.tag, trial.name, lambda trial=trial: self._try_out(trial.name, probes)):
+                self._check["behaviour"][trial.name] = {"complaint": self.complaints[-1].text, "note": None}
 
     def _count_mutants(self):
         """How many wrong versions of the original fail the probes that this variant passed."""
@@ -566,14 +488,8 @@ def _is_its_own(failure):
     return not (failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure))
 
 
-def _tagged(check, complaint):
-    """(tag, text, costs) of a complaint about a check of the behaviour."""
-    tag, costs = CONDUCT[check]
-    return tag, complaint, costs
-
-
 def _under(probe, complaint):
-    circumstance, _ = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
+    circumstance = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].said
     return f"{circumstance}: {complaint}" if circumstance else complaint
 
 

@@ -14,6 +14,7 @@ import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, tensors
 from playground.judge import behaviour, foreign, probes, work
+from playground.judge.checks import BY_NAME
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.stopwatch import timer
@@ -196,7 +197,7 @@ class Candidate(Clocked):
             done = behaviour.Trials(self.model, *inputs, self.device, declared).run(trial)
         except Exception as exception:
             raises = f"raises {self._refusal(exception)}"
-            may = trial in behaviour.Trials.MAY_RAISE
+            may = BY_NAME[trial].may_raise
             return {"of": None, "complaint": None if may else raises, "note": raises if may else None}
         if done.outputs is not None:
             tensors.save_results(Results(done.outputs), outputs)
