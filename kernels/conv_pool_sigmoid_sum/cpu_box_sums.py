@@ -5,65 +5,55 @@ those box sums. Training comes with the forward pass: it leaves each sample's gr
 and adds.
 
 Why it is faster
-    PyTorch computes 16 convolution outputs for every pooled one and then averages them. Here each pooled output costs as
-    many multiplications as one convolution output: 1.34 GFLOP a sample become 0.083 at the original's size. The box sums
-    are separable and made in registers; the product keeps a tile of output channels x windows in registers; the sigmoid is
-    applied to that tile. Nothing but a float a row leaves the core, and what is in use fits into its cache: a row of box sums
-    (28 KB) and the weights (18 KB). While a pooled row is multiplied, the next one's input is prefetched.
+    PyTorch computes 16 convolution outputs for every pooled one. Here each pooled output costs as many multiplications as one:
+    1.34 GFLOP a sample become 0.083. The box sums are separable and made in registers, the product keeps a tile of output
+    channels x windows there, and the sigmoid is applied to that tile. A row of box sums (28 KB) and the weights (18 KB) stay in
+    the cache; while a pooled row is multiplied, the next one's input is prefetched.
 
 Mathematics
-    pooled[o,i,j] = b[o] + sum over c,d,e of W[o,c,d,e]/p^2 * S[c,d,e,i,j];     out = sum of sigmoid(pooled)
-    S[c,d,e,i,j]  = sum over u,v < p of x[c, p*i+u+d, p*j+v+e]       a box sum of x; the product's inner size is C * k * k
-    S is summed down p rows first. These column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds
-    whole vectors. The terms that all k neighbouring sums share are added once (sliding_sums). Only the order of additions
-    differs from the original. The sigmoid is 1 / (1 + 2^t), t = -log2(e) * pooled, the factor in the weights; 2^t is a
-    polynomial of degree 5 (7.5e-8) times a power of 2; the reciprocal is a division, or with AVX-512 an estimate of 14 bits and
-    one step of Newton's. Its relative error is below 7e-7 for |x| < 8 and below 5e-6 down to -80; below -86 it stays at 2^-125.
-    A sample's output is one number, so its gradients do not need what comes from above:
-    d out[b] / d W[o,c,d,e] = 1/p^2 sum over i,j of delta[b,o,i,j] * S[b,c,d,e,i,j],  delta = s * (1 - s),  s = sigmoid(pooled)
-    grad_W = sum over b of grad_out[b] * d out[b] / d W. The input's gradient is the forward pass transposed:
-    G[c,d,e,i,j]  = grad_out[b]/p^2 * sum over o of W[o,c,d,e] * delta[b,o,i,j]
-    grad_x[c,h,w] = sum over d,e of G[c,d,e, (h-d)/p, (w-e)/p], where such a window exists: along the rows first, then down
+    v3's. Column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds whole vectors; terms that all k
+    neighbouring sums share are added once (sliding_sums). sigmoid = 1 / (1 + 2^t) by a polynomial of degree 5: relative error
+    below 7e-7 for |x| < 8, below 5e-6 down to -80; below -86 it stays at 2^-125. A sample's output is one number, so
+    d out[b] / d W = 1/p^2 sum of delta * S needs nothing from above, delta = s * (1 - s); grad_W adds those of the samples.
+    The input's gradient is the forward pass transposed: along the rows first, then down.
 
 Loops
-    loop                over                                       where
-    threads             pooled rows; bands of 8 with gradients     at::parallel_for; bands of 12 for the input's gradient
-    box_sums            input channels, columns                    registers; a stretch of 96 windows (POOL_W = 4) to L1 and L2
-    sigmoid_tile        channels, kernel rows, kernel columns      64 outputs x 6 windows in 24 vectors of 16 floats
-    parameter_tile      windows of a stretch                       64 outputs x 6 weights in 24 vectors, added to the band's
-    add_bands           bands of a sample, in order                one thread, as weighted_sum over samples in backward
-    box_gradient_tile   output channels                            6 weights x 64 windows in 24 vectors, delta transposed
-    spread_boxes        channels, pixels                           registers; what later rows need is carried in L2
+    threads: pooled rows; bands of 8 with gradients, of 12 for the input's. sigmoid_tile: 64 outputs x 6 windows, 24 vectors.
 
 Floor
-    At batch 4: 18.9 MB read, 0.33 GFLOP and 2.3 million sigmoids: 1.0 ms at 19 GB/s and 1.4 at 245 GFLOP/s, which two Cascade
-    Lake cores at 2.4 GHz reach: compute bound. The ladder's page says what is reached.
+    At batch 4: 18.9 MB, 0.33 GFLOP, 2.3 million sigmoids: 1.0 ms at 19 GB/s, 1.4 at 245 GFLOP/s (two Cascade Lake cores).
 
 Takes
-    float32 CPU tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that the
-    original takes. Anything else raises. Trains, and computes only the gradients that are asked for; second derivatives raise.
-    The bits do not depend on the number of threads. AVX-512 (with DQ), AVX2 or any other: -march=native. Needs GCC or Clang.
+    float32 CPU tensors (batch, in_channels, height, width), any sizes that the original takes; others raise. The bits do not
+    depend on the number of threads. AVX-512 (with DQ), AVX2 or any other: -march=native. Needs GCC or Clang.
 """
 
+import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import sys
 import threading
-import time
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_cpu_box_sums"
+EXAMPLE = (8, 64, 3, 4), (4, 8, 384, 384), (3, 8, 45, 64), 1e-3  # of ModelNew, x, x under the emulator, limit
 
 CPP = r"""
 // Needs KERNEL_H, KERNEL_W, POOL_H, POOL_W: loops with known ends are unrolled.
+#include <omp.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <type_traits>
 #include <utility>
+#include <vector>
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
@@ -600,66 +590,31 @@ void input_gradient_unit(const InputGradient& job, int64_t unit, const InputGrad
         spread_boxes(job, sample, row, stretch, row >= begin, workspace);
     }
 }
-"""
 
-BINDING = r"""
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <optional>
-#include <string>
-#include <tuple>
-#include <vector>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-template <class... Parts>
-static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-static void check(const char* name, const at::Tensor& tensor, int64_t dimensions) {
-    TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == at::kFloat,
-                message("conv_pool_sigmoid_sum: expected float32 CPU tensors, got ", name, " of ", tensor.scalar_type(), " on ",
-                        tensor.device()));
-    TORCH_CHECK(tensor.dim() == dimensions, message("conv_pool_sigmoid_sum: expected ", name, " of ", dimensions,
-                                                    " dimensions, got ", tensor.dim()));
+// ---- what Python calls
+// f(begin, end) for equal parts of [0, count), by at most `threads` threads of the OpenMP runtime that the process has loaded,
+// torch's. Returns false if one of them found no memory.
+template <class F>
+bool parallel_for(int64_t count, int64_t threads, F f) {
+    const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = ceil_div(count, parts);
+    bool done = true;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(&& : done)
+    for (int64_t part = 0; part < parts; ++part) try {
+            const int64_t begin = part * each, end = std::min(begin + each, count);
+            if (begin < end) f(begin, end);
+        } catch (const std::bad_alloc&) {
+            done = false;
+        }
+    return done;
 }
 
-static void check_sizes(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes) {
-    check(name, tensor, sizes.size());
-    TORCH_CHECK(tensor.sizes() == sizes,
-                message("conv_pool_sigmoid_sum: expected ", name, " of ", sizes, ", got ", tensor.sizes()));
-}
-
-static Shape checked_shape(at::IntArrayRef x, const at::Tensor& weight, at::IntArrayRef pool) {
-    check("weight", weight, 4);
-    TORCH_CHECK(x.size() == 4, message("conv_pool_sigmoid_sum: expected x of 4 dimensions, got ", x.size()));
-    TORCH_CHECK(weight.size(1) == x[1] && weight.size(2) == KERNEL_H && weight.size(3) == KERNEL_W,
-                message("conv_pool_sigmoid_sum: expected a weight of (outputs, ", x[1], ", ", KERNEL_H, ", ", KERNEL_W,
-                        "), got ", weight.sizes()));
-    TORCH_CHECK(pool == at::IntArrayRef({POOL_H, POOL_W}),
-                message("conv_pool_sigmoid_sum: built for a pooling window of ", POOL_H, " x ", POOL_W, ", called with ",
-                        pool));
-    TORCH_CHECK(x[2] >= KERNEL_H + POOL_H - 1 && x[3] >= KERNEL_W + POOL_W - 1,
-                message("conv_pool_sigmoid_sum: a window of ", POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_H, " x ",
-                        KERNEL_W, " does not fit into an image of ", x[2], " x ", x[3]));
-    return {x[0], x[1], x[2], x[3], weight.size(0)};
-}
+constexpr int DONE = 0, NO_MEMORY = 12;
 
 // Zeros that begin at a cache line.
 class Floats {
     struct alignas(4 * LINE) Line { float floats[LINE]; };
     std::vector<Line> lines_;
+
 public:
     explicit Floats(int64_t count) : lines_(ceil_div(count, LINE)) {}
     operator float*() { return reinterpret_cast<float*>(lines_.data()); }
@@ -672,200 +627,205 @@ static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
 }
 
 // Rows are worked on in groups of samples whose terms take no more than a sample's, or 64 MB.
-static void forward_with_terms(Forward job, float* grads) {
+static bool forward_with_terms(Forward job, float* grads, int64_t threads) {
     const Shape& shape = job.shape;
     const int64_t sample_floats = shape.bands() * shape.band_floats();
-    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, std::max<int64_t>(1, shape.batch));
+    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, shape.batch);
     for (int64_t first = 0; first < shape.batch; first += group) {
         const int64_t samples = std::min(group, shape.batch - first);
         Floats terms(samples * sample_floats);
         job.terms = terms, job.first_band = first * shape.bands();
-        at::parallel_for(job.first_band, job.first_band + samples * shape.bands(), 1, [&](int64_t begin, int64_t end) {
-            const auto first_row = [&](int64_t band) {
-                return band / shape.bands() * shape.rows() + band % shape.bands() * BAND;
-            };
+        const auto first_row = [&](int64_t band) {
+            return (job.first_band + band) / shape.bands() * shape.rows() + (job.first_band + band) % shape.bands() * BAND;
+        };
+        const bool done = parallel_for(samples * shape.bands(), threads, [&](int64_t begin, int64_t end) {
             forward_rows(job, first_row(begin), first_row(end));
         });
-        at::parallel_for(0, samples, 1, [&](int64_t begin, int64_t end) {
+        if (!done) return false;
+        parallel_for(samples, threads, [&](int64_t begin, int64_t end) {
             for (int64_t b = begin; b < end; ++b)
                 add_bands(job.terms + b * sample_floats, grads + (first + b) * shape.parameters(), shape);
         });
     }
+    return true;
 }
 
-// What forward and forward_with_grads have in common; grads and delta may be null.
-static at::Tensor run_forward(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in,
-                              at::IntArrayRef pool, at::Tensor* grads, at::Tensor* delta) {
-    check("x", x_in, 4);
-    const Shape shape = checked_shape(x_in.sizes(), weight_in, pool);
-    check_sizes("bias", bias_in, {shape.outputs});
-    const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous(), bias = bias_in.contiguous();
-    at::Tensor out = at::empty({shape.batch}, x.options());
-    if (grads) *grads = at::empty({shape.batch, shape.parameters()}, x.options());
-    if (delta) *delta = at::empty({shape.batch, shape.rows(), shape.columns(), shape.padded_outputs()}, x.options());
-
+// `grads` (batch, parameters) and `delta` (batch, rows, columns, padded outputs) may be null.
+extern "C" int run_forward(const float* x, const float* weight, const float* bias, float* out, float* grads, float* delta,
+                           int64_t batch, int64_t channels, int64_t height, int64_t width, int64_t outputs,
+                           int64_t threads) try {
+    const Shape shape{batch, channels, height, width, outputs};
     Floats packed(shape.inner() * shape.padded_outputs()), packed_bias(shape.padded_outputs());
-    pack(weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), packed, packed_bias, shape);
-    std::vector<double> sums(shape.batch * shape.rows());
-    Forward job{shape, x.const_data_ptr<float>(), packed, packed_bias, sums.data(),
-                delta ? delta->mutable_data_ptr<float>() : nullptr, nullptr, 0};
-    if (grads)
-        forward_with_terms(job, grads->mutable_data_ptr<float>());
-    else
-        at::parallel_for(0, shape.batch * shape.rows(), 1, [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); });
-
-    float* result = out.mutable_data_ptr<float>();
-    for (int64_t b = 0; b < shape.batch; ++b) {
+    pack(weight, bias, packed, packed_bias, shape);
+    std::vector<double> sums(batch * shape.rows());
+    const Forward job{shape, x, packed, packed_bias, sums.data(), delta, nullptr, 0};
+    const auto run_rows = [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); };
+    const int64_t all = batch * shape.rows();
+    if (!(grads ? forward_with_terms(job, grads, threads) : parallel_for(all, threads, run_rows))) return NO_MEMORY;
+    for (int64_t b = 0; b < batch; ++b) {
         double sum = 0;
         for (int64_t row = 0; row < shape.rows(); ++row) sum += sums[b * shape.rows() + row];
-        result[b] = sum;
+        out[b] = sum;
     }
-    return out;
+    return DONE;
+} catch (const std::bad_alloc&) {
+    return NO_MEMORY;
 }
 
-at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef pool) {
-    return run_forward(x, weight, bias, pool, nullptr, nullptr);
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tensor& x, const at::Tensor& weight,
-                                                                  const at::Tensor& bias, at::IntArrayRef pool, bool parameters,
-                                                                  bool input) {
-    at::Tensor grads = at::empty({0}, weight.options()), delta = at::empty({0}, weight.options());
-    const at::Tensor out = run_forward(x, weight, bias, pool, parameters ? &grads : nullptr, input ? &delta : nullptr);
-    return {out, grads, delta};
-}
-
-// The gradient of x, from what forward_with_grads gave as delta. Of x only the sizes are read, of bias nothing: autograd has to
-// know that delta depends on both, to refuse second derivatives.
-at::Tensor input_grad(const at::Tensor& grad_out_in, const at::Tensor& delta_in, const at::Tensor& x,
-                      const at::Tensor& weight_in, const at::Tensor& bias, at::IntArrayRef pool) {
-    check("x", x, 4);
-    const Shape shape = checked_shape(x.sizes(), weight_in, pool);
-    check_sizes("bias", bias, {shape.outputs});
-    check_sizes("grad_out", grad_out_in, {shape.batch});
-    check_sizes("delta", delta_in, {shape.batch, shape.rows(), shape.columns(), shape.padded_outputs()});
-    const at::Tensor grad_out = grad_out_in.contiguous(), delta = delta_in.contiguous(), weight = weight_in.contiguous();
-    at::Tensor grad_x = at::empty(x.sizes(), delta.options());
-
-    Floats packed(shape.outputs * shape.padded_inner());
-    for (int64_t o = 0; o < shape.outputs; ++o)
+extern "C" int run_input_gradient(const float* grad_out, const float* delta, const float* weight, float* grad_x, int64_t batch,
+                                  int64_t channels, int64_t height, int64_t width, int64_t outputs, int64_t threads) try {
+    const Shape shape{batch, channels, height, width, outputs};
+    Floats packed(outputs * shape.padded_inner());
+    for (int64_t o = 0; o < outputs; ++o)
         for (int64_t k = 0; k < shape.inner(); ++k)
-            packed[o * shape.padded_inner() + k] = weight.const_data_ptr<float>()[o * shape.inner() + k] / (POOL_H * POOL_W);
-    const InputGradient job{shape, grad_out.const_data_ptr<float>(), delta.const_data_ptr<float>(), packed,
-                            grad_x.mutable_data_ptr<float>()};
-    at::parallel_for(0, job.units(), 1, [&](int64_t begin, int64_t end) {
+            packed[o * shape.padded_inner() + k] = weight[o * shape.inner() + k] / (POOL_H * POOL_W);
+    const InputGradient job{shape, grad_out, delta, packed, grad_x};
+    const bool done = parallel_for(job.units(), threads, [&](int64_t begin, int64_t end) {
         Floats deltas(shape.padded_outputs() * PITCH), boxes(shape.padded_inner() * GRADIENT_PITCH),
             carry(shape.channels * (KERNEL_H - 1) * MAX_PIXELS);
         for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(job, unit, {deltas, boxes, carry});
     });
-    return grad_x;
+    return done ? DONE : NO_MEMORY;
+} catch (const std::bad_alloc&) {
+    return NO_MEMORY;
 }
 
-// Gradients of weight and bias, which give their shapes: the samples' gradients, weighted by grad_out. `x` is for autograd,
-// which has to know that they depend on it, to refuse second derivatives.
-std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_out_in, const at::Tensor& grads_in,
-                                                   const at::Tensor& weight, const at::Tensor& bias,
-                                                   const std::optional<at::Tensor>& x) {
-    check("weight", weight, 4);
-    check_sizes("bias", bias, {weight.size(0)});
-    check("grads", grads_in, 2);
-    check_sizes("grad_out", grad_out_in, {grads_in.size(0)});
-    check_sizes("grads", grads_in, {grads_in.size(0), weight.numel() + weight.size(0)});
-    const at::Tensor grad_out = grad_out_in.contiguous(), grads = grads_in.contiguous();
-    const at::Tensor grad_weight = at::empty(weight.sizes(), grads.options());
-    const at::Tensor grad_bias = at::empty({weight.size(0)}, grads.options());
-    const int64_t batch = grads.size(0), size = grads.size(1), weights = weight.numel();
-    const float *factors = grad_out.const_data_ptr<float>(), *in = grads.const_data_ptr<float>();
-    at::parallel_for(0, weights, 1024, [&](int64_t begin, int64_t end) {
-        weighted_sum(factors, in, grad_weight.mutable_data_ptr<float>(), batch, size, begin, end);
+// The gradients of `weights` weights, and of the rest of a sample's `size` parameters, the biases.
+extern "C" int run_parameter_gradient(const float* grad_out, const float* grads, float* grad_weight, float* grad_bias,
+                                      int64_t batch, int64_t size, int64_t weights, int64_t threads) {
+    parallel_for(weights, std::min(threads, ceil_div(weights, 1024)), [&](int64_t begin, int64_t end) {
+        weighted_sum(grad_out, grads, grad_weight, batch, size, begin, end);
     });
-    weighted_sum(factors, in + weights, grad_bias.mutable_data_ptr<float>(), batch, size, 0, size - weights);
-    return {grad_weight, grad_bias};
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", {at::Tag::pt2_compliant_tag});
-    m.def("forward_with_grads(Tensor x, Tensor weight, Tensor bias, int[2] pool, bool parameters, bool input) -> "
-          "(Tensor, Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad_out, Tensor delta, Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def("parameter_grads(Tensor grad_out, Tensor grads, Tensor weight, Tensor bias, Tensor? x) -> (Tensor, Tensor)",
-          {at::Tag::pt2_compliant_tag});
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("forward", &forward);
-    m.impl("forward_with_grads", &forward_with_grads);
-    m.impl("input_grad", &input_grad);
-    m.impl("parameter_grads", &parameter_grads);
+    weighted_sum(grad_out, grads + weights, grad_bias, batch, size, 0, size - weights);
+    return DONE;
 }
 """
 
 
-def register(namespace):
-    """Shapes for torch.compile, and autograd."""
-    operators = getattr(torch.ops, namespace)
-
-    @torch.library.register_fake(f"{namespace}::forward")
-    def forward(x, weight, bias, pool):
-        return x.new_empty(x.shape[0])
-
-    @torch.library.register_fake(f"{namespace}::forward_with_grads")
-    def forward_with_grads(x, weight, bias, pool, parameters, input):
-        batch, outputs = x.shape[0], weight.shape[0]
-        rows, columns = ((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
-        grads = x.new_empty((batch, weight.numel() + outputs) if parameters else 0)
-        delta = x.new_empty((batch, rows, columns, -(-outputs // 16) * 16) if input else 0)
-        return x.new_empty(batch), grads, delta
-
-    @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad_out, delta, x, weight, bias, pool):
-        return x.new_empty(x.shape)
-
-    @torch.library.register_fake(f"{namespace}::parameter_grads")
-    def parameter_grads(grad_out, grads, weight, bias, x):
-        return weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
-
-    def save(ctx, inputs, output):
-        x, weight, bias, ctx.pool, ctx.parameters, ctx.input = inputs
-        ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, weight, bias, output[1], output[2])
-        ctx.mark_non_differentiable(output[1], output[2])
-
-    def backward(ctx, grad_out, *_):
-        x, weight, bias, grads, delta = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        if (needs_x and not ctx.input) or ((needs_weight or needs_bias) and not ctx.parameters):
-            raise RuntimeError(f"{namespace}: forward_with_grads was not asked for the gradients that are needed now")
-        grad_x = operators.input_grad(grad_out, delta, x, weight, bias, ctx.pool) if needs_x else None
-        grad_weight = grad_bias = None
-        if needs_weight or needs_bias:
-            grad_weight, grad_bias = operators.parameter_grads(grad_out, grads, weight, bias, x)
-        return grad_x, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None, None
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    def refuse_forward(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: forward has no gradients; call forward_with_grads")
-
-    torch.library.register_autograd(f"{namespace}::forward", refuse_forward)
-    torch.library.register_autograd(f"{namespace}::forward_with_grads", backward, setup_context=save)
-    for name in ("input_grad", "parameter_grads"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
+def run(kernels, x, weight, bias, pool, needs_x=False, needs_parameters=False):
+    """Return the output, each sample's gradients of the parameters, and the sigmoids' derivatives; None where not needed."""
+    kernel = kernels.KERNEL_H, kernels.KERNEL_W
+    check(kernels, "x", x, x, (-1, -1, -1, -1))
+    check(kernels, "weight", weight, x, (-1, x.shape[1], *kernel))
+    check(kernels, "bias", bias, x, weight.shape[:1])
+    batch, _, height, width = x.shape
+    if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
+        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    out, grads, delta = saved(kernels, x, weight, bias, pool, needs_x, needs_parameters)
+    if batch:
+        kept = grads if needs_parameters else None, delta if needs_x else None
+        launch(kernels.run_forward, x, weight, bias, out, *kept, *x.shape, weight.shape[0], torch.get_num_threads())
+    return out, grads, delta
 
 
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+def saved(kernels, x, weight, bias, pool, needs_x, needs_parameters):
+    rows, columns = ((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
+    grads = x.new_empty((x.shape[0], weight.numel() + bias.numel()) if needs_parameters else 0)
+    delta = x.new_empty((x.shape[0], rows, columns, -(-bias.numel() // 16) * 16) if needs_x else 0)  # padded_outputs
+    return x.new_empty(x.shape[0]), grads, delta
+
+
+def forward(kernels, x, weight, bias, pool):
+    return run(kernels, x, weight, bias, pool)[0]
+
+
+def gradient(kernels, grad, x, weight, bias, pool, grads, delta, needs_x, needs_parameters):
+    grad, weight, threads = grad.contiguous(), weight.contiguous(), torch.get_num_threads()
+    found = x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+    if needs_x and x.numel():
+        launch(kernels.run_input_gradient, grad, delta, weight, found[0], *x.shape, weight.shape[0], threads)
+    if needs_parameters:
+        launch(kernels.run_parameter_gradient, grad, grads, *found[1:], x.shape[0], grads.shape[1], weight.numel(), threads)
+    return found
+
+
+def original(x, weight, bias, pool):
+    """The gradient of a gradient is PyTorch's."""
+    return torch.sigmoid(nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)).sum(dim=(1, 2, 3))
+
+
+class ModelNew(nn.Module):
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    sources = NAME, CPP, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", forward, original
+    fused = run, saved, gradient
+
+    def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
+        self.avg_pool = nn.AvgPool2d(pool_kernel_size)
+
+    @torch.compiler.assume_constant_result
+    def namespace(self):
+        (kernel_h, kernel_w), pool = self.conv.kernel_size, self.avg_pool.kernel_size
+        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
+        sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
+        return build(*self.sources, (fuse, *self.fused), ("-march=native", "-fopenmp"), **sizes)
+
+    def operands(self, x):
+        return x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+
+    def forward(self, x):
+        return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+
+
+# ---- A gradient of its own: the same text in all files that have one.
+def fuse(library, schema, kernels, Gradient, save, saved, gradient):
+    """Give `forward` a gradient by two more operators; PyTorch's (Gradient) stays for the gradient of a gradient.
+
+    save(kernels, *arguments, needs_x, needs_parameters) returns the output and two tensors, `saved` such that need no values.
+    gradient(kernels, grad, *arguments, *tensors, needs_x, needs_parameters) returns the gradients of the tensors among the
+    arguments; what is not needed may be anything of its size. x is the first argument.
+    """
+    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
+    inputs, needs = schema[schema.index("(") + 1 : schema.index(")")], "bool needs_x, bool needs_parameters"
+    gradients = ", ".join(["Tensor"] * inputs.count("Tensor "))
+    library.define(f"save({inputs}, {needs}) -> (Tensor, Tensor, Tensor)", tags=tags)
+    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, {needs}) -> ({gradients})", tags=tags)
+    library.impl("save", functools.partial(save, kernels), "CompositeExplicitAutograd")
+    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+
+    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
+    def shapes(grad, *arguments):
+        return tuple(each.new_empty(each.shape) for each in arguments[: gradients.count("Tensor")])
+
+    class Fused(Gradient):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
+            needs_x, *needs = ctx.needs_input_grad[1:]
+            with torch._C._AutoDispatchBelowAutograd():
+                output, *kept = operators.save(*arguments, needs_x, any(needs))
+            ctx.save_for_backward(*tensors, *kept)
+            return output
+
+        @staticmethod
+        def backward(ctx, grad):
+            if torch.is_grad_enabled():  # create_graph
+                return Gradient.backward(ctx, grad)
+            given, (needs_x, *needs) = iter(ctx.saved_tensors), ctx.needs_input_grad[1:]
+            arguments = [next(given) if other is None else other for other in ctx.others]
+            found = iter(operators.gradient(grad, *arguments, *given, needs_x, any(needs)))
+            found = [next(found) if other is None else None for other in ctx.others]
+            return None, *[each if needed else None for each, needed in zip(found, (needs_x, *needs), strict=True)]
+
+    return Fused
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 
 
 @functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
+    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
 
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
+    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
+    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch, whose gradient it has without a `fused`
+    one. An edit of any of these gives another namespace, so that a notebook's cell can be run again. Raises what load_inline
+    raises, and RuntimeError before PyTorch 2.4.
     """
     from torch.utils import cpp_extension
 
@@ -875,91 +835,151 @@ def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants)
     def fingerprint(code):  # of a function: all but the place where it was written
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    is_cuda, load = "__global__" in text, cpp_extension.load_inline
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
+    functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if is_cuda:
+        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    else:
+        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
 
     operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
+    with LOADING:
+        if not getattr(operators, "registered", None):
             if not shutil.which("ninja"):  # in a virtual environment that is not activated
                 os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
             try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
+                path = load(namespace, is_python_module=False, **options)
             except BaseException:  # an interrupted or failed build would count as done when the same text is run again
                 cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
                 raise
-            register(namespace)
-            operators.registered = True
+            if not path:  # from some releases
+                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
+            kernels = ctypes.CDLL(path)
+            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
+            vars(kernels).update(constants, device=device)
+            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
+            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+                if hasattr(kernels, function):  # the text may leave it out for these constants
+                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
+                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
+                    getattr(kernels, function).restype = types[result]
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
     return namespace
 
 
-class ModelNew(nn.Module):
-    sources = NAME, CPP + BINDING, None, register  # bound here, so that no other variant in a notebook replaces them
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator for every device, whose tensors meet forward's checks; without `fused` its gradient is PyTorch's."""
 
-    def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
-        self.avg_pool = nn.AvgPool2d(pool_kernel_size)
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
+            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
+            return below_autograd(keys, *arguments)
 
-    @torch.compiler.assume_constant_result
-    def namespace(self):
-        kernel_h, kernel_w = self.conv.kernel_size
-        pool = self.avg_pool.kernel_size
-        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
-        sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
-        return build(*self.sources, cflags=("-march=native", "-fopenmp"), **sizes)
+        @staticmethod
+        def backward(ctx, grad):
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            with torch.enable_grad():
+                # Views, so that each gradient is a partial one where an argument depends on another.
+                given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
+                arguments = [next(given) if other is None else other for other in ctx.others]
+                wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
+                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+            return None, *[next(found) if needed else None for needed in needs]
 
-    def forward(self, x):
-        operators = getattr(torch.ops, self.namespace())
-        weight, bias, pool = self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
-        parameters, input = weight.requires_grad or bias.requires_grad, x.requires_grad
-        if torch.is_grad_enabled() and (parameters or input):
-            return operators.forward_with_grads(x, weight, bias, pool, parameters, input)[0]
-        return operators.forward(x, weight, bias, pool)
+    def below_autograd(keys, *arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys, *arguments)
+
+    def autograd(keys, *arguments):
+        keys = keys & torch._C._after_autograd_keyset
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return Gradient.apply(keys, *arguments)
+        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
+            return forward(*arguments)
+        return below_autograd(keys, *arguments)
+
+    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    forward = functools.partial(forward, kernels)
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor is float32 and beside `place`, where the kernels run, of this shape (-1: any)."""
+    fits = tensor.dtype is torch.float32 and tensor.device == place.device and tensor.device.type == kernels.device
+    sizes = [size if wanted < 0 else wanted for size, wanted in zip(tensor.shape, shape, strict=False)]
+    if not fits or len(shape) != tensor.dim() or tensor.shape != torch.Size(sizes):
+        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)} (-1: any)"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}, all on one device; got {got}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
+    place = arguments[0]
+    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
+    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
+        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
+    elif place.get_device() == torch.cuda.current_device():
+        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    else:
+        with torch.cuda.device(place.device):
+            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    if code:
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called: the innermost one that is neither PyTorch's nor this file's."""
+    frame, level = sys._getframe(), 1
+    skipped = os.path.dirname(torch.__file__), frame.f_code.co_filename
+    while frame.f_back and frame.f_code.co_filename.startswith(skipped):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def main():
+    from torch.utils import benchmark, cpp_extension
+
+    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
+    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
+    if not (emulated or on_cpu or torch.cuda.is_available()):
+        return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew(8, 64, 3, 4)
-    x = torch.randn(4, 8, 384, 384)
-
-    def plain(x):
-        return torch.sigmoid(model.avg_pool(model.conv(x))).sum(dim=(1, 2, 3))
-
-    def milliseconds(function):
-        start = time.perf_counter()
-        function(x)
-        return (time.perf_counter() - start) * 1e3
-
+    arguments, shape, small, limit = EXAMPLE
+    device = "cpu" if emulated or on_cpu else "cuda"
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
         model.double()
-        exact = plain(x.double())
+        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
         model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 1e-3
+        error = ((model(x) - exact).abs().max() / exact.std()).item()
         verdict = "right" if error <= limit else "wrong"
         print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if verdict == "wrong":
-            print("not timed")
-        else:
-            times = torch.tensor([(milliseconds(model), milliseconds(plain)) for _ in range(10)])  # they take turns
-            ours, theirs = times.median(dim=0).values.tolist()
-            print(f"{ours:.2f} ms, PyTorch {theirs:.2f} ms (medians of 10)")
+        if emulated or verdict == "wrong":
+            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
+        functions = model, lambda x: original(*model.operands(x))
+        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
+        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
 
 
 if __name__ == "__main__":

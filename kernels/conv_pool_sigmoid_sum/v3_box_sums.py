@@ -363,12 +363,13 @@ LOADING = threading.RLock()  # the first calls of a model and of its replicas ma
 
 
 @functools.lru_cache(maxsize=None)
-def build(name, text, schema, forward, original, flags=(), **constants):
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
     """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
 
     `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
-    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch. An edit of any of these gives another
-    namespace, so that a notebook's cell can be run again. Raises what load_inline raises, and RuntimeError before PyTorch 2.4.
+    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch, whose gradient it has without a `fused`
+    one. An edit of any of these gives another namespace, so that a notebook's cell can be run again. Raises what load_inline
+    raises, and RuntimeError before PyTorch 2.4.
     """
     from torch.utils import cpp_extension
 
@@ -382,7 +383,7 @@ def build(name, text, schema, forward, original, flags=(), **constants):
     is_cuda, load = "__global__" in text, cpp_extension.load_inline
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    functions = fingerprint(forward.__code__), fingerprint(original.__code__)
+    functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
     everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
@@ -412,12 +413,12 @@ def build(name, text, schema, forward, original, flags=(), **constants):
                     words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
                     getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
                     getattr(kernels, function).restype = types[result]
-            operators.registered = register(namespace, schema, functools.partial(forward, kernels), original)
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
     return namespace
 
 
-def register(namespace, schema, forward, original):
-    """Define the operator for every device, so that forward's checks see them all; its gradient is PyTorch's."""
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator for every device, whose tensors meet forward's checks; without `fused` its gradient is PyTorch's."""
 
     class Gradient(torch.autograd.Function):
         @staticmethod
@@ -429,14 +430,14 @@ def register(namespace, schema, forward, original):
 
         @staticmethod
         def backward(ctx, grad):
-            again = torch.is_grad_enabled()  # create_graph
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
             with torch.enable_grad():
                 # Views, so that each gradient is a partial one where an argument depends on another.
-                given = iter([t.view_as(t) if again else t.detach().requires_grad_() for t in ctx.saved_tensors])
+                given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
                 arguments = [next(given) if other is None else other for other in ctx.others]
-                wanted = [each for each, needs in zip(arguments, ctx.needs_input_grad[1:], strict=True) if needs]
+                wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
                 found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
-            return None, *[next(found) if needs else None for needs in ctx.needs_input_grad[1:]]
+            return None, *[next(found) if needed else None for needed in needs]
 
     def below_autograd(keys, *arguments):
         with torch._C._AutoDispatchBelowAutograd():
@@ -452,9 +453,12 @@ def register(namespace, schema, forward, original):
 
     library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    forward = functools.partial(forward, kernels)
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
     operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
     torch.library.register_fake(f"{namespace}::forward", original, lib=library)
     for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
         torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
@@ -483,8 +487,8 @@ def launch(function, *arguments):
         with torch.cuda.device(place.device):
             code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
     if code:
-        words = torch.cuda.CudaError(code) if place.is_cuda else code
-        raise RuntimeError(f"{function.__name__}: CUDA error: {words}")
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,7 +1,8 @@
 """What all variants of the project write alike: python -m playground.command.shared_text writes it into their files.
 
-templates/tail.txt ends each file. templates/device.txt has PTX wrappers and small device functions, separated by empty lines:
-where a file defines a function of one's name, it is that text. --check names the files that differ, with exit status 1.
+Of templates/, tail.txt ends each file, and fused.txt stands before it in those with a gradient of their own. device.txt has
+small device functions and PTX wrappers, separated by empty lines: where a file defines a function of one's name, it is that
+text. --check names the files that differ, with exit status 1.
 """
 
 import argparse
@@ -13,11 +14,14 @@ from playground import catalog
 
 TEMPLATES = Path(__file__).parent / "templates"
 FIRST_LINE = "# ---- From here on all files have the same text"  # the tail's
+FUSED = "# ---- A gradient of its own"
 NAME = re.compile(r"^(?:template <[^\n]*>\n)?(?:__device__|DEVICE)[^\n(]*?(\w+)\(", re.MULTILINE)
 
 
-def tail():
-    return (TEMPLATES / "tail.txt").read_text(encoding="utf-8")
+def tail(text=""):
+    """Return what ends a file of that text."""
+    names = ["fused.txt"] * (FUSED in text) + ["tail.txt"]
+    return "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
 
 
 def device_functions():
@@ -28,10 +32,9 @@ def device_functions():
 
 def as_shared(text):
     """Return a variant's text with the shared parts as they are to be; one without the tail's first line as it is."""
-    at = text.find(FIRST_LINE)
-    if at < 0:
+    if FIRST_LINE not in text:
         return text
-    text = text[:at] + tail()
+    text = text[: text.index(FUSED if FUSED in text else FIRST_LINE)] + tail(text)
     for name, block in device_functions().items():
         text = _own_definition(name).sub(lambda _, block=block: block + "\n", text)
     return text
