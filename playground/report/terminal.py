@@ -9,6 +9,7 @@ from playground.report.figures import (
     FORWARD,
     NOTHING,
     TALLY,
+    TIMED,
     baseline_name,
     by_device,
     geometric_means,
