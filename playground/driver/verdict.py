@@ -378,6 +378,10 @@ class _Case:
         decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
         if decided and not self._check["probes"][probe]["note"]:
             self._check["probes"][probe]["note"] = f"near decisions move the gradient of {', '.join(decided)}"
+        classes = {name: comparison.pop("class", None) for name, comparison in gradients.items()}
+        if reordered := [name for name, found in classes.items() if found == FLOAT32]:
+            text = f"the gradient of {', '.join(reordered)} is float32's in another order of adding"
+            self.complain("accuracy", _under(probe, text), DROP_IN)
         unjudged = [comparison["complaint"] for comparison in gradients.values() if comparison.pop("unjudged")]
         found = [comparison["complaint"] for comparison in gradients.values() if comparison["complaint"]]
         wrong = [complaint for complaint in found if complaint not in unjudged]

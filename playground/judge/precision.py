@@ -70,12 +70,22 @@ def round_to_tf32(x):
     return torch.where(torch.isnan(x), x, rounded.to(x.dtype))  # the sum of bits can end a NaN; an infinity stays one
 
 
+def cut_to_tf32(x):
+    """As round_to_tf32, towards zero: what tensor cores make of float32 that nobody has rounded before."""
+    cut = (x.to(torch.float32).view(torch.int32) & ~0x1FFF).view(torch.float32)
+    return torch.where(torch.isnan(x), x, cut.to(x.dtype))
+
+
 def _through(dtype):
     return lambda x: x.to(dtype).to(x.dtype)
 
 
 # Precisions lower than float32's: what they make of a number.
 LOWER = {"tf32": round_to_tf32, "fp16": _through(torch.float16), "bf16": _through(torch.bfloat16)}
+
+
+CUT = "tf32 towards zero"
+_ROUNDINGS = LOWER | {CUT: cut_to_tf32}
 
 
 def tf32_families(device, emulated=False):
@@ -266,7 +276,7 @@ class RoundedResults(Decomposing):
 def _rounding(to, seed):
     """The function that rounds a tensor to a precision, under the random scale that belongs to a seed."""
     scale = 1.0 if seed is None else 1.0 - torch.rand((), generator=torch.Generator().manual_seed(seed)).item() / 2
-    return lambda value: LOWER[to](value * scale) / scale
+    return lambda value: _ROUNDINGS[to](value * scale) / scale
 
 
 class Again(Uncompiled):

@@ -151,7 +151,7 @@ class Reference:
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
     def takes(self, values):
-        """Whether these values would be right, in whatever type they come; complex ones as parts along a last dimension."""
+        """Whether these values would be right, of whatever type they are; complex ones have their parts in a last dimension."""
         if values.shape != self.truth.shape or self._wrongly_special("", values := values.cpu()):
             return False
         return self._too_far("", values)[1] is None

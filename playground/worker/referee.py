@@ -13,7 +13,7 @@ from playground import catalog, tensors
 from playground.judge import accuracy, behaviour, domain, footprint, mutants, probes, special
 from playground.judge.diagnosis import likely_precision
 from playground.judge.oracle import Oracle, gradients_of, is_few
-from playground.judge.precision import LOWER, forbid_tf32
+from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
@@ -456,9 +456,24 @@ class Referee:
             if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
                 true = expected[f"input{i}"].truth.to(actual.dtype)
                 found[f"input{i}"] = torch.where(free, actual, true)
-        return {
-            name: vars(reference.compare(f"the gradient of {name}", found.get(name))) for name, reference in expected.items()
-        }
+        return {name: self._graded_gradient(probe, name, reference, found.get(name)) for name, reference in expected.items()}
+
+    def _graded_gradient(self, probe, name, reference, actual):
+        """The comparison of a gradient, with its "class" where it is not as exact as the limit asks; None where it is.
+
+        TF32 that is rounded in another way, or cut, is what PyTorch's own libraries give where they may: as PyTorch.
+        """
+        compared = reference.compare(f"the gradient of {name}", actual)
+        if not compared.complaint or compared.unjudged or compared.max_error is None:
+            return vars(compared) | {"class": None}
+        ways = {accuracy.AS_PYTORCH: [CUT, "tf32"]} if self.precision == "tf32" else {}
+        ways |= {accuracy.FLOAT32: [accuracy.FLOAT32]}
+        for found, names in ways.items():
+            more = [gradient for way in names for gradient in gradients_of(self._lowered(probe, way), name)]
+            wider = reference.permitting(*more).compare(f"the gradient of {name}", actual)
+            if not wider.complaint:
+                return vars(wider) | {"class": found}
+        return vars(compared) | {"class": accuracy.WRONG}
 
     def grade(self, probe, outputs):
         """{"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
@@ -499,7 +514,11 @@ class Referee:
         if (probe, to) not in self.lowered:
             made = self._with_inputs(probe)
             oracle = self.oracle_of(made)
-            self.lowered[probe, to] = oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
+            if to == CUT:
+                found = oracle.rounded_operands(made, to, oracle.tf32_families)
+            else:
+                found = oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
+            self.lowered[probe, to] = found
         return self.lowered[probe, to]
 
     def _with_remark(self, comparison, each, probe, actual):

@@ -7,10 +7,13 @@ import pytest
 import torch
 from judged import judged, one_worker
 
+from playground import tensors
 from playground.judge import accuracy
 from playground.judge.oracle import Oracle
+from playground.judge.precision import cut_to_tf32
 from playground.judge.probes import Probe
 from playground.judge.tolerance import Reference
+from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
 HEADER = """
@@ -212,3 +215,77 @@ def test_what_hides_a_mutant_is_not_accepted(court):
     result = court(FAINT, ONLY_X, accept=1e-2)
     assert result["verdict"] == "fail"
     assert "accepting it would accept" in result["reason"]
+
+
+CONVOLUTION = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(16, 24, 3)
+
+    def forward(self, x):
+        return self.conv(x)
+
+def get_inputs():
+    return [torch.randn(4, 16, 20, 20)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("place, permitted", [("emulator", accuracy.AS_PYTORCH), ("cpu", accuracy.WRONG)])
+def test_gradients_have_classes(tmp_path, place, permitted):
+    """TF32's, whichever way operands are rounded, is PyTorch's where that may use it; a planted mistake never is."""
+    (tmp_path / "problem.py").write_text(CONVOLUTION)
+    referee, inputs, file = Referee(), str(tmp_path / "inputs"), str(tmp_path / "gradients")
+    referee.load(str(tmp_path / "problem.py"), {}, place, str(tmp_path / "weights"), seed=1)
+    referee.prepare("scaled", "own", 3, inputs)
+    given = tensors.load(inputs)
+    (x,), (upstream,) = given["inputs"], given["upstream"]
+    model = tensors.copy_model(referee.model)
+
+    def classes(x, upstream, change=lambda gradients: None):
+        outputs, gradients = tensors.gradients(model, [x], [upstream], given["wanted_inputs"])
+        change(gradients)
+        tensors.save_results(tensors.Results(outputs, gradients), file)
+        found = referee.compare_gradients("scaled", file)["conv.weight"]
+        assert bool(found["complaint"]) == (found["class"] == accuracy.WRONG)
+        return found["class"]
+
+    cut = cut_to_tf32(x), cut_to_tf32(upstream)
+    assert classes(x, upstream) is None
+    assert classes(*cut) == permitted
+
+    def without_a_tap(gradients):
+        gradients["conv.weight"][:, :, 1, 1] = 0
+
+    def without_a_sample(gradients):
+        _, others = tensors.gradients(model, [x[1:]], [upstream[1:]], given["wanted_inputs"])
+        gradients["conv.weight"].copy_(others["conv.weight"])
+
+    def a_hundredth_larger(gradients):
+        gradients["conv.weight"] *= 1.01
+
+    for mistake in without_a_tap, without_a_sample, a_hundredth_larger:
+        assert classes(x, upstream, mistake) == classes(*cut, mistake) == accuracy.WRONG
+
+
+SCALE = CONVOLUTION.replace("self.conv = torch.nn.Conv2d(16, 24, 3)", "self.weight = torch.nn.Parameter(torch.ones(1))")
+SCALE = SCALE.replace("self.conv(x)", "(self.weight * x).sum(1)").replace("randn(4, 16, 20, 20)", "rand(2, 1_000_000)")
+
+
+def test_a_gradient_in_another_order_of_adding_is_float32(tmp_path):
+    """One thread that adds a million terms one after another."""
+    (tmp_path / "problem.py").write_text(SCALE)
+    referee, inputs, file = Referee(), str(tmp_path / "inputs"), str(tmp_path / "gradients")
+    referee.load(str(tmp_path / "problem.py"), {}, "cpu", str(tmp_path / "weights"), seed=1)
+    referee.prepare("scaled", "own", 3, inputs)
+    given = tensors.load(inputs)
+    outputs, gradients = tensors.gradients(tensors.copy_model(referee.model), given["inputs"], given["upstream"], [0])
+    gradients["weight"] = in_sequence((given["inputs"][0] * given["upstream"][0][:, None]).reshape(1, -1))
+    tensors.save_results(tensors.Results(outputs, gradients), file)
+    found = referee.compare_gradients("scaled", file)["weight"]
+    assert found["class"] == accuracy.FLOAT32 and not found["complaint"]
