@@ -46,13 +46,15 @@ SHOWN_DETAILS = 8  # lines, without --verbose
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
-class _View:
+class View:
+    """What all views of a run print first, and once: the machine."""
+
     def __init__(self, console):
         self._console = console
         self._printed = set()
         self._machine_is_printed = False
 
-    def _print_machine(self, document):
+    def print_machine(self, document):
         if not self._machine_is_printed:
             print_folded(self._console, machine(document["environment"]), style="dim")
             if line := isolation(document["environment"]):
@@ -60,7 +62,7 @@ class _View:
             self._machine_is_printed = True
 
 
-class Summary(_View):
+class Summary(View):
     """run_all's tables: a row a variant, a table a model, each printed as soon as all its `expected` results are known.
 
     `expected` is {model: how many results}. `update` is called with the document so far whenever there is a new result, `end`
@@ -76,7 +78,7 @@ class Summary(_View):
         models = _by_model(document["results"])
         done = {model for model, results in models.items() if len(results) >= self._expected.get(results[0]["model"], 0)}
         for model in [model for model in models if model in done - self._printed]:
-            self._print_machine(document)
+            self.print_machine(document)
             self._console.print()
             self._console.print(_model_table(self._console, model, models[model]))
             _print_remarks(self._console, models[model])
@@ -88,7 +90,7 @@ class Summary(_View):
         """Print what has not been printed, and what concerns all models."""
         self._expected = {}
         self.update(document)
-        self._print_machine(document)
+        self.print_machine(document)
         console, results = self._console, document["results"]
         against.show(document, console)
         console.print()
@@ -110,7 +112,7 @@ def _model_table(console, model, results):
     return Group(*parts)
 
 
-class Details(_View):
+class Details(View):
     """compare.py's view: everything known about each variant, as soon as it is. With `checks` also what every check found.
 
     With `verbose` also all of a compiler's output or a traceback.
@@ -133,7 +135,7 @@ class Details(_View):
                     self._print(document, model, result)
 
     def _print(self, document, model, result):
-        self._print_machine(document)
+        self.print_machine(document)
         if model != self._model:
             self._console.print()
             print_folded(self._console, model, style="bold")
@@ -145,7 +147,7 @@ class Details(_View):
 
     def end(self, document):
         self.update(document)
-        self._print_machine(document)
+        self.print_machine(document)
         against.show(document, self._console)
 
 
