@@ -129,7 +129,7 @@ def span(low, high, unit=""):
 
 
 def printable(line):
-    """`line` without control characters: it may come from a stranger's file or a compiler."""
+    """`line` without control characters: it may come from an untrusted file or a compiler."""
     return "".join(c if c.isprintable() else " " for c in str(line))
 
 

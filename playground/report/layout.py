@@ -94,7 +94,7 @@ def unstyled():
 
 
 def print_folded(console, text, indent=0, style="", hanging=0):
-    """Print text that may come from a stranger's file: never markup, never highlighted, folded where it must be.
+    """Print text that may come from an untrusted file: never markup, never highlighted, folded where it must be.
 
     The lines after the first stand `hanging` columns further in.
     """

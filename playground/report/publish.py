@@ -41,7 +41,6 @@ BEST = "<!-- best:begin -->", "<!-- best:end -->"
 PUBLISHED = "<!-- published:begin -->", "<!-- published:end -->"
 PLOTS = {Path("docs/times-light.svg"): drawing.LIGHT, Path("docs/times-dark.svg"): drawing.DARK}
 SOLUTIONS = Path("docs/published_solutions.md")
-STAND_IN = "v4_tensor_core"  # needs no Hopper, unlike the fastest
 LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with less shared memory; "shared_limit_kb" says how much
 OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
@@ -167,7 +166,7 @@ def _between(text, markers, block, path):
 
 
 def best(runs, models):
-    """The text between README's markers: of each GPU and model the fastest kernel beside PyTorch, and STAND_IN."""
+    """The text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
     return "\n\n".join(f"{_best_rows(run, models)}\n\n{_best_caption(run)}" for run in runs) or NOTHING_MEASURED
 
 
@@ -178,9 +177,7 @@ def _best_rows(run, models):
         as_precise = [each for each in results if each["time_ms"] and not each.get("variant_precision")]
         if as_precise:
             result = min(as_precise, key=lambda each: each["time_ms"]["median"])
-            stand_in = [each for each in as_precise if each["variant"] == STAND_IN and each is not result]
             rows.append(_best_row(model, result, baseline_medians(results)))
-            rows += [_best_row(f"{model}, stand-in", each, baseline_medians(results)) for each in stand_in]
     return _joined(rows)
 
 
@@ -210,17 +207,11 @@ def _best_caption(run):
     timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith(OTHERS)}
     names = [cell(baseline_name(name)) for name in ordered_baselines(timed)]
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
-    has_stand_in = any(variant == STAND_IN for _, variant in run.current)
-    stand_in = (
-        "*Stand-in*: what runs on other GPUs, too, from compute capability 8.0 on, measured on this one. "
-        if has_stand_in
-        else ""
-    )
     return (
         f"{cell(machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
         f"{baselines}: the median over paired rounds, which need not equal the quotient of the times shown. *Of the floor*: "
         "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
-        f"{stand_in}[All results](#results)"
+        "[All results](#results)"
     )
 
 

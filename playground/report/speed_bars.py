@@ -1,7 +1,7 @@
 """PyTorch and a model's variants as bars whose length is their speed, with the floor at the end: on the page and in README.
 
 A bar's length is floor / time, on a linear scale from 0: twice as long is twice as fast. On a linear scale of milliseconds the
-slowest rung would leave the fast ones no length at all. Where there is no floor, the fastest stands for it.
+slowest step would leave the fast ones no length at all. Where there is no floor, the fastest stands for it.
 """
 
 import statistics

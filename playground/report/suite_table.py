@@ -7,9 +7,7 @@ from playground.report.figures import (
     NOTHING,
     TIMED,
     baseline_name,
-    isolation,
     label,
-    machine,
     one_line,
     significant,
     span,
@@ -17,24 +15,22 @@ from playground.report.figures import (
     with_unit,
 )
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
+from playground.report.terminal import View
 
 TITLES = {key: title for title, key in document.STANDARDS.items()}
 
 
-class Pairs:
+class Pairs(View):
     """The view of a run over `count` pairs. `update` and `end` are called as those of terminal.Summary are."""
 
     def __init__(self, console, count):
-        self._console = console
+        super().__init__(console)
         self._count = count
-        self._printed = set()
 
     def update(self, report):
         """Print what is new."""
-        if not self._printed and report["results"]:
-            print_folded(self._console, machine(report["environment"]), style="dim")
-            if line := isolation(report["environment"]):
-                print_folded(self._console, line, style="dim")
+        if report["results"]:
+            self.print_machine(report)
         for result in report["results"]:
             key = result["model"], result["variant"], result["source_sha256"], str((result.get("shape") or {}).get("settings"))
             if key not in self._printed:

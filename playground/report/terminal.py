@@ -4,9 +4,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from playground.report import against, checks
+from playground.report import against, checks, facts
 from playground.report.figures import (
-    FORWARD,
     NOTHING,
     TALLY,
     TIMED,
@@ -26,7 +25,6 @@ from playground.report.figures import (
     ordered_baselines,
     outcome_verdict,
     peak_memory,
-    precisions,
     printable,
     raised_at,
     scientific,
@@ -34,11 +32,8 @@ from playground.report.figures import (
     significant,
     size_note,
     span,
-    standards,
-    timed_modes,
     timing_notes,
     under_graphs,
-    why_not_measured,
     why_not_pass,
     with_unit,
 )
@@ -52,13 +47,15 @@ SHOWN_DETAILS = 8  # lines, without --verbose
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
 
 
-class _View:
+class View:
+    """What all views of a run print first, and once: the machine."""
+
     def __init__(self, console):
         self._console = console
         self._printed = set()
         self._machine_is_printed = False
 
-    def _print_machine(self, document):
+    def print_machine(self, document):
         if not self._machine_is_printed:
             print_folded(self._console, machine(document["environment"]), style="dim")
             if line := isolation(document["environment"]):
@@ -66,7 +63,7 @@ class _View:
             self._machine_is_printed = True
 
 
-class Summary(_View):
+class Summary(View):
     """run_all's tables: a row a variant, a table a model, each printed as soon as all its `expected` results are known.
 
     `expected` is {model: how many results}. `update` is called with the document so far whenever there is a new result, `end`
@@ -82,7 +79,7 @@ class Summary(_View):
         models = _by_model(document["results"])
         done = {model for model, results in models.items() if len(results) >= self._expected.get(results[0]["model"], 0)}
         for model in [model for model in models if model in done - self._printed]:
-            self._print_machine(document)
+            self.print_machine(document)
             self._console.print()
             self._console.print(_model_table(self._console, model, models[model]))
             _print_remarks(self._console, models[model])
@@ -94,7 +91,7 @@ class Summary(_View):
         """Print what has not been printed, and what concerns all models."""
         self._expected = {}
         self.update(document)
-        self._print_machine(document)
+        self.print_machine(document)
         console, results = self._console, document["results"]
         against.show(document, console)
         console.print()
@@ -116,7 +113,7 @@ def _model_table(console, model, results):
     return Group(*parts)
 
 
-class Details(_View):
+class Details(View):
     """compare.py's view: everything known about each variant, as soon as it is. With `checks` also what every check found.
 
     With `verbose` also all of a compiler's output or a traceback.
@@ -139,7 +136,7 @@ class Details(_View):
                     self._print(document, model, result)
 
     def _print(self, document, model, result):
-        self._print_machine(document)
+        self.print_machine(document)
         if model != self._model:
             self._console.print()
             print_folded(self._console, model, style="bold")
@@ -151,7 +148,7 @@ class Details(_View):
 
     def end(self, document):
         self.update(document)
-        self._print_machine(document)
+        self.print_machine(document)
         against.show(document, self._console)
 
 
@@ -162,12 +159,6 @@ def _by_model(results):
         for result in of_device:
             models.setdefault(on_device(result["model"], device), []).append(result)
     return models
-
-
-def _ran_on(result):
-    if result["ran_on"] is None:
-        return NOTHING
-    return one_line(", ".join(filter(None, (result["ran_on"], precisions(result)))))
 
 
 def _with_sizes(model, results):
@@ -184,7 +175,7 @@ def _summary_row(result):
     share = share_of_floor(result)
     return {
         "variant": Text(one_line(result["variant"])),
-        "ran on": Text(_ran_on(result)),
+        "ran on": Text(facts.ran_on(result)),
         "verdict": verdict(result["verdict"]),
         "gradients": verdict(gradient_verdict(check)),
         "error": Text(scientific(check.get("max_error"))),
@@ -232,7 +223,7 @@ def _print_remarks(console, results):
         print_folded(console, f"{who}: {note}", INDENT, hanging=INDENT)
     missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
     for name, reason in sorted(missing):
-        print_folded(console, _not_measured(name, reason), INDENT, hanging=INDENT)
+        print_folded(console, facts.not_measured(name, reason), INDENT, hanging=INDENT)
 
 
 def _grouped(pairs):
@@ -243,10 +234,6 @@ def _grouped(pairs):
     return groups
 
 
-def _not_measured(name, reason):
-    return f"baseline {baseline_name(name)} not measured: {reason}"
-
-
 def _tally(results):
     counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
     return ", ".join(f"{count} {TALLY[word]}" for word, count in counts.items() if count) or "No variants."
@@ -255,12 +242,12 @@ def _tally(results):
 def _print_details(console, result, verbose):
     name = Text(one_line(result["variant"]), style="bold").append(" ")
     print_folded(console, name.append_text(verdict(result["verdict"])))
-    facts = Table.grid(padding=(0, GAP, 0, 0))
-    facts.add_column(overflow="fold", style="dim")
-    facts.add_column(overflow="fold")
-    for what, text in _facts(result):
-        facts.add_row(what, Text(one_line(text)))
-    print_indented(console, facts)
+    table = Table.grid(padding=(0, GAP, 0, 0))
+    table.add_column(overflow="fold", style="dim")
+    table.add_column(overflow="fold")
+    for what, text in facts.of(result):
+        table.add_row(what, Text(one_line(text)))
+    print_indented(console, table)
     lines = (result.get("details") or "").splitlines()
     lines = lines[1:] if lines and one_line(lines[0]) == one_line(result["reason"] or "") else lines
     shown = lines if verbose or len(lines) <= SHOWN_DETAILS + 1 else lines[:SHOWN_DETAILS]
@@ -297,71 +284,6 @@ def _print_checks(console, check):
         print_prose(console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
 
-def _facts(result):
-    """(label, text) of everything about a result that is not a table."""
-    check = result["check"] or {}
-    share = share_of_floor(result)
-    gradients = check.get("gradients")
-    if result["reason"] and (result["verdict"] not in TIMED or not result.get("caveats")):
-        yield "reason", result["reason"]
-    yield from standards(result)
-    for finding in result.get("findings") or []:
-        if finding != result["reason"]:
-            yield "finding", finding
-    if races := result.get("accepted_races"):
-        lines = ", ".join(f"line {line} ({count} times)" for line, count in races.items())
-        yield "races", f"accepted, since the text calls them benign: {lines}"
-    yield "ran on", _ran_on(result)
-    inputs = (result.get("shape") or {}).get("inputs")
-    if inputs:
-        sizes = ", ".join(str(tuple(each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
-        note = size_note(result)
-        yield "inputs", f"{sizes}: {note}" if note else sizes
-    if check:
-        errors = [scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed")]
-        yield "error", "{}; eager's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
-        if found := result.get("accuracy"):
-            error, limit = scientific(found["error"]), scientific(found["limit"])
-            yield "accuracy", f"{found['class']}: off by {error} of the spread; as PyTorch is up to {limit}"
-        unsupported = gradients_unsupported(gradients)
-        if unsupported is not None:
-            yield "gradients", f"none: {unsupported}"
-        else:
-            yield "gradients", "not checked" if gradients is None else gradient_verdict(check)
-        for way in check.get("reference") or []:
-            yield "reference", way
-        if check.get("domain"):
-            yield "domain", f"kept by every probe: {'; '.join(check['domain'])}"
-        if check.get("mutants_rejected"):
-            yield "mutants", mutants(result).removeprefix("mutants ")
-    yield from checks.lines(result["check"])
-    yield from checks.sanitizer(result.get("sanitizer"))
-    if result["build_seconds"] is not None:
-        yield "build", with_unit(result["build_seconds"], " s") + ("" if result["built"] else ", from the cache")
-    if result["floor_ms"] is not None:
-        reached = f"; {with_unit(100 * share, '%')} of it reached" if share else ""
-        yield "floor", f"{with_unit(result['floor_ms'], ' ms')}, bound by {result['floor_bound']}{reached}"
-    for title, timings in _modes(result).items():
-        if timings.get("outcome"):
-            labelled = f", {label(result, 'in ')}" if label(result) else ""
-            yield "timing", f"{title}{labelled}: {_outcome(timings)}"
-    if result.get("clocks"):
-        before, after = result["clocks"]["before"], result["clocks"]["after"]
-        yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"
-    for note in timing_notes(result):
-        yield "note", note
-    for title, timings in timed_modes(result).items():
-        for name, reason in (timings.get("baselines_unavailable") or {}).items():
-            yield "note", ("" if title == FORWARD else f"{title}: ") + _not_measured(name, reason)
-
-
-def _permitted(result):
-    """'tf32 permits 1.16e-3; ', the error that the stated precision allows to any algorithm."""
-    permitted = result["check"].get("permitted_error")
-    precision = result.get("variant_precision") or result.get("precision")
-    return f"{one_line(precision)} permits {scientific(permitted)}; " if permitted is not None and precision else ""
-
-
 def _gradient_rows(gradients):
     rows = []
     for name, check in gradients.items():
@@ -371,28 +293,10 @@ def _gradient_rows(gradients):
     return rows
 
 
-def _modes(result):
-    """{title: timings} of all that was timed."""
-    return {title: timings for title, timings in timed_modes(result).items() if timings.get("time_ms")}
-
-
-def _outcome(timings):
-    """'win over torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
-    if why := why_not_measured(timings):
-        return f"speed-up not measured: {one_line(why)}"
-    outcome, share = timings["outcome"], share_of_floor(timings)
-    parts = [f"{outcome['verdict']} over" if outcome["verdict"] == "win" else f"{outcome['verdict']} against"]
-    parts[0] += f" {baseline_name(outcome['against'])}"
-    parts.append(f"{with_unit(outcome['ratio'], 'x')} ({span(outcome['low'], outcome['high'], 'x')})")
-    parts.append(f"{timings['rounds']} rounds, {timings['calls']} calls")
-    parts += [f"{with_unit(100 * share, '%')} of the floor"] if share else []
-    return ", ".join(parts)
-
-
 def _time_rows(result):
     """Forward and the training modes: the variant's own time, then each baseline's and the speed-up over it."""
     rows = []
-    for title, timings in _modes(result).items():
+    for title, timings in facts.timed(result).items():
         if rows:
             rows.append([Text()] * len(TIMES))
         own = timings["time_ms"]

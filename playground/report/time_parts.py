@@ -1,4 +1,4 @@
-"""Where the time of each rung of a ladder goes, kernel by kernel: docs/pictures/<model>-time.svg, of what results/ recorded."""
+"""Where the time of each step of a ladder goes, kernel by kernel: docs/pictures/<model>-time.svg, of what results/ recorded."""
 
 import re
 
@@ -22,19 +22,19 @@ LEAST_SHARE = 0.02  # of a bar, to be told
 
 def image(model, results, where):
     """Return the text of an SVG file; None where no result has both a time and its kernels. `where` says which run this was."""
-    rungs = [(result, parts(result)) for result in results if result["time_ms"] and parts(result)]
-    if not rungs:
+    steps = [(result, parts(result)) for result in results if result["time_ms"] and parts(result)]
+    if not steps:
         return None
-    bottom = TOP + ROW * len(rungs)
+    bottom = TOP + ROW * len(steps)
     with drawing.style():
         figure = drawing.figure(WIDTH, bottom + 40)
         axes = drawing.sheet(figure)
         look = {"fontsize": 11.5, "color": PANEL, "va": "baseline"}
-        axes.text(8, 16, f"{model}: which kernels take a rung's forward pass", weight="bold", **look)
-        about = "Each bar is all of its rung's time. Orange: how much of it the floor is. By PyTorch's profiler."
+        axes.text(8, 16, f"{model}: which kernels take a step's forward pass", weight="bold", **look)
+        about = "Each bar is all of its step's time. Orange: how much of it the floor is. By PyTorch's profiler."
         axes.text(8, 34, about, **look)
         axes.text(8, 51, where, **look)
-        for number, (result, shares) in enumerate(rungs):
+        for number, (result, shares) in enumerate(steps):
             top, share = TOP + ROW * number, share_of_floor(result)
             axes.text(8, top + 15, result["variant"], weight="bold", **look)
             axes.text(LEFT - 10, top + 15, with_unit(result["time_ms"]["median"], " ms"), ha="right", weight="bold", **look)
@@ -45,8 +45,8 @@ def image(model, results, where):
                 axes.text(RIGHT + 10, top + 15, floor, **look | {"color": FLOOR})
         for tick in range(0, 101, 25):
             axes.text(_at(tick / 100), bottom + 8, f"{tick}%", ha="center", **look)
-        axes.text(_at(0.5), bottom + 28, "share of the rung's own time", ha="center", **look)
-        words = " ".join(_in_words(result, shares) for result, shares in rungs)
+        axes.text(_at(0.5), bottom + 28, "share of the step's own time", ha="center", **look)
+        words = " ".join(_in_words(result, shares) for result, shares in steps)
         return drawing.svg(figure, "time", f"{model}: where the time goes", words, drawing.ANYWHERE) + "\n"
 
 

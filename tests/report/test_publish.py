@@ -15,6 +15,7 @@ from playground.report.figures import ROOT
 
 README = "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\nThe rest.\n"
 LIGHT, DARK = publish.PLOTS
+PORTABLE = "v4_tensor_core"
 LADDER = Path("docs/ladder_pool.md")
 MODEL = "batch_size = 128\nheight, width = 384, 384\n"
 VARIANTS = ("v1_fused_tail", "v2_single_kernel", "v10_later", "cpu_box_sums")
@@ -95,27 +96,17 @@ def test_the_best_of_a_model_comes_first(root, record):
     assert best_rows(root) == [], "what computes in a lower precision is not the best"
 
 
-def test_the_variant_for_other_gpus_stands_below_the_best(root, record):
-    source_of(root, publish.STAND_IN).write_text("# v4\n")
-    record(variants=(publish.STAND_IN, "v10_later"), medians=(0.2, 0.142))
-    best, stand_in = best_rows(root)
-    assert "v10_later" in best[3] and stand_in[0] == "pool, stand-in" and "v4_tensor_core" in stand_in[3]
-    assert "*Stand-in*: what runs on other GPUs, too" in publish.best(publish.newest_runs(root), ["pool"])
-    record(variants=(publish.STAND_IN, "v10_later"), medians=(0.1, 0.142))
-    assert [row[0] for row in best_rows(root)] == ["pool"], "once, where it is the best itself"
-
-
 def test_what_is_built_for_less_shared_memory_stands_in_the_ladder(root, record):
-    source_of(root, publish.STAND_IN).write_text("# v4\n")
-    record(variants=(publish.STAND_IN, "v10_later"), medians=(0.2, 0.142))
+    source_of(root, PORTABLE).write_text("# v4\n")
+    record(variants=(PORTABLE, "v10_later"), medians=(0.2, 0.142))
     (root / publish.LIMITED).mkdir()
-    record("shared_memory/99.json", variants=(publish.STAND_IN,), medians=(0.25,), shared_limit_kb=99)
-    record("shared_memory/163.json", variants=(publish.STAND_IN,), medians=(0.22,), shared_limit_kb=163)
+    record("shared_memory/99.json", variants=(PORTABLE,), medians=(0.25,), shared_limit_kb=99)
+    record("shared_memory/163.json", variants=(PORTABLE,), medians=(0.22,), shared_limit_kb=163)
     found = rows(root)
     names = list(found)
-    assert names[names.index(publish.STAND_IN) + 1 :][:2] == ["... built for 163 KB", "... built for 99 KB"]
+    assert names[names.index(PORTABLE) + 1 :][:2] == ["... built for 163 KB", "... built for 99 KB"]
     assert found["... built for 99 KB"][0] == "0.250" and found["eager"][0] == "13.6", "beside another's baselines"
-    source_of(root, publish.STAND_IN).write_text("# edited\n")
+    source_of(root, PORTABLE).write_text("# edited\n")
     assert not any("built for" in name for name in rows(root))
 
 

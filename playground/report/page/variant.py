@@ -4,18 +4,12 @@ import re
 from pathlib import Path
 
 from playground import catalog
-from playground.report import checks
+from playground.report import checks, facts
 from playground.report.figures import (
-    FORWARD,
     baseline_name,
     gradients_unsupported,
     headline,
     labelled,
-    mutants,
-    outcome_verdict,
-    precisions,
-    standards,
-    timed_modes,
     timing_notes,
     with_unit,
 )
@@ -49,7 +43,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "first": first,
         "explanation": explained,
         "ptxas": _ptxas(result),
-        "notes": [*filter(None, [mutants(result)]), *timing_notes(result)],
+        "notes": list(timing_notes(result)),
         "facts": list(_facts(result)),
         "errors": _errors(result["check"] or {}),
         "probes": _with_marks(checks.explained_probes(result["check"])),
@@ -75,20 +69,8 @@ def _with_marks(rows):
 
 
 def _facts(result):
-    yield from standards(result)
-    if result["ran_on"]:
-        yield "ran on", ", ".join(filter(None, (result["ran_on"], precisions(result))))
-    for title, timings in timed_modes(result).items():
-        if timings.get("time_ms") and timings.get("rounds"):
-            best, _ = headline(timings)
-            said = f"{outcome_verdict(timings)} against {baseline_name(best)}; " if best else ""
-            what = "timing" if title == FORWARD else f"timing, {title}"
-            yield what, f"{said}{timings['rounds']} rounds, {timings['calls']} calls"
-    if result["peak_mib"] is not None:
-        yield "peak memory", with_unit(result["peak_mib"], " MiB")
-    if result.get("clocks"):
-        before, after = result["clocks"]["before"], result["clocks"]["after"]
-        yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"
+    """Yield what else is known; reason, findings and notes stand elsewhere on the page."""
+    yield from ((name, text) for name, text in facts.of(result) if name not in ("reason", "finding", "note"))
     if unknown := (result.get("ptxas") or {}).get("unknown"):
         yield "registers, spills", f"not known: {unknown}"
     if result["source_sha256"]:

@@ -1,5 +1,7 @@
 """What the page's template shows of a run: its words and rows, section by section."""
 
+import json
+
 from playground.report import roofline, speed_bars
 from playground.report.document import date_of, is_stale
 from playground.report.figures import (
@@ -48,7 +50,7 @@ def page(document, known):
         "device": one_line(environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"),
         "remarks": list(_remarks(environment)),
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
-        "environment": list(_environment(environment)),
+        "environment": json.dumps(environment, indent=1, ensure_ascii=False),
         "tally": _tally(results),
         "means": [
             f"{with_unit(mean, 'x')} on the {device or PLACES[place]}: the geometric mean, over {count} "
@@ -85,24 +87,6 @@ def _files(result, known):
 def _length(paths):
     """Bytes of all these files; none of one that cannot be read."""
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-def _environment(environment, prefix=""):
-    """(name, value) of all that is known of the machine, in words."""
-    for key, value in environment.items():
-        name = f"{prefix}{key.replace('_', ' ')}"
-        if isinstance(value, dict):
-            yield from _environment(value, f"{name}, ")
-        elif isinstance(value, list):
-            for number, each in enumerate(value, 1):
-                if isinstance(each, dict):
-                    yield from _environment(each, f"{name} {number}, ")
-                else:
-                    yield f"{name} {number}", str(each)
-        elif isinstance(value, bool):
-            yield name, "yes" if value else "no"
-        else:
-            yield name, "unknown" if value is None else str(value)
 
 
 def _remarks(environment):
