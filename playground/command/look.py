@@ -48,8 +48,14 @@ def create(model_name, name):
         print(f"    {command}")
 
 
-def profile_variants(model, variants, settings, time_limit):
-    """Print what Nsight Compute measures of each variant's own kernels. Raises CatalogError, ProfilerError."""
+def profile_variants(name, names, settings, time_limit):
+    """Print what Nsight Compute measures of each variant's own kernels. Raises CatalogError, ProfilerError.
+
+    `name` is the model's, `names` are the variants' (None: all), `settings` such as "batch_size=4".
+    """
+    model = catalog.find_model(name)
+    variants = [catalog.find_variant(model, each) for each in names] if names else catalog.variants(model)
+    settings = model.settings("cuda") | catalog.parse_settings(settings)
     chosen = [variant for variant in variants if variant.backend == "cuda"]
     if not chosen:
         raise catalog.CatalogError(f"--profile is for CUDA kernels, and none of these variants of {model.name} has any")

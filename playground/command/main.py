@@ -3,69 +3,28 @@
 import collections
 import contextlib
 import functools
-import importlib.util
 import sys
-from pathlib import Path
 
-import cuda_emulator
 from playground import catalog, suite, sweep
-from playground.command import look, signals
-from playground.command.options import HALF, beside, compare_parser, run_all_parser
-from playground.driver import plan, runner
+from playground.command import files, look, needs, signals
+from playground.command.needs import Impossible
+from playground.command.options import HALF, parse_compare, run_all_parser
+from playground.driver import plan
 from playground.driver.measurement import CannotMeasure, here, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
-from playground.emulator import step
-from playground.machine import build_locks, requirements
-from playground.nvidia import sanitizer
+from playground.machine import requirements
 from playground.nvidia.profiler import ProfilerError
-from playground.report import against, document, page, suite_table, sweep_plot, sweep_table, terminal, watch_screen
+from playground.report import against, page, suite_table, sweep_table, terminal, watch_screen
 from playground.report import suite as suite_report
 from playground.report.figures import meets
 from playground.report.layout import make_console
 from playground.report.output import CannotWrite, Output
 from playground.report.progress import Progress
 from playground.report.sweep_plot import CannotPlot
-from playground.worker import sandbox
 from playground.worker.failures import is_of_machine
 
 PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
-STDOUT = Path("-")
-
-# What each of those that judge and time nothing takes besides itself.
-TAKES = {
-    "--list": {"--list", "--model"},
-    "--new": {"--new"},
-    "--diff": {"--diff", "--model"},
-    "--explain VARIANT": {"--explain", "--model"},
-    "--profile": {"--profile", "--model", "--variant", "--set", "--device", "--time-limit"},
-}
-
-
-# What does not go with --suite, which has problems and solutions of its own.
-NOT_WITH_SUITE = {
-    "--model",
-    "--variant",
-    "--set",
-    "--sweep",
-    "--plot",
-    "--debug",
-    "--list",
-    "--new",
-    "--diff",
-    "--explain",
-    "--profile",
-    "--watch",
-}
-
-ONLY_WITH_SUITE = {"--solutions", "--cluster", "--eval-results"}
-
-# What does not go with --watch, which has no end at which files could be written.
-NOT_WITH_WATCH = {"--json", "--html", "--resume", "--sweep", "--against", "--plot", "--debug", "--sanitize"}
-
-
-class Impossible(Exception):
-    """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
 
 
 def run_all(arguments=None):
@@ -85,16 +44,12 @@ def run_all(arguments=None):
 
 
 def compare(arguments=None):
-    """One model in depth. Returns the exit status."""
-    parser = compare_parser()
-    given = parser.parse_args(arguments)
-    if given.suite:
-        return _compare_suite(parser, given)
-    if lonely := [option for option in beside(parser, given, set()) if option in ONLY_WITH_SUITE]:
-        parser.error(f"{', '.join(lonely)} goes with --suite")
-    extra = _extra(parser, given)
-    if extra:
-        return _run_extra(extra)
+    """One model in depth, many pairs, or a look at a variant. Returns the exit status."""
+    does, given = parse_compare(arguments)
+    if extra := EXTRAS.get(does):
+        return _run_extra(lambda: extra(given))
+    if does == "--suite":
+        return _compare_suite(given)
 
     def tasks(ask):
         model = catalog.find_model(given.model)
@@ -105,19 +60,23 @@ def compare(arguments=None):
         points = _points(given, model, catalog.parse_settings(given.set))
         planned = plan.of_variants(model, chosen, given.device, points, given.standard)
         if given.sanitize:
-            _require_sanitizer(planned, given.device, ask)
+            needs.require_sanitizer(planned, given.device, ask)
         return planned
 
-    if given.watch:
-        if wrong := [option for option in beside(parser, given, set()) if option in NOT_WITH_WATCH]:
-            parser.error(f"--watch shows each judgement on the screen and keeps none: leave out {', '.join(wrong)}")
+    if does == "--watch":
         return _watch(given, tasks, _options(given))
-    return _run(
-        given,
-        tasks,
-        _options(given),
-        functools.partial(terminal.Details, checks=given.explain is not None, verbose=given.verbose),
-    )
+    view = functools.partial(terminal.Details, checks=given.explain is not None, verbose=given.verbose)
+    return _run(given, tasks, _options(given), view)
+
+
+# What to do instead of judging and timing.
+EXTRAS = {
+    "--list": lambda given: look.list_all([given.model] if given.model else None),
+    "--new": lambda given: look.create(*given.new),
+    "--diff": lambda given: look.diff(*given.diff, given.model),
+    "--explain": lambda given: look.explain(given.explain, given.model),
+    "--profile": lambda given: look.profile_variants(given.model, given.variant, given.set, given.time_limit),
+}
 
 
 def _options(given):
@@ -137,19 +96,17 @@ def _options(given):
     )
 
 
-def _compare_suite(parser, given):
+def _compare_suite(given):
     """Many pairs. Returns the exit status."""
-    if wrong := [option for option in beside(parser, given, set()) if option in NOT_WITH_SUITE]:
-        parser.error(f"--suite names its problems and solutions itself: leave out {', '.join(wrong)}")
     read = functools.cache(lambda: suite.read(given.suite, given.solutions))
 
     def tasks(ask):
         lacks_gpu = bool(ask(requirements.missing_for, "cuda")) if given.device == "auto" else None
         planned = plan.of_suite(read(), given.device, given.standard, lacks_gpu)
         if given.eval_results:
-            _require_eval_results(given.eval_results, read())
+            needs.require_eval_results(given.eval_results, read())
         if given.sanitize:
-            _require_sanitizer(planned, given.device, ask)
+            needs.require_sanitizer(planned, given.device, ask)
         return planned
 
     def add(report):
@@ -159,42 +116,6 @@ def _compare_suite(parser, given):
         return suite_table.Pairs(console, sum(expected.values()))
 
     return _run(given, tasks, _options(given), view, add)
-
-
-def _extra(parser, given):
-    """What to do instead of judging and timing, as a function without arguments; None where that is what is asked for."""
-    asked = {
-        "--list": given.list,
-        "--new": given.new,
-        "--diff": given.diff,
-        "--explain VARIANT": given.explain,
-        "--profile": given.profile,
-    }
-    what = next((option for option, value in asked.items() if value), None)
-    if what and (without := beside(parser, given, TAKES[what])):
-        parser.error(f"{what} judges and times nothing: leave out {', '.join(without)}")
-    if given.list:
-        return lambda: look.list_all([given.model] if given.model else None)
-    if given.new:
-        return lambda: look.create(*given.new)
-    if given.diff:
-        return lambda: look.diff(*given.diff, given.model)
-    if given.explain:
-        return lambda: look.explain(given.explain, given.model)
-    if not given.model:
-        parser.error("the following arguments are required: --model")
-    if given.profile:
-        if given.device not in ("auto", "cuda"):
-            parser.error(f"--profile measures on a GPU, not on --device {given.device}")
-        return lambda: _profile(given)
-    return None
-
-
-def _profile(given):
-    model = catalog.find_model(given.model)
-    chosen = [catalog.find_variant(model, name) for name in given.variant] if given.variant else catalog.variants(model)
-    settings = model.settings("cuda") | catalog.parse_settings(given.set)
-    look.profile_variants(model, chosen, settings, given.time_limit)
 
 
 def _run_extra(extra):
@@ -244,8 +165,8 @@ def _run(given, make_tasks, options, view, add=lambda report: report):
     outputs = {}
     try:
         with contextlib.ExitStack() as claimed:
-            _claim(outputs, given, claimed)
-            cluster = claimed.enter_context(_cluster(given)) if getattr(given, "cluster", None) else None
+            files.claim(outputs, given, claimed)
+            cluster = claimed.enter_context(needs.connected(given)) if getattr(given, "cluster", None) else None
             return _measured(given, make_tasks, options, view, add, outputs, cluster)
     except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
         print(complaint, file=sys.stderr)
@@ -256,26 +177,10 @@ def _run(given, make_tasks, options, view, add=lambda report: report):
         return interrupt.status
 
 
-@contextlib.contextmanager
-def _cluster(given):
-    """Yield the Cluster that --cluster names. Raises Impossible where it cannot be had."""
-    absent = [name for name in ("dask", "distributed") if importlib.util.find_spec(name) is None]
-    if absent:
-        raise Impossible(f"--cluster needs {' and '.join(absent)}: python -m pip install -r requirements-cluster.txt")
-    from playground.driver import cluster  # its libraries are wanted here alone
-
-    requirements.prepare_environment()
-    try:
-        with cluster.connected(given.cluster, side_by_side=not given.sanitize) as connection:
-            yield connection
-    except cluster.CannotReach as complaint:
-        raise Impossible(str(complaint)) from None
-
-
 def _measured(given, make_tasks, options, view, add, outputs, cluster):
     """Measure, show, and write the `outputs`. Returns the exit status."""
     tasks, axes, compared = _prepared(given, make_tasks, options, cluster)
-    console = make_console(sys.stderr if given.json == STDOUT else None)
+    console = make_console(sys.stderr if given.json == files.STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)
     shown = _Latest(_Sweep(axes, console) if axes else view(console, expected))
 
@@ -289,13 +194,12 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
             report = finish(shown.report)
             with contextlib.suppress(OSError):  # the terminal may be gone
                 _show_end(given, shown, report)
-            _write_files(outputs, tasks, report, axes)
+            files.write_files(outputs, tasks, report, axes)
         raise
     _show_end(given, shown, report)
-    _write_files(outputs, tasks, report, axes)
-    if any(output.is_elsewhere for output in outputs.values()):
-        return IMPOSSIBLE
-    if any(is_of_machine(result["reason"]) for result in report["results"]):
+    files.write_files(outputs, tasks, report, axes)
+    lacks_room = any(is_of_machine(result["reason"]) for result in report["results"])
+    if lacks_room or any(output.is_elsewhere for output in outputs.values()):
         return IMPOSSIBLE
     return PASSED if _passed(report, axes) else FAILED
 
@@ -306,31 +210,10 @@ def _say(line):
         print(line, file=sys.stderr)
 
 
-def _claim(outputs, given, stack):
-    """Put {option: Output} of the files to write into `outputs`; until the stack is left no other run has them.
-
-    Raises CannotWrite.
-    """
-    named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
-    named["--eval-results"] = getattr(given, "eval_results", None)
-    for option, path in named.items():
-        if path and (option, path) != ("--json", STDOUT):
-            outputs[option] = Output(option, path)
-            stack.callback(outputs[option].release)
-            outputs[option].claim()
-
-
 def _show_end(given, shown, report):
     shown.end(report)
-    if given.json == STDOUT:
-        Output("--json", STDOUT).write(functools.partial(_write_document, report))
-
-
-def _write_document(report, path):
-    if path != STDOUT:
-        return document.write(report, path)
-    sys.stdout.write(document.as_text(report))
-    return sys.stdout.flush()
+    if given.json == files.STDOUT:
+        Output("--json", files.STDOUT).write(functools.partial(files.write_document, report))
 
 
 class _Latest:
@@ -368,25 +251,25 @@ def _prepared(given, make_tasks, options, cluster=None):
     """
     ask = cluster.ask if cluster else here
     requirements.prepare_environment()
-    _require_device(given.device, ask)
+    needs.require_device(given.device, ask)
     axes = sweep.parse(given.sweep)
-    compared = _comparing_with(_earlier("--against", given.against), given.against)
-    _earlier("--resume", given.resume)
+    compared = _comparing_with(needs.earlier("--against", given.against), given.against)
+    needs.earlier("--resume", given.resume)
     if given.plot:
-        _require_plot(given, axes)
+        needs.require_plot(given, axes)
     if given.html and (missing := page.missing()):
         raise Impossible(missing)
     tasks = _chosen(given, make_tasks, ask)
     if not tasks:
         raise Impossible(f"none of these variants runs on --device {given.device}")
     if given.debug:
-        _tell_how_to_step(tasks, given.device)
+        needs.tell_how_to_step(tasks, given.device)
     if given.sandbox == "require":
-        _require_sandbox(given, ask)
-    if missing := ask(_missing_folder, {task.place for task in tasks if not task.settled}):
+        needs.require_sandbox(given, ask)
+    if missing := ask(needs.missing_folder, {task.place for task in tasks if not task.settled}):
         raise Impossible(str(missing))
     if not cluster:  # whose workers do it themselves
-        _clear_locks()
+        needs.clear_locks()
     if not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
         plan.require_originals(tasks, options)
     return tasks, axes, compared
@@ -397,28 +280,9 @@ def _chosen(given, make_tasks, ask):
     tasks = make_tasks(ask)
     if not given.failed or not tasks:
         return tasks
-    if failed := plan.failed(tasks, _earlier("--failed", given.failed)["results"]):
+    if failed := plan.failed(tasks, needs.earlier("--failed", given.failed)["results"]):
         return failed
     raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
-
-
-def _write_files(outputs, tasks, report, axes):
-    """What was asked for besides."""
-    if plot := outputs.get("--plot"):
-        plot.write(lambda path: sweep_plot.write(report, axes, path))
-    if results := outputs.get("--eval-results"):
-        results.write(lambda path: suite_report.write_eval_results(report, path))
-    if html := outputs.get("--html"):
-        known = [page.Files(task.model.path, task.variant.path, (task.model.name, task.variant.name)) for task in tasks]
-        html.write(lambda path: document.write_whole(path, page.render(report, known)))
-
-
-def _earlier(option, file):
-    """The document in the file that an option names; None where none is named."""
-    try:
-        return document.read(file) if file else None
-    except document.DocumentError as complaint:
-        raise Impossible(f"{option} {complaint}") from None
 
 
 def _comparing_with(earlier, file):
@@ -433,75 +297,3 @@ def _passed(report, axes):
 def _is_wrong(result, axes):
     """In a sweep a variant may refuse a shape."""
     return not meets(result) and result["verdict"] != "skipped" and not (axes and sweep.is_refusal(result))
-
-
-def _require_plot(given, axes):
-    if not axes:
-        raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
-    sweep_plot.require(given.plot)
-
-
-def _require_eval_results(file, pairs):
-    """KernelBench's format has its numbers for keys, and one file a level."""
-    unnumbered = [pair.solution for pair in pairs.pairs if pair.level is None or pair.problem_id is None]
-    if unnumbered:
-        raise Impossible(
-            f"--eval-results needs KernelBench's numbers, and {unnumbered[0]} has none: name it as in "
-            "level_1_problem_3_sample_0_kernel.py, or write level and problem_id into the list"
-        )
-    if len(pairs.levels) > 1 and "{level}" not in file.name:
-        levels = ", ".join(map(str, pairs.levels))
-        raise Impossible(f"--eval-results: a file holds one level, and these are levels {levels}: name it eval_{{level}}.json")
-
-
-def _require_device(device, ask):
-    if missing := ask(requirements.missing_for, "cuda" if device == "cuda" else "cpu"):
-        raise Impossible(str(missing))
-
-
-def _require_sandbox(given, ask):
-    if getattr(given, "sanitize", False):
-        raise Impossible("--sandbox require: compute-sanitizer runs files outside of the sandbox: leave out --sanitize")
-    try:
-        ask(sandbox.version)
-    except sandbox.Missing as missing:
-        raise Impossible(f"--sandbox require: {missing}") from None
-
-
-def _require_sanitizer(tasks, device, ask):
-    if not any(task.place == "cuda" for task in tasks):
-        missing = ask(requirements.missing_for, "cuda") if device == "auto" else None
-        why = missing or f"with --device {device} none of these variants runs there"
-        raise Impossible(f"--sanitize looks at kernels on a GPU, and {why} (the emulator finds such mistakes by itself)")
-    if missing := ask(sanitizer.missing):
-        raise Impossible(str(missing))
-
-
-def _tell_how_to_step(tasks, device):
-    emulated = [task for task in tasks if task.place == "emulator"]
-    if not emulated:
-        raise Impossible(
-            f"--debug is for what runs under the emulator, and on --device {device} nothing does: add --device emulator"
-        )
-    for task in emulated:
-        print(step.recipe(task.model, task.variant, task.settings) + "\n", file=sys.stderr)
-
-
-def _missing_folder(places):
-    """Of those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
-    emulator = ("the emulator's builds", cuda_emulator.CACHE_VARIABLE, cuda_emulator.cache_folder)
-    folders = [emulator] if "emulator" in places else []
-    if places - {"emulator"}:
-        folders.append(("PyTorch's builds", "TORCH_EXTENSIONS_DIR", build_locks.extensions_root))
-    return requirements.missing_folder(folders)
-
-
-def _clear_locks():
-    """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
-    cuda_emulator.sweep()
-    runner.sweep()
-    locks = build_locks.clear_stale_locks()
-    for path in locks.cleared:
-        print(f"removed a stale build lock whose builder is dead: {path}", file=sys.stderr)
-    for lock in locks.held:
-        print(f"build lock left in place: {lock}", file=sys.stderr)

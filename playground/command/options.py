@@ -1,4 +1,4 @@
-"""What the two commands accept."""
+"""What the two commands accept: one table of options, each with the things to do that it goes with."""
 
 import argparse
 import difflib
@@ -10,6 +10,27 @@ DEVICES = ("auto", "cuda", "cpu", "emulator")
 HALF = ("fp16", "bf16")
 EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the command line is wrong or the machine cannot do
     it. Results go to stdout, progress to stderr."""
+USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
+       compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --watch [options]
+       compare.py --suite PROBLEMS --solutions RUN [--cluster WHERE] [--eval-results FILE] [options]
+       compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
+       compare.py --explain VARIANT
+       compare.py --diff V1 V2
+       compare.py --new MODEL NAME"""
+# What compare.py does where this option is given, and how a complaint about another begins that does not go with it.
+NOTHING_RUNS = "{} judges and times nothing"
+DOES = {
+    "--suite": "{} names its problems and solutions itself",
+    "--list": NOTHING_RUNS,
+    "--new": NOTHING_RUNS,
+    "--diff": NOTHING_RUNS,
+    "--explain": NOTHING_RUNS.format("--explain VARIANT"),
+    "--profile": NOTHING_RUNS,
+    "--watch": "{} shows each judgement on the screen and keeps none",
+}
+MODEL = "--model"  # what it does without any of these: judge variants of a model
+EVERYWHERE = [MODEL, "--watch", "--suite"]  # all that judges
+ENDS = [MODEL, "--suite"]  # what has an end, at which files are written
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,6 +45,11 @@ class _Parser(argparse.ArgumentParser):
             message += f" (did you mean {near[0]}?)" if near else ""
         self.exit(2, f"{self.prog}: error: {message}; --help lists the options\n")
 
+    def option(self, does, *names, completer=None, group=None, **how):
+        """Add an option that goes with what compare.py does, some of DOES; of a `group` only one can be given."""
+        action = (group or self).add_argument(*names, **how)
+        action.does, action.completer = does, completer
+
 
 def run_all_parser():
     parser = _Parser(
@@ -32,48 +58,106 @@ def run_all_parser():
         description="Judge and time every variant of every model.",
         epilog=EXIT_STATUS,
     )
-    parser.add_argument("--models", metavar="A,B", help="only these models, by name or path").completer = _models
+    parser.option([], "--models", metavar="A,B", help="only these models, by name or path", completer=_models)
     _add_common(parser)
     return parser
 
 
 def compare_parser():
-    parser = _Parser(
-        prog="compare.py",
-        usage="""compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
-       compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --watch [options]
-       compare.py --suite PROBLEMS --solutions RUN [--eval-results FILE] [options]
-       compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
-       compare.py --explain VARIANT
-       compare.py --diff V1 V2
-       compare.py --new MODEL NAME""",
-        description="Judge and time the variants of one model, in depth; or look at one, or begin a new one.",
-        epilog=EXIT_STATUS,
-    )
-    model = parser.add_argument("--model", metavar="NAME_OR_PATH", help="a model's name, or a file in KernelBench's format")
-    model.completer = _models
-    variant = parser.add_argument(
-        "--variant",
-        nargs="+",
-        action="extend",
-        metavar="NAME_OR_PATH",
-        help="only these variants, by name or path; default all",
-    )
-    variant.completer = _variants
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="change a constant of the model"
-    )
-    parser.add_argument("--verbose", action="store_true", help="show all that a compiler or a traceback says")
-    parser.add_argument(
-        "--sanitize", action="store_true", help="run the CUDA kernels under NVIDIA's compute-sanitizer, on a GPU"
-    )
-    parser.add_argument(
-        "--watch", action="store_true", help="judge again whenever a file is saved, and say what has changed; Ctrl-C ends it"
-    )
-    _add_suite(parser)
-    _add_extras(parser)
+    about = "Judge and time the variants of one model, in depth; or look at one, or begin a new one."
+    parser = _Parser(prog="compare.py", usage=USAGE, description=about, epilog=EXIT_STATUS)
+    name, several = {"metavar": "NAME_OR_PATH"}, {"nargs": "+", "action": "extend"}
+    runs = [MODEL, "--watch", "--profile"]
+    about = "a model's name, or a file in KernelBench's format"
+    parser.option([*runs, "--explain", "--diff", "--list"], MODEL, **name, help=about, completer=_models)
+    about = "only these variants, by name or path; default all"
+    parser.option(runs, "--variant", **several, **name, help=about, completer=_variants)
+    parser.option(runs, "--set", **several, default=[], metavar="NAME=VALUE", help="change a constant of the model")
+    parser.option(EVERYWHERE, "--verbose", action="store_true", help="show all that a compiler or a traceback says")
+    about = "run the CUDA kernels under NVIDIA's compute-sanitizer, on a GPU"
+    parser.option(ENDS, "--sanitize", action="store_true", help=about)
+    about = "judge again whenever a file is saved, and say what has changed; Ctrl-C ends it"
+    parser.option(["--watch"], "--watch", action="store_true", help=about)
+    about = "many pairs: a folder of problems in KernelBench's layout (level1/3_Name.py), or a JSON list of pairs "
+    about += '[{"problem": FILE, "solution": FILE}, ...]'
+    parser.option(["--suite"], "--suite", metavar="PROBLEMS", type=Path, help=about)
+    about = "the folder of their solutions, named as KernelBench does (level_1_problem_3_sample_0_kernel.py)"
+    parser.option(["--suite"], "--solutions", metavar="RUN", type=Path, help=about)
+    about = "share the pairs among GPUs: 'local', this machine's; or the address of a Dask scheduler"
+    parser.option(["--suite"], "--cluster", metavar="WHERE", help=about)
+    about = "write KernelBench's eval_results.json as well; one file a level"
+    parser.option(["--suite"], "--eval-results", metavar="FILE", type=Path, help=about)
+    about = "print why this variant (a name, MODEL/NAME or a path) is faster, from its docstring, and run nothing; without a "
+    about += "name: run, and show what every check found"
+    one = parser.add_mutually_exclusive_group()
+    does = [MODEL, "--watch", "--explain"]
+    parser.option(does, "--explain", group=one, nargs="?", const="", metavar="VARIANT", help=about)
+    about = "show what V2 changed over V1, function by function; nothing runs"
+    parser.option(["--diff"], "--diff", group=one, nargs=2, metavar=("V1", "V2"), help=about)
+    about = "show what Nsight Compute measures of the variants' kernels, on a GPU"
+    parser.option(["--profile"], "--profile", group=one, action="store_true", help=about)
+    about = "write a new variant NAME that is right, to start from; nothing runs"
+    parser.option(["--new"], "--new", group=one, nargs=2, metavar=("MODEL", "NAME"), help=about)
     _add_common(parser)
     return parser
+
+
+def _add_common(parser):
+    def flag(does, *names, about):
+        parser.option(does, *names, action="store_true", help=about)
+
+    def file(does, name, about):
+        parser.option(does, name, metavar="FILE", type=Path, help=about)
+
+    flag(["--list"], "--list", about="print the models and variants, a line each, and run nothing")
+    flag(EVERYWHERE, "--training", "--grad", about="time training steps as well")
+    flag(EVERYWHERE, "--quick", about="shorter timings, without torch.compile")
+    flag(EVERYWHERE, "--check-only", about="judge, and time nothing")
+    about = "only what did not meet its standard in an earlier run's JSON; the input on which it failed comes first"
+    file(EVERYWHERE, "--failed", about)
+    about = "where to run; auto: the GPU where there is one"
+    parser.option([*EVERYWHERE, "--profile"], "--device", choices=DEVICES, default="auto", help=about)
+    file(ENDS, "--json", "write the results there, each as soon as it is known; -: to standard output")
+    file(ENDS, "--html", "write a page with plots, explanations and sources there")
+    file(ENDS, "--resume", "take over what the JSON of an interrupted run has, and do the rest")
+    about = "measure at each of these values of a constant of the model; several constants: at every combination"
+    parser.option([MODEL], "--sweep", nargs="+", action="extend", default=[], metavar="NAME=V1,V2,...", help=about)
+    file(ENDS, "--against", "say what is faster, the same or slower than in an earlier run's JSON")
+    file([MODEL], "--plot", "with --sweep: draw times and speed-ups (.svg, .png, .pdf)")
+    about = "for each step of a variant (default %(default)g)"
+    does = [*EVERYWHERE, "--profile"]
+    parser.option(does, "--time-limit", type=_seconds, default=300.0, metavar="SECONDS", help=about)
+    about = "strict: PyTorch may use TF32 nowhere, neither judged nor timed; fp16, bf16: models and inputs are converted to "
+    about += "it, those of the baselines, too; default: TF32 where PyTorch's settings permit it"
+    parser.option(EVERYWHERE, "--precision", choices=("default", "strict", *HALF), default="default", help=about)
+    about = "what a variant has to meet for exit status 0 and the means; both are judged and shown. forward: right on the "
+    about += "problem's own inputs, by its own work; drop-in: gradients, other sizes and values, streams and graphs as well; "
+    about += "default: drop-in for the project's variants, forward for files given by path"
+    parser.option(EVERYWHERE, "--standard", choices=("drop-in", "forward"), help=about)
+    about = "time what is off by up to X of its output's spread (1e-3, for example) though the precision permits less; it is "
+    about += "labelled, and no more than forward"
+    parser.option(EVERYWHERE, "--accept", type=_accuracy, metavar="accuracy=X", help=about)
+    about = "auto: files given by path are built and run under bubblewrap where it is installed, without network and with two "
+    about += "folders to write to; require: everything is, or nothing runs; off: with this user's rights"
+    parser.option(EVERYWHERE, "--sandbox", choices=("auto", "require", "off"), default="auto", help=about)
+    flag(EVERYWHERE, "--max-autotune", about="add torch.compile's max-autotune to the baselines; it compiles for minutes")
+    flag([MODEL], "--debug", about="build for the emulator without optimisation, and tell how to step through a kernel")
+
+
+def parse_compare(arguments):
+    """Return (what to do, one of DOES or MODEL; the arguments). Exits with status 2 where options do not go together."""
+    parser = compare_parser()
+    given = parser.parse_args(arguments)
+    does = next((name for name in DOES if getattr(given, name.strip("-"))), MODEL)
+    chosen = [action for action in parser._actions if getattr(given, action.dest, action.default) != action.default]
+    if wrong := [action.option_strings[-1] for action in chosen if does not in action.does]:
+        names = ", ".join(wrong)
+        parser.error(f"{names} goes with --suite" if does == MODEL else f"{DOES[does].format(does)}: leave out {names}")
+    if does in (MODEL, "--watch", "--profile") and not given.model:
+        parser.error("the following arguments are required: --model")
+    if does == "--profile" and given.device not in ("auto", "cuda"):
+        parser.error(f"--profile measures on a GPU, not on --device {given.device}")
+    return does, given
 
 
 def _models(prefix, **_):
@@ -113,133 +197,3 @@ def _seconds(text):
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"takes a number of seconds above 0, got {text!r}")
-
-
-def beside(parser, given, taken):
-    """The options of the command line, but for those in `taken`, that were given something else than their default."""
-    return [
-        action.option_strings[-1]
-        for action in parser._actions
-        if action.dest in given and getattr(given, action.dest) != action.default and not taken & set(action.option_strings)
-    ]
-
-
-def _add_suite(parser):
-    group = parser.add_argument_group("many solutions, each of a problem of its own")
-    group.add_argument(
-        "--suite",
-        metavar="PROBLEMS",
-        type=Path,
-        help="a folder of problems in KernelBench's layout (level1/3_Name.py), or a JSON list of pairs "
-        '[{"problem": FILE, "solution": FILE}, ...]',
-    )
-    group.add_argument(
-        "--solutions",
-        metavar="RUN",
-        type=Path,
-        help="the folder of their solutions, named as KernelBench does (level_1_problem_3_sample_0_kernel.py)",
-    )
-    group.add_argument(
-        "--cluster",
-        metavar="WHERE",
-        help="share the pairs among GPUs: 'local', those of this machine; or the address of a running Dask scheduler",
-    )
-    group.add_argument(
-        "--eval-results", metavar="FILE", type=Path, help="write KernelBench's eval_results.json as well; one file a level"
-    )
-
-
-def _add_extras(parser):
-    group = parser.add_argument_group("look at a variant, or begin one; a VARIANT is a name, MODEL/NAME or a path")
-    either = group.add_mutually_exclusive_group()
-    either.add_argument(
-        "--explain",
-        nargs="?",
-        const="",
-        metavar="VARIANT",
-        help="print why this variant is faster, from its docstring, and run nothing; without a name: run, and show what every "
-        "check found",
-    )
-    either.add_argument(
-        "--diff", nargs=2, metavar=("V1", "V2"), help="show what V2 changed over V1, function by function; nothing runs"
-    )
-    either.add_argument(
-        "--profile", action="store_true", help="show what Nsight Compute measures of the variants' kernels, on a GPU"
-    )
-    either.add_argument(
-        "--new", nargs=2, metavar=("MODEL", "NAME"), help="write a new variant NAME that is right, to start from; nothing runs"
-    )
-
-
-def _add_common(parser):
-    parser.add_argument("--list", action="store_true", help="print the models and variants, a line each, and run nothing")
-    parser.add_argument("--training", "--grad", action="store_true", help="time training steps as well")
-    parser.add_argument("--quick", action="store_true", help="shorter timings, without torch.compile")
-    parser.add_argument("--check-only", action="store_true", help="judge, and time nothing")
-    parser.add_argument(
-        "--failed",
-        metavar="FILE",
-        type=Path,
-        help="only what did not meet its standard in an earlier run's JSON; the input on which it failed comes first",
-    )
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to run; auto: the GPU where there is one")
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write the results there, each as soon as it is known; -: to standard output"
-    )
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, explanations and sources there")
-    parser.add_argument(
-        "--resume", metavar="FILE", type=Path, help="take over what the JSON of an interrupted run has, and do the rest"
-    )
-    parser.add_argument(
-        "--sweep",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=V1,V2,...",
-        help="measure at each of these values of a constant of the model; several constants: at every combination",
-    )
-    parser.add_argument(
-        "--against", metavar="FILE", type=Path, help="say what is faster, the same or slower than in an earlier run's JSON"
-    )
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="with --sweep: draw times and speed-ups (.svg, .png, .pdf)")
-    parser.add_argument(
-        "--time-limit", type=_seconds, default=300.0, metavar="SECONDS", help="for each step of a variant (default %(default)g)"
-    )
-    parser.add_argument(
-        "--precision",
-        choices=("default", "strict", *HALF),
-        default="default",
-        help="strict: PyTorch may use TF32 nowhere, neither judged nor timed; fp16, bf16: models and inputs are converted to "
-        "it, those of the baselines, too; default: TF32 where PyTorch's settings permit it",
-    )
-    parser.add_argument(
-        "--standard",
-        choices=("drop-in", "forward"),
-        help="what a variant has to meet for exit status 0 and the means; both are judged and shown. forward: right on the "
-        "problem's own inputs, by its own work; drop-in: gradients, other sizes and values, streams and graphs as well; "
-        "default: drop-in for the project's variants, forward for files given by path",
-    )
-    parser.add_argument(
-        "--accept",
-        type=_accuracy,
-        metavar="accuracy=X",
-        help="time what is off by up to X of its output's spread (1e-3, for example) though the precision permits less; it is "
-        "labelled, and no more than forward",
-    )
-    parser.add_argument(
-        "--sandbox",
-        choices=("auto", "require", "off"),
-        default="auto",
-        help="auto: files given by path are built and run under bubblewrap where it is installed, without network and with two "
-        "folders to write to; require: everything is, or nothing runs; off: with this user's rights",
-    )
-    parser.add_argument(
-        "--max-autotune",
-        action="store_true",
-        help="add torch.compile's max-autotune to the baselines; it compiles for minutes",
-    )
-    parser.add_argument(
-        "--debug",
-        action="store_true",
-        help="build for the emulator without optimisation, and tell how to step through a kernel",
-    )

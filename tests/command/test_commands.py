@@ -16,7 +16,8 @@ import pytest
 from torch.utils import cpp_extension
 
 from playground.catalog import ROOT
-from playground.command import main, signals
+from playground.command import main, needs, signals
+from playground.driver.measurement import here
 from playground.report import document
 
 FREEZES = """
@@ -98,8 +99,8 @@ def test_a_machine_without_the_sanitizer(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(main.Impossible, match=r"^no compute-sanitizer on this machine: .*cuda-downloads"):
-        main._require_sanitizer([SimpleNamespace(place="cpu"), SimpleNamespace(place="cuda")], "auto")
+    with pytest.raises(needs.Impossible, match=r"^no compute-sanitizer on this machine: .*cuda-downloads"):
+        needs.require_sanitizer([SimpleNamespace(place="cpu"), SimpleNamespace(place="cuda")], "auto", here)
 
 
 def test_a_machine_without_a_compiler(tiny_problem, right, tmp_path):
@@ -192,7 +193,7 @@ def test_an_interrupted_summary_has_a_table_of_what_is_finished(monkeypatch, cap
     results[0]["environment"]["complete"] = False
     del results[0]["results"][1:]
 
-    def measure(tasks, options, file, resume, add, passes, show):
+    def measure(tasks, options, file, resume, add, show, cluster):
         show(results[0])
         raise signals.Interrupted(signal.SIGHUP)
 

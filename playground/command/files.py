@@ -1,0 +1,41 @@
+"""The files that options name: claimed before a run, written at its end."""
+
+import sys
+from pathlib import Path
+
+from playground.report import document, page, suite, sweep_plot
+from playground.report.output import Output
+
+STDOUT = Path("-")
+
+
+def claim(outputs, given, stack):
+    """Put {option: Output} of the files to write into `outputs`; until the stack is left no other run has them.
+
+    Raises CannotWrite.
+    """
+    named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
+    named["--eval-results"] = getattr(given, "eval_results", None)
+    for option, path in named.items():
+        if path and (option, path) != ("--json", STDOUT):
+            outputs[option] = Output(option, path)
+            stack.callback(outputs[option].release)
+            outputs[option].claim()
+
+
+def write_document(report, path):
+    if path != STDOUT:
+        return document.write(report, path)
+    sys.stdout.write(document.as_text(report))
+    return sys.stdout.flush()
+
+
+def write_files(outputs, tasks, report, axes):
+    """What was asked for besides."""
+    if plot := outputs.get("--plot"):
+        plot.write(lambda path: sweep_plot.write(report, axes, path))
+    if results := outputs.get("--eval-results"):
+        results.write(lambda path: suite.write_eval_results(report, path))
+    if html := outputs.get("--html"):
+        known = [page.Files(task.model.path, task.variant.path, (task.model.name, task.variant.name)) for task in tasks]
+        html.write(lambda path: document.write_whole(path, page.render(report, known)))
