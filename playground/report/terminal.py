@@ -8,7 +8,6 @@ from playground.report import against, checks, facts
 from playground.report.figures import (
     NOTHING,
     TALLY,
-    TIMED,
     baseline_name,
     by_device,
     geometric_means,
