@@ -17,6 +17,7 @@ import ctypes
 import functools
 import importlib
 import sys
+from pathlib import Path
 
 from . import c_functions
 from .counters import Counts, Traffic, counts, reset_counts
@@ -132,7 +133,8 @@ class Installation:
         self.c_functions = c_functions.Watch(self.builder.files, self.raise_kept)
         self.c_functions.begin()
         self.load = cpp_extension.load
-        _replace("load", self.load, _refusing_cuda(self.load))
+        self.loading = _with_cuda(self.load, self.builder.load)
+        _replace("load", self.load, self.loading)
 
     def end(self):
         from torch.utils import cpp_extension
@@ -175,15 +177,16 @@ def _replace(name, old, new):
             setattr(module, name, new)
 
 
-def _refusing_cuda(load):
-    @functools.wraps(load)
-    def refusing(name, sources, *args, **kwargs):
-        files = [sources] if isinstance(sources, str) else sources
-        if cuda := [file for file in files if str(file).endswith((".cu", ".cuh"))]:
-            raise EmulatorError(f"load({name!r}) of {cuda[0]} is not emulated: give its text to load_inline")
-        return load(name, sources, *args, **kwargs)
+def _with_cuda(load, emulated):
+    """PyTorch's load for files without CUDA, the emulator's for the rest."""
 
-    return refusing
+    @functools.wraps(load)
+    def loading(name, sources, *args, **kwargs):
+        files = [sources] if isinstance(sources, (str, Path)) else sources
+        is_cuda = any(str(file).endswith((".cu", ".cuh")) for file in files)
+        return (emulated if is_cuda else load)(name, sources, *args, **kwargs)
+
+    return loading
 
 
 def __getattr__(name):

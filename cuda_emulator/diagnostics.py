@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from .sourcemap import lines_of_file
 
+INCLUDE = Path(__file__).parent / "include"
 UNSUPPORTED = "the emulator does not support "
 ERROR = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<text>.*)")
 UNDEFINED = re.compile(r"(?:[^\n]*: )?(?P<file>[^\n:]+):(?P<line>\d+): (?P<text>undefined reference to .*)")
@@ -15,7 +17,10 @@ BEFORE = re.compile(
 )
 BEHIND = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:\d+:)? note: in (?:definition|expansion) of macro")
 # CUDA's libraries by the beginnings of their names. What the compiler does not know of them, the emulator does not have.
-CUDA_NAME = re.compile(r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc)[A-Z_]\w*|cu[A-Z][a-z]\w*")
+CUDA_NAME = re.compile(
+    r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc|nvtx)[A-Z_]\w*|cu[A-Z][a-z]\w*|__nv_fp\w+|__(?:nv_)?cvt_\w*fp8\w*"
+    r"|(?:cub|thrust|cute|cutlass|nvcuda|cudnn_frontend|nvtx3)"
+)
 UNKNOWN = re.compile(r"was not declared|does not name a type|has not been declared|is not a member of|No such file")
 UNKNOWN_NAME = re.compile(rf"[‘'](?:[^’']*\W)?(?P<name>\w+)[’'][^’']*(?:{UNKNOWN.pattern})")
 NO_MEMBER = re.compile(r"has no member named [‘'](?P<name>\w+)")
@@ -94,7 +99,7 @@ def describe(errors, place, column_holds=lambda line: True, text_lines=()):
         return f"error: {error.text}{more}"
     file, line = place(error.line)
     missing = next((name for name in error.names if CUDA_NAME.fullmatch(name)), None) if UNKNOWN.search(error.text) else None
-    told = f"{UNSUPPORTED}{missing}" if missing else f"error: {error.text}".replace(f"error: #error {UNSUPPORTED}", UNSUPPORTED)
+    told = told_of(error, missing)
     shown = [f"{file}:{line}: {told}"]
     lines = lines_of_file(str(file)) or text_lines
     if 1 <= line <= len(lines):
@@ -104,6 +109,19 @@ def describe(errors, place, column_holds=lambda line: True, text_lines=()):
         if column and column <= len(source) + 1:
             shown.append(" " * 5 + " | " + "".join("\t" if c == "\t" else " " for c in source[: column - 1]) + "^")
     return "\n".join(shown) + more
+
+
+def told_of(error, missing):
+    """What to say of an error; `missing` is the name of CUDA's that the compiler does not know."""
+    if missing and any(re.search(rf"\b{missing}\b", path.read_text()) for path in INCLUDE.rglob("*") if path.is_file()):
+        return f"error: {missing} is not declared here: cuda_runtime.h, or the header that has it, is not included"
+    if missing:
+        return f"{UNSUPPORTED}{missing}"
+    if size := re.search(r"emulator_constant_size_of_(\w+)", error.text):
+        return f"error: the shared array {size[1]} has a size that no constant is; extern __shared__ takes any"
+    if twice := re.search(r"conflicting declaration [^‘]*‘.*emulator_dynamic_(\w+)", error.text):
+        return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
+    return re.sub(r"^error: (#error )?(?=the emulator does not support )", "", f"error: {error.text}")
 
 
 def column_of_a_name(names, source):

@@ -11,7 +11,7 @@ from .diagnostics import describe, errors_in, is_for_want_of_a_header, unexplain
 from .errors import EmulatorError
 from .rewrite import rewrite
 from .sourcemap import SourceMap, calling_file
-from .text import UnsupportedError
+from .text import UnsupportedError, as_read, tokens_of
 
 IMPLICIT_CPP = "#include <torch/extension.h>\n"
 IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
@@ -25,6 +25,11 @@ STAND_IN_FILE = "<cpp_sources>"  # the file of a binding's lines: copies of a fi
 BINDING_FLAGS = (f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w")
 VERSIONS = {}  # an extension's name -> what was given to build each of its versions
 KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
+# What PyTorch gives nvcc for each CUDA text.
+HALF_FLAGS = tuple(
+    f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
+)
+DEVICE_LAMBDA = re.compile(r"\]\s*(?:__host__\s*)?__device__\b")
 
 
 def as_text(sources):
@@ -66,6 +71,27 @@ def versioned(name, given):
     return f"{name}_v{version}" if version else name
 
 
+def read_source(path):
+    try:
+        return as_read(path.read_text(errors="replace"))
+    except OSError as error:
+        raise EmulatorError(f"{path}: {error.strerror or error}") from None
+
+
+def refuse_device_lambdas(prepared, flags):
+    """Raise EmulatorError for a lambda of the device without the flag that nvcc wants for it."""
+    if any("extended-lambda" in str(flag) for flag in flags or []):
+        return
+    code = "".join(
+        re.sub(r"[^\n]", " ", t.text) if t.kind in ("comment", "string") else t.text for t in tokens_of(prepared.given)
+    )
+    if found := DEVICE_LAMBDA.search(code):
+        line = prepared.line_of(code.count("\n", 0, found.start()) + 1)
+        raise EmulatorError(
+            f"{prepared.file}:{line}: error: nvcc refuses a __device__ lambda without extra_cuda_cflags=['--extended-lambda']"
+        )
+
+
 def is_the_same_under_any_name(text):
     """Whether a binding uses its library's name for nothing but registering operators, and to keep it in a variable."""
     named = len(NAMED_LIBRARY.findall(text)) + len(NAME_IN_A_VARIABLE.findall(text))
@@ -76,18 +102,20 @@ class Prepared:
     """One text made ready for the host compiler. `shared`: it is a binding that serves under any library name."""
 
     def __init__(self, text, source_file, fallback_name, is_cuda):
+        text = as_read(text)
         source_map = SourceMap(text, source_file, fallback_name)
         try:
             rewritten = rewrite(text)
         except UnsupportedError as error:
             place = f"{source_map.file}:{source_map.line(error.line)}"
-            raise EmulatorError(f"{place}: the emulator does not support {error.construct}") from None
-        self.file, self.given = source_map.file, text
+            raise EmulatorError(f"{place}: {error.told}") from None
+        self.file, self.given, self.line_of = source_map.file, text, source_map.line
         self.uses_torch = rewritten.uses_torch or not is_cuda
         self.shared = not is_cuda and is_the_same_under_any_name(text)
         self.kernel_lines = {name: source_map.line(found[-1].line) for name, found in rewritten.kernels.items()}
 
         lines = enumerate(text.split("\n"), 1)
+        self.waiting = {source_map.line(number) for number in rewritten.waiting_lines}
         self.accepted_races = [source_map.line(number) for number, line in lines if ACCEPTED_RACE.search(line)]
 
         # The rewriter writes a kernel's line as the text counts it; make it the file's.
@@ -188,6 +216,8 @@ class Builder:
         )
         kernels = Prepared(cuda, source_file, f"<{name}: cuda_sources>", is_cuda=True) if cuda.strip() else None
         self.last_file = kernels.file if kernels else binding.file
+        if kernels:
+            refuse_device_lambdas(kernels, extra_cuda_cflags)
         cpp_flags = [*filter(KEPT_FLAG.fullmatch, extra_cflags or []), *includes]
         cuda_flags = [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or []), *includes]
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
@@ -197,20 +227,79 @@ class Builder:
             raise error.with_traceback(None) from None  # what is wrong is the caller's text
         self.files[str(library)] = self.namespaces[name] = self.last_file
         runtime.accept_races(library, kernels.accepted_races if kernels else [])
+        runtime.waits(library, kernels.waiting if kernels else [])
         self.kernel_lines.update(kernels.kernel_lines if kernels else {})
+        names = [functions] if isinstance(functions, str) else list(functions or [])
+        return self._loaded(name, library, is_python_module, names)
+
+    def _loaded(self, name, library, is_python_module, functions):
+        """What load_inline and load return. `functions` are the module's to be watched; None: all."""
         if is_python_module:
             spec = importlib.util.spec_from_file_location(name, library)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
+            if functions is None:
+                functions = [
+                    each for each in dir(module) if type(getattr(module, each)).__name__.startswith("builtin_function")
+                ]
             if self.watch and functions:
-                names = [functions] if isinstance(functions, str) else list(functions)
-                self.watch.wrap_module(module, names, self.last_file)
+                self.watch.wrap_module(module, functions, self.last_file)
             return module
         import torch
 
         torch.ops.load_library(str(library))
         return str(library)
 
+    def load(
+        self,
+        name,
+        sources,
+        extra_cflags=None,
+        extra_cuda_cflags=None,
+        extra_sycl_cflags=None,
+        extra_ldflags=None,
+        extra_include_paths=None,
+        build_directory=None,
+        verbose=False,
+        with_cuda=None,
+        with_sycl=None,
+        is_python_module=True,
+        is_standalone=False,
+        keep_intermediates=True,
+    ):
+        """Build and load files as torch.utils.cpp_extension.load does. Raises EmulatorError for one that cannot be read."""
+        paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(path) for path in sources]
+        texts = [read_source(path) for path in paths]
+        given = texts, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, self.mode, self.debug
+        name = versioned(name, repr(given))
+        self.last_file = str(next((path for path in paths if path.suffix == ".cu"), paths[0]))
+        flags = {
+            True: [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or [])],
+            False: [*filter(KEPT_FLAG.fullmatch, extra_cflags or [])],
+        }
+        folders = dict.fromkeys([*(path.parent for path in paths), *(extra_include_paths or [])])
+        includes = [f"-I{folder}" for folder in folders]
+        objects, kernels = [], []
+        for path, text in zip(paths, texts, strict=True):
+            is_cuda = path.suffix == ".cu"
+            prepared = Prepared(text, str(path), str(path), is_cuda)
+            if is_cuda:
+                refuse_device_lambdas(prepared, extra_cuda_cflags)
+                kernels.append(prepared)
+                objects.append(self.compile_kernels(name, prepared, [*flags[True], *includes]))
+            else:
+                prepared.shared = False
+                objects += self.compile_binding(name, prepared, [*flags[False], *includes])
+        extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
+        library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
+        self.files[str(library)] = self.namespaces[name] = self.last_file
+        for each in kernels:
+            runtime.accept_races(library, each.accepted_races)
+            runtime.waits(library, each.waiting)
+            self.kernel_lines.update(each.kernel_lines)
+        return self._loaded(name, library, is_python_module, None)
+
+    load.emulates_cuda = True
     load_inline.emulates_cuda = True  # what a variant's main asks: whether its kernels run on CPU tensors here
 
     def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags):
@@ -234,6 +323,7 @@ class Builder:
         library = toolchain.link([self.compile_kernels(name, prepared, [])], name)
         self.files[str(library)] = prepared.file
         runtime.accept_races(library, prepared.accepted_races)
+        runtime.waits(library, prepared.waiting)
         return library
 
     def compile_binding(self, name, prepared, flags):
@@ -249,7 +339,7 @@ class Builder:
         return [shared, toolchain.compile_text(named, ".cpp", ["-fPIC"])]
 
     def compile_kernels(self, name, prepared, flags):
-        flags = [*toolchain.kernel_flags(self.mode, self.debug), *flags]
+        flags = [*toolchain.kernel_flags(self.mode, self.debug), *(HALF_FLAGS if prepared.uses_torch else ()), *flags]
         prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
         if prepared.uses_torch:
             prepared.text = "#include <cfloat>\n" + prepared.text  # as PyTorch's headers do under nvcc, by thrust/complex.h

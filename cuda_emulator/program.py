@@ -12,10 +12,12 @@ from .declarations import ACCEPTED_RACE
 from .diagnostics import describe, errors_in, unexplained
 from .errors import EmulatorError, parse_finding
 from .rewrite import find_kernels, rewrite
-from .text import UnsupportedError, tokens_of
+from .sides import Sides, macros_with_qualifiers, sides_of
+from .text import UnsupportedError, as_read, tokens_of
 
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">]', re.M)
 CUDA_SUFFIXES = {".cu", ".cuh"}
+PLAIN_SUFFIXES = {".c"}  # for the C compiler, as it is
 # The lines of a program's files have one numbering, so that a line alone names its file: those of the second file begin here.
 LINES_OF_A_FILE = 1 << 20
 FLAGS = ("-std=gnu++17",)  # as nvcc 13 has it
@@ -29,6 +31,7 @@ class SourceFile:
     text: str
     first_line: int
     rewritten: str = ""
+    waiting: tuple = ()  # lines, in the program's numbering
 
 
 @dataclass
@@ -50,7 +53,7 @@ class Program:
                 continue
             known.add(path.resolve())
             try:
-                text = path.read_text(errors="replace")
+                text = as_read(path.read_text(errors="replace"))
             except OSError as error:
                 raise EmulatorError(f"{path}: {error.strerror or error}") from None
             self.files.append(SourceFile(path, text, len(self.files) * LINES_OF_A_FILE + 1))
@@ -60,12 +63,38 @@ class Program:
             for file in self.files:
                 for name, found in find_kernels(tokens_of(file.text, file.first_line)).items():
                     kernels.setdefault(name, []).extend(found)
+            sides = self.sides()
             for file in self.files:
-                file.rewritten = rewrite(file.text, file.first_line, kernels).text
+                if file.path.suffix in CUDA_SUFFIXES or file.path.suffix not in PLAIN_SUFFIXES:
+                    made = rewrite(file.text, file.first_line, kernels, program=sides, is_own_header=self.is_own_header)
+                    file.rewritten, file.waiting = made.text, made.waiting_lines
+                else:
+                    file.rewritten = file.text
         except UnsupportedError as error:
             path, line = self.place(error.line)
-            raise EmulatorError(f"{path}:{line}: the emulator does not support {error.construct}") from None
+            raise EmulatorError(f"{path}:{line}: {error.told}") from None
         return self
+
+    def sides(self):
+        """The qualifiers that macros stand for, and the Sides of all files together."""
+        read = [tokens_of(file.text, file.first_line) for file in self.files if file.path.suffix not in PLAIN_SUFFIXES]
+        macros, whole = {}, Sides()
+        for tokens in read:
+            for name, qualifiers in macros_with_qualifiers(tokens).items():
+                macros.setdefault(name, set()).update(qualifiers)
+        for tokens in read:
+            try:
+                own = sides_of(tokens, macros)
+            except UnsupportedError:  # its brackets do not match
+                return macros, Sides()
+            whole.functions += own.functions
+            whole.variables |= own.variables
+        return macros, whole
+
+    def is_own_header(self, header):
+        """Whether a header of this name is one of the files, below a folder of one of them or of -I."""
+        folders = [*self.folders, *(file.path.parent for file in self.files)]
+        return any((folder / header).is_file() for folder in folders)
 
     def included(self, path, text):
         """The files that a file includes from beside it or from the program's folders; the rest is the compiler's to find."""
@@ -105,11 +134,14 @@ class Program:
             for unit in units:
                 objects.append(str(path.parent / f"{len(objects)}.o"))
                 own = front if unit.path.suffix in CUDA_SUFFIXES else []
-                command = toolchain.compile_command(
-                    [*own, *flags, *includes, "-x", "c++"], in_mirror(mirror, unit.path), objects[-1]
-                )
+                how = [*own, *flags, *includes, "-x", "c++"]
+                if unit.path.suffix in PLAIN_SUFFIXES:
+                    how = [flag for flag in flags if flag not in FLAGS and not flag.startswith("-std=")] + includes
+                    how += ["-x", "c", "-std=gnu17"]
+                command = toolchain.compile_command(how, in_mirror(mirror, unit.path), objects[-1])
                 toolchain.run_compiler(command, self.explain)
-            libraries = [str(library), f"-Wl,-rpath,{library.parent}", "-lpthread", "-ldl"]
+            openmp = ["-lgomp"] if any("omp.h" in file.text for file in self.files) else []
+            libraries = [*openmp, str(library), f"-Wl,-rpath,{library.parent}", "-lpthread", "-ldl"]
             # Its own symbols are exported, so that a kernel launched through a pointer has a name.
             exported = ["-rdynamic", toolchain.OWN_SYMBOLS]
             toolchain.run_compiler([*toolchain.compiler()[0], *exported, *objects, "-o", str(path), *libraries], self.explain)
@@ -147,7 +179,12 @@ class Program:
             for at, line in enumerate(file.text.split("\n"))
             if ACCEPTED_RACE.search(line)
         )
-        environment = os.environ | {"EMULATOR_PROGRAM": told, "EMULATOR_ACCEPTED_RACES": accepted}
+        waiting = " ".join(str(line) for file in self.files for line in sorted(file.waiting))
+        environment = os.environ | {
+            "EMULATOR_PROGRAM": told,
+            "EMULATOR_ACCEPTED_RACES": accepted,
+            "EMULATOR_WAITING_LINES": waiting,
+        }
         try:
             process = subprocess.Popen([str(executable), *arguments], env=environment, pass_fds=[writing], **streams)
         finally:

@@ -421,7 +421,7 @@ def _(match):
 # ---- matrices
 
 
-@instruction(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(::cta)?\.b16")
+@instruction(r"ldmatrix\.sync\.aligned\.(?:m8n8\.(?=x))?x([124])(?:\.m8n8(?<!8\.m8n8))?(\.trans)?\.shared(::cta)?\.b16")
 def _(match, to, source):
     targets = [part.text for part in to.parts] if to.parts else [to.text]
     return (

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import ptx
+from . import sides as sides_of_text
 from .builtin_names import rename_own_builtins
 from .declarations import KEYWORD, declared_kernel
-from .diagnostics import UNSUPPORTED
 from .text import (
     CLOSING,
     OPENING,
+    RefusedError,
     Token,
     UnsupportedError,
+    join_spaced_launches,
     matching,
     matching_back,
     skip_blanks,
@@ -76,13 +78,18 @@ class Rewritten:
     kernels: dict  # name -> [Kernel], in the order of the text
     uses_torch: bool
     last_include_line: int  # 0: there is none
+    waiting_lines: set  # where loops look for what other threads do
 
 
 class Rewriter:
     """One pass over the tokens; `out` is the text so far, `scopes` says for each open brace whether it holds code."""
 
-    def __init__(self, text, first_line=1, elsewhere=None):
+    def __init__(self, text, first_line=1, elsewhere=None, program=None, is_own_header=lambda header: False):
         self.tokens = tokens_of(text, first_line)
+        join_spaced_launches(self.tokens)
+        macros, whole = program or (sides_of_text.macros_with_qualifiers(self.tokens), None)
+        self.sides, self.refused = sides_of_text.find(self.tokens, macros, whole)
+        self.is_own_header = is_own_header
         rename_own_builtins(self.tokens)
         self.out = []
         self.scopes = []
@@ -116,6 +123,8 @@ class Rewriter:
             "__builtin_memset": self.builtin_copy,
             "asm": self.asm,
             "__asm__": self.asm,
+            "atomicExch": self.exchange,
+            "atomicExch_system": self.exchange,
             "{": self.open_brace,
             "}": self.close_brace,
         }
@@ -128,12 +137,48 @@ class Rewriter:
                 raise UnsupportedError(REMOVED_TEMPLATES[token.text], token.line)
             handler = handlers.get(token.text) if token.kind in ("symbol", "word") else None
             self.at = at
+            if at in self.refused:
+                self.refuse(self.refused[at], token.line)
             if handler:
-                at = handler(at)
+                at = self.handled(handler, at)
+                for inner in range(self.at + 1, at):
+                    if inner in self.refused:
+                        self.refuse(self.refused[inner], self.tokens[inner].line)
             else:
                 self.out.append(token)
                 at += 1
-        return Rewritten(text_of(self.out), self.kernels, self.uses_torch, self.last_include_line)
+        return Rewritten(text_of(self.out), self.kernels, self.uses_torch, self.last_include_line, waiting_lines(self.tokens))
+
+    def refuse(self, construct, line):
+        """Raise UnsupportedError, or have the compiler do it if the condition around lets it come here."""
+        if not self.conditions:
+            raise RefusedError(construct, line)
+        told = construct.replace("\\", "").replace('"', "'")
+        self.out.append(Token(f'_Pragma("GCC error \\"{told}\\"") ', "symbol", line))
+
+    def handled(self, handler, at):
+        """Return where a handler goes on. In a condition or a macro the compiler refuses what cannot be rewritten."""
+        kept = len(self.out)
+        before = list(self.out[-64:])
+        try:
+            return handler(at)
+        except UnsupportedError as error:
+            if not self.conditions and at >= self.define_end:
+                raise
+            del self.out[kept - len(before) :]
+            self.out += before
+            told = error.told.removeprefix("error: ").replace("\\", "").replace('"', "'").replace("\n", " ")
+            end, depth = at, 0
+            limit = self.define_end if at < self.define_end else len(self.tokens)
+            while end < limit and not (self.tokens[end].text == ";" and depth <= 0):
+                if self.tokens[end].text == "#" and at >= self.define_end:
+                    break
+                depth += (self.tokens[end].text in OPENING) - (self.tokens[end].text in CLOSING)
+                if depth < 0:
+                    break
+                end += 1
+            self.emit(f'_Pragma("GCC error \\"{told}\\"")', self.tokens[at:end])
+            return end
 
     def emit(self, text, replaced):
         """Put `text` in the place of the `replaced` tokens, with as many line ends as they had."""
@@ -224,6 +269,22 @@ class Rewriter:
         self.emit("__unused__" if in_attribute else self.tokens[at].text, self.tokens[at : at + 1])
         return at + 1
 
+    def exchange(self, at):
+        """As a statement of its own it is a store."""
+        before = skip_blanks(self.out, len(self.out) - 1, -1)
+        open_at = skip_blanks(self.tokens, at + 1)
+        is_call = open_at < len(self.tokens) and self.tokens[open_at].text == "("
+        end = skip_blanks(self.tokens, matching(self.tokens, open_at) + 1) if is_call else len(self.tokens)
+        previous = self.out[before].text if before >= 0 else ";"
+        begins = previous in (";", "{", "}", "else", "do", ":")
+        if previous == ")":
+            opener = matching_back(self.out, before)
+            word = self.out[skip_blanks(self.out, opener - 1, -1)].text
+            begins = word in ("if", "for", "while") or squeezed(self.out[opener + 1 : before]) == "void"
+        ends = end < len(self.tokens) and self.tokens[end].text == ";"
+        self.emit("emulator_atomic_store" if begins and ends else self.tokens[at].text, self.tokens[at : at + 1])
+        return at + 1
+
     def builtin_copy(self, at):
         """The compiler's own name of memcpy, which nvcc_macros.h cannot replace: the C++ library uses it, too."""
         self.emit(self.tokens[at].text.replace("__builtin_", "emulator_"), self.tokens[at : at + 1])
@@ -238,6 +299,9 @@ class Rewriter:
     # ---- preprocessor
 
     def directive(self, at):
+        if at < self.define_end:  # an operator of the macro's body
+            self.out.append(self.tokens[at])
+            return at + 1
         name_at = skip_blanks(self.tokens, at + 1)
         name = self.tokens[name_at].text if name_at < len(self.tokens) else ""
         end = name_at
@@ -268,10 +332,8 @@ class Rewriter:
         header = re.search(r'[<"](.*)[>"]', text)
         if not header:
             return line
-        if UNSUPPORTED_HEADERS.match(header[1]) and not (INCLUDE / header[1]).is_file():
-            if not self.conditions:
-                raise UnsupportedError(f"#include <{header[1]}>", line[0].line)
-            return tokens_of(f"#error {UNSUPPORTED}#include <{header[1]}>")  # if the compiler comes here
+        if UNSUPPORTED_HEADERS.match(header[1]) and not (INCLUDE / header[1]).is_file() and not self.is_own_header(header[1]):
+            return tokens_of(f"// {header[1]}")  # what of it is used is not known to the compiler, and named by it
         self.uses_torch |= bool(re.match(r"torch/|ATen/|c10/", header[1]))
         return line
 
@@ -372,9 +434,18 @@ class Rewriter:
             raise UnsupportedError("a launch of something other than a named kernel", out[max(at, 0)].line)
         while at >= 2 and out[at - 1].text == "::" and out[at - 2].kind == "word":
             at -= 2
+        while pasted := self.pasted_in_front(at):  # name##_kernel, in a macro
+            at = pasted
         if at >= 1 and out[at - 1].text == "::":
             at -= 1
         return at
+
+    def pasted_in_front(self, at):
+        """Where what `##` pastes in front of the word at out[at] begins; None where there is no such thing."""
+        second = skip_blanks(self.out, at - 1, -1)
+        first = skip_blanks(self.out, second - 1, -1) if second >= 0 and self.out[second].text == "#" else -1
+        word = skip_blanks(self.out, first - 1, -1) if first >= 0 and self.out[first].text == "#" else -1
+        return word if word >= 0 and self.out[word].kind == "word" else None
 
     def kernels_named(self, expression):
         """(the kernels that the expression may name, how many template arguments it gives); None: it is no such name."""
@@ -438,6 +509,9 @@ class Rewriter:
         if self.tokens[open_at].text != "(":
             raise UnsupportedError("an asm statement without parentheses", self.tokens[at].line)
         close_at = matching(self.tokens, open_at)
+        if any(f.open < at < f.close and f.host and not f.device and not f.unknown for f in self.sides.functions):
+            self.out.extend(self.tokens[at : close_at + 1])  # the host's own instructions
+            return close_at + 1
         end = skip_blanks(self.tokens, close_at + 1)
         translated = ptx.translate(self.tokens[open_at + 1 : close_at], self.macros, self.tokens[at].line)
         has_semicolon = end < len(self.tokens) and self.tokens[end].text == ";"
@@ -584,15 +658,23 @@ class Rewriter:
         if inner:
             row = f"emulator_row_{name}"
             return f"typedef {kind} {row}{inner}; {row}* {name} = ({row}*)::emulator::dynamic_shared();"
-        return f"{kind}* {name} = ({kind}*)::emulator::dynamic_shared();"
+        # Two types under one name, as two instantiations of a template give it, are one too many for the compiler.
+        once = f"extern {kind} emulator_dynamic_{name}[]; "
+        return f"{once}{kind}* {name} = ({kind}*)::emulator::dynamic_shared();"
 
     def static_shared(self, variable, alignment, line):
-        if not self.in_code():
-            raise UnsupportedError("a __shared__ variable outside a function", line)
         name = variable.name
+        if not self.in_code():
+            kind, aligned = f"emulator_type_{name}", alignment or "0"
+            return (
+                f"typedef {variable.kind} {kind}{variable.dimensions}; "
+                f'static const ::emulator::FileShared<{kind}> {name}{{{aligned}, "{name}", __LINE__}}; '
+            )
         kind, declaration = f"emulator_type_{name}", f"emulator_declaration_{name}"
+        # Where the size is none that the compiler knows, it says so of this name (diagnostics.py).
+        constant = f"static char emulator_constant_size_of_{name}[sizeof({kind})]; " if variable.dimensions else ""
         return (
-            f"typedef {variable.kind} {kind}{variable.dimensions}; static ::emulator::SharedDeclaration {declaration}"
+            f"typedef {variable.kind} {kind}{variable.dimensions}; {constant}static ::emulator::SharedDeclaration {declaration}"
             f'{{sizeof({kind}), {alignment or f"alignof({kind})"}, "{name}", __LINE__}}; '
             f"{kind}& {name} = *({kind}*)::emulator::shared_variable(&{declaration}); "
         )
@@ -686,6 +768,64 @@ def split_at_template_commas(tokens):
     return parts
 
 
+def waiting_lines(tokens):
+    """The lines of loops that look for a change: conditions that read memory, and bodies that write none."""
+    words = [token for token in tokens if not token.blank]
+    volatiles = {
+        words[i].text
+        for i in range(1, len(words))
+        if words[i].kind == "word" and "volatile" in {token.text for token in words[max(0, i - 5) : i]}
+    }
+    lines = set()
+
+    def note(begin, end):
+        lines.update(token.line for token in words[begin:end])
+
+    def reads_memory(begin, end):
+        return any(token.text in ("[", "*", "->", "(") or token.text in volatiles for token in words[begin:end])
+
+    def writes_memory(begin, end):
+        for i in range(begin, end):
+            if words[i].text in ("]", ")") and i + 1 < end:
+                behind = "".join(token.text for token in words[i + 1 : i + 4])
+                if re.match(r"=(?!=)|(?:[-+*/%&|^]|<<|>>)=|\+\+|--", behind):
+                    return True
+            if words[i].text == "*" and words[i - 1].text in (";", "{", "}", ")") and i + 2 < end and words[i + 2].text == "=":
+                return True
+        return False
+
+    for at, token in enumerate(words):
+        if token.text not in ("while", "for", "do", "if") or token.kind != "word" or at + 1 >= len(words):
+            continue
+        try:
+            if token.text == "do":
+                body_end = matching(words, at + 1) if words[at + 1].text == "{" else at + 1
+                if not writes_memory(at + 1, body_end):
+                    note(at + 1, body_end)
+                continue
+            if words[at + 1].text != "(":
+                continue
+            close = matching(words, at + 1)
+        except UnsupportedError:
+            continue
+        behind = words[close + 1].text if close + 1 < len(words) else ";"
+        if token.text == "if":
+            if behind == "break" or (words[close + 1 : close + 3] and words[close + 2].text == "break" and behind == "{"):
+                note(at, close)
+            continue
+        if token.text == "for" and words[close - 1].text != ";":
+            continue
+        if not reads_memory(at + 2, close) and behind != "{":
+            continue
+        if reads_memory(at + 2, close):
+            note(at, close)
+        if behind == "{":
+            body_end = matching(words, close + 1)
+            if not writes_memory(close + 1, body_end):
+                note(close + 1, body_end)
+    return lines
+
+
 def kernel_named(tokens, function):
     """The name in the expression for a kernel: without a cast in front of it and an &."""
     if tokens and tokens[0].text == "(" and tokens[-1].text != ")":
@@ -745,7 +885,7 @@ def template_parameters(tokens, at):
     return 0
 
 
-def rewrite(text, first_line=1, elsewhere=None):
+def rewrite(text, first_line=1, elsewhere=None, **others):
     """The text for the host compiler. `first_line` is the number of its first line, and `elsewhere` are kernels of other files
-    that it may launch, as in Rewritten.kernels."""
-    return Rewriter(text, first_line, elsewhere).run()
+    that it may launch, as in Rewritten.kernels. `others` are further arguments of Rewriter."""
+    return Rewriter(text, first_line, elsewhere, **others).run()

@@ -32,6 +32,7 @@ def library():
     loaded.emulator_launches.restype = ctypes.c_char_p
     loaded.emulator_counts.restype = ctypes.c_char_p
     loaded.emulator_accept_races.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    loaded.emulator_waits.argtypes = [ctypes.c_char_p, ctypes.c_int]
     loaded.emulator_accepted_races.restype = ctypes.c_char_p
     loaded.emulator_rounds.restype = ctypes.c_char_p
     loaded.emulator_first_unwritten.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
@@ -89,6 +90,12 @@ def accept_races(library_file, lines):
     """Let the kernels of a library have races at these lines of their text's file."""
     for line in lines:
         library().emulator_accept_races(str(library_file).encode(), line)
+
+
+def waits(library_file, lines):
+    """Take the volatile accesses of a library's kernels in these lines of their text's file for waiting on other threads."""
+    for line in lines:
+        library().emulator_waits(str(library_file).encode(), line)
 
 
 def accepted_races():

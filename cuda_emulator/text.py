@@ -32,11 +32,23 @@ class Token:
 
 
 class UnsupportedError(Exception):
-    """A construct that the emulator does not know, with its line in the text."""
+    """A construct that the emulator does not know, with its line in the text. `told` is what to say of it."""
 
     def __init__(self, construct, line):
         super().__init__(construct)
         self.construct, self.line = construct, line
+
+    @property
+    def told(self):
+        return f"the emulator does not support {self.construct}"
+
+
+class RefusedError(UnsupportedError):
+    """A construct that nvcc refuses, too; the construct is the reason."""
+
+    @property
+    def told(self):
+        return f"error: {self.construct}"
 
 
 def tokens_of(text, line=1):
@@ -47,6 +59,52 @@ def tokens_of(text, line=1):
         tokens.append(Token(match.group(), kind, line))
         line += match.group().count("\n")
     return tokens
+
+
+def as_read(text):
+    """Return the text without a byte-order mark and with the line ends that compilers make of all others."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def join_spaced_launches(tokens):
+    """Make `<<<` and `>>>` of `<< <` and `>> >`, as some formatters leave a launch, in place."""
+    at = 0
+    while at < len(tokens):
+        opening = spaced(tokens, at, "<")
+        end = next((i for i in range(at, len(tokens)) if tokens[i].text in (";", "{", "}")), len(tokens))
+        closing = opening and next((i for i in range(at + 3, end) if spaced(tokens, i, ">")), None)
+        if opening and (closing or any(t.text == ">>>" for t in tokens[at:end])):
+            join(tokens, at, "<")
+            if closing:
+                join(tokens, closing, ">")
+        elif tokens[at].text == "<<<":
+            shut = next((i for i in range(at, end) if tokens[i].text == ">>>" or spaced(tokens, i, ">")), None)
+            if shut and tokens[shut].text == ">":
+                join(tokens, shut, ">")
+        at += 1
+
+
+def spaced(tokens, at, sign):
+    """Whether three of the sign stand at `at`, only blanks between them, with at least one blank."""
+    if tokens[at].text != sign:
+        return False
+    second = skip_blanks(tokens, at + 1)
+    third = skip_blanks(tokens, second + 1) if second < len(tokens) and tokens[second].text == sign else len(tokens)
+    if third >= len(tokens) or tokens[third].text != sign or third == at + 2:
+        return False
+    behind = skip_blanks(tokens, third + 1)
+    return sign == "<" or (behind < len(tokens) and tokens[behind].text == "(")
+
+
+def join(tokens, at, sign):
+    tokens[at].text = 3 * sign
+    left = 2
+    at += 1
+    while left:
+        if tokens[at].text == sign:
+            tokens[at].text, tokens[at].kind = "", "space"
+            left -= 1
+        at += 1
 
 
 def text_of(tokens):

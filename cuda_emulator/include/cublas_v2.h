@@ -59,6 +59,26 @@ bool gemm(int m, int n, int k, double alpha, const GemmOperand& a, const GemmOpe
 #define EMULATOR_LINE_OF_CALL int line = __builtin_LINE()
 
 inline cublasStatus_t cublasCreate(cublasHandle_t* handle) { return *handle = new cublasContext, CUBLAS_STATUS_SUCCESS; }
+// Copies of vectors and of matrices that lie by columns, between host and device.
+inline cublasStatus_t emulator_cublas_copy(int rows, int columns, int bytes, const void* from, int from_step, void* to,
+                                           int to_step, cudaMemcpyKind kind) {
+    if (rows < 0 || columns < 0 || bytes <= 0 || from_step <= 0 || to_step <= 0) return CUBLAS_STATUS_INVALID_VALUE;
+    const cudaError_t error =
+        cudaMemcpy2D(to, size_t(to_step) * bytes, from, size_t(from_step) * bytes, size_t(rows) * bytes, size_t(columns), kind);
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_MAPPING_ERROR;
+}
+inline cublasStatus_t cublasSetVector(int n, int bytes, const void* x, int step, void* to, int to_step) {
+    return emulator_cublas_copy(1, n, bytes, x, step, to, to_step, cudaMemcpyHostToDevice);
+}
+inline cublasStatus_t cublasGetVector(int n, int bytes, const void* x, int step, void* to, int to_step) {
+    return emulator_cublas_copy(1, n, bytes, x, step, to, to_step, cudaMemcpyDeviceToHost);
+}
+inline cublasStatus_t cublasSetMatrix(int rows, int columns, int bytes, const void* a, int step, void* to, int to_step) {
+    return emulator_cublas_copy(rows, columns, bytes, a, step, to, to_step, cudaMemcpyHostToDevice);
+}
+inline cublasStatus_t cublasGetMatrix(int rows, int columns, int bytes, const void* a, int step, void* to, int to_step) {
+    return emulator_cublas_copy(rows, columns, bytes, a, step, to, to_step, cudaMemcpyDeviceToHost);
+}
 inline cublasStatus_t cublasDestroy(cublasHandle_t handle) { return delete handle, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
     return handle->stream = stream, CUBLAS_STATUS_SUCCESS;

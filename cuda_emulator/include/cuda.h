@@ -1,5 +1,6 @@
 // The part of the driver API that kernels' host code uses: tensor maps, which describe a tensor to the copy engine (TMA).
 #pragma once
+#define CUDA_VERSION 13000
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 

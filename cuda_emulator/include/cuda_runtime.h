@@ -12,6 +12,7 @@
 #include <emulator/launch.h>
 #include <emulator/math.h>
 #include <emulator/ptx.h>
+#include <emulator/simd.h>
 #include <emulator/textures.h>
 #include <emulator/vector_types.h>
 #include <emulator/warp.h>

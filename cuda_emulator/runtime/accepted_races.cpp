@@ -15,6 +15,8 @@ std::map<std::string, std::set<int>> accepted;  // lines by library
 std::map<int, unsigned long long>& counts = *new std::map<int, unsigned long long>;
 std::unordered_map<const void*, int> line_of;  // by instruction: its accepted line, or 0
 
+std::map<std::string, std::set<int>> waiting;  // lines by library
+
 int accepted_line(const void* instruction) {
     const auto [found, is_new] = line_of.try_emplace(instruction, 0);
     if (!is_new) return found->second;
@@ -35,9 +37,20 @@ bool is_accepted_race(const void* instruction, const void* other) {
     return line != 0;
 }
 
+bool is_waiting(const void* instruction) {
+    const SourceLines& at = source_lines(instruction);
+    const auto lines = waiting.find(at.library);
+    if (lines == waiting.end()) return false;
+    for (const int line : at.lines)
+        if (lines->second.count(line)) return true;
+    return false;
+}
+
 }  // namespace emulator
 
 extern "C" {
+void emulator_waits(const char* library, int line) { emulator::waiting[library].insert(line); }
+
 void emulator_accept_races(const char* library, int line) {
     emulator::accepted[library].insert(line);
     emulator::line_of.clear();

@@ -4,6 +4,8 @@
 namespace emulator {
 
 // Is the access by this instruction, or the other one, on such a line? Counts it if so.
+// Does the instruction wait for another thread, by the lines of the text's loops that do?
+bool is_waiting(const void* instruction);
 bool is_accepted_race(const void* instruction, const void* other);
 
 }  // namespace emulator

@@ -22,6 +22,8 @@ void examine(const void* address, unsigned bytes, Access access, unsigned alignm
 void examine_host(const void* address, unsigned bytes, Access access, const void* instruction);
 // A volatile or atomic access, which may order others.
 void strong_access(const void* address, unsigned bytes, Access access, const void* instruction);
+// The same of a volatile one, which is no synchronisation between the lanes of a warp.
+void volatile_access(const void* address, unsigned bytes, Access access, const void* instruction);
 // An asynchronous instruction of `thread` begins to read the block's shared memory; `reader` is of async_reads.h.
 void examine_async_read(Thread& thread, uint32_t offset, unsigned bytes, uint32_t reader, const void* instruction);
 // The rules of `examine` for a range that count mode counts otherwise.

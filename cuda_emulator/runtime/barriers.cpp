@@ -206,6 +206,16 @@ int named_barrier_count(int id, int threads, bool predicate, int line) {
 
 namespace {
 
+// All lanes of the mask that have not ended are there.
+void complete(Rendezvous& r, Block& b, int warp, unsigned waiting) {
+    if (r.compute) r.compute(r.arrived, r.rows[r.half], r.results[r.half]);
+    r.present[r.half] = r.arrived;
+    r.arrived = 0;
+    r.half ^= 1;
+    if (options.checked()) lanes_synchronised(b, warp, r.mask, r.op);
+    for (unsigned rest = waiting; rest; rest &= rest - 1) worker->make_ready(b, warp * 32 + __builtin_ctz(rest));
+}
+
 // Brings the calling lane's row and waits for the others; the last to come computes.
 Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, WarpFunction compute, int line, int* half) {
     Worker& w = *worker;
@@ -238,7 +248,8 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
         finding.other = w.party(b.threads[r->first_thread], {r->line, nullptr}, "waits");
         w.stop(finding);
     }
-    if (options.checked() && mask & ~warp.alive) report_missing_lanes(b, warp, mask, line);
+    // Lanes that have ended, or never were, are none that a mask waits for; but .aligned instructions are of a whole warp.
+    if (options.checked() && op == WarpOp::matrix && mask & ~warp.alive) report_missing_lanes(b, warp, mask, line);
     if (!r->arrived) r->first_thread = t.linear;
     r->op = op;
     r->compute = compute;
@@ -247,12 +258,7 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
     if (bytes) memcpy(r->rows[r->half] + ROW * t.lane, row, bytes);
     r->arrived |= 1u << t.lane;
     if (r->arrived == (mask & warp.alive)) {
-        const unsigned others = r->arrived & ~(1u << t.lane);
-        if (compute) compute(r->arrived, r->rows[r->half], r->results[r->half]);
-        r->arrived = 0;
-        r->half ^= 1;
-        if (options.checked()) lanes_synchronised(b, t.warp, mask, op);
-        for (unsigned rest = others; rest; rest &= rest - 1) w.make_ready(b, t.linear - t.lane + __builtin_ctz(rest));
+        complete(*r, b, t.warp, r->arrived & ~(1u << t.lane));
     } else {
         w.wait(State::at_warp_operation, line);
     }
@@ -261,11 +267,23 @@ Rendezvous& meet(unsigned mask, const void* row, unsigned bytes, WarpOp op, Warp
 
 }  // namespace
 
+void lane_ends(Thread& t) {
+    Block& b = *t.owner;
+    Warp& warp = b.warps[t.warp];
+    for (int i = 0; i < warp.used; ++i) {
+        Rendezvous& r = *warp.rendezvous[i];
+        if (!r.arrived || !(r.mask >> t.lane & 1)) continue;
+        if (options.checked() && r.op == WarpOp::matrix) report_missing_lanes(b, warp, r.mask, r.line);
+        if (r.arrived == (r.mask & warp.alive)) complete(r, b, t.warp, r.arrived);
+    }
+}
+
 const char* warp_exchange(unsigned mask, const void* row, unsigned bytes, WarpOp op, int line) {
     static const char no_rows[32 * ROW] = {};
     if (!current) return host_runs_device_code(op_name(op), {line, nullptr}), no_rows;
     int half;
     Rendezvous& r = meet(mask, row, bytes, op, nullptr, line, &half);
+    worker->lanes_met = r.present[half];
     return r.rows[half];
 }
 
@@ -278,10 +296,13 @@ const char* warp_compute(unsigned mask, const void* row, unsigned bytes, WarpOp 
 unsigned lanes_present(unsigned mask) { return mask & self().owner->warps[current->warp].alive; }
 
 void shuffle_source(unsigned mask, int lane, int line) {
-    if (mask >> lane & 1) return;
-    worker->stop(worker->describe("shuffle from absent lane",
-                                  "the shuffle reads lane " + std::to_string(lane) + ", which its mask does not name",
-                                  {line, nullptr}));
+    if (mask & worker->lanes_met & 1u << lane) return;
+    worker->stop(
+        worker->describe("shuffle from absent lane",
+                         "the shuffle reads lane " + std::to_string(lane) +
+                             (mask >> lane & 1 ? ", which has ended or is not there (Programming Guide: the value is undefined)"
+                                               : ", which its mask does not name"),
+                         {line, nullptr}));
 }
 
 }  // namespace emulator

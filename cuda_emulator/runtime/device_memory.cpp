@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -31,6 +33,27 @@ size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 void* reserve_addresses(size_t bytes, int protection) {
     void* memory = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return memory == MAP_FAILED ? nullptr : memory;
+}
+
+constexpr size_t LARGE = 64 << 20, POISONED = 16 << 20;
+
+// Lets memory show what was never written without touching it: pages of a file that holds nothing else, copied when written.
+bool map_poison(char* begin, size_t bytes) {
+    static const int file = [] {
+        const int made = memfd_create("poison", MFD_CLOEXEC);
+        if (made < 0 || ftruncate(made, POISONED)) return -1;
+        auto* words = (uint32_t*)mmap(nullptr, POISONED, PROT_READ | PROT_WRITE, MAP_SHARED, made, 0);
+        if (words == MAP_FAILED) return -1;
+        for (size_t word = 0; word < POISONED / 4; ++word) words[word] = POISON;
+        munmap(words, POISONED);
+        return made;
+    }();
+    if (file < 0) return false;
+    for (size_t at = 0; at < bytes; at += POISONED)
+        if (mmap(begin + at, std::min(POISONED, bytes - at), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
+                 file, 0) == MAP_FAILED)
+            return false;
+    return true;
 }
 }  // namespace
 
@@ -95,7 +118,7 @@ void* DeviceMemory::allocate(size_t bytes) {
     allocations[index] = {begin, bytes};
     live[begin] = index;
     for (size_t page = 0; page < span / PAGE; ++page) page_owner_[(begin - base_) / PAGE + page] = index + 1;
-    if (!options.extents)  // else what nobody touches takes no memory
+    if (!options.extents && !(span >= LARGE && map_poison(begin, span)))  // else what nobody touches takes no memory
         for (size_t word = 0; word < span / 4; ++word) ((uint32_t*)begin)[word] = POISON;
     return begin;
 }
@@ -108,8 +131,7 @@ void DeviceMemory::release(void* pointer) {
     Allocation& a = allocations[found->second];
     if (a.has_split_cells) forget_split_cells(a);
     const size_t span = pages(a.bytes);
-    madvise(a.begin, span, MADV_DONTNEED);
-    mprotect(a.begin, span, PROT_NONE);
+    mmap(a.begin, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     madvise(cell(a.begin), span / 4 * sizeof(Cell), MADV_DONTNEED);
     mprotect(cell(a.begin), span / 4 * sizeof(Cell), PROT_NONE);
     memset(page_owner_ + (a.begin - base_) / PAGE, 0, span / PAGE * 4);
@@ -141,8 +163,12 @@ std::string place_in_memory(const void* address) {
     const std::string noun = options.program ? "allocation" : "tensor";
     const Allocation* a = device_memory.base() ? device_memory.nearest(address) : nullptr;
     if (!a) return "an address that is in no " + noun;
-    if (!device_memory.contains(address)) return "an address far from every " + noun;
-    const std::string place = "byte " + std::to_string((const char*)address - a->begin) + " of ";
+    constexpr long long NEAR = 1 << 20;
+    const bool near = (const char*)address >= a->begin - NEAR && (const char*)address < a->begin + a->bytes + NEAR;
+    if (!device_memory.contains(address) && !near) return "an address far from every " + noun;
+    const long long at = (const char*)address - a->begin;
+    const std::string place =
+        at < 0 ? std::to_string(-at) + (at == -1 ? " byte before " : " bytes before ") : "byte " + std::to_string(at) + " of ";
     const std::string size = std::to_string(a->bytes) + (a->bytes == 1 ? " byte" : " bytes");
     return place + (a->name ? "`" + std::string(a->name) + "` (" + size + ")"
                             : std::string(options.program ? "an " : "a ") + noun + " of " + size);

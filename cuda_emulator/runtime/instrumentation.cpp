@@ -8,7 +8,7 @@
 #define CALLER __builtin_return_address(0)
 using emulator::Access;
 using emulator::examine;
-using emulator::strong_access;
+using emulator::volatile_access;
 
 // What -fsanitize=bounds hands over.
 struct ArrayBounds {
@@ -42,15 +42,15 @@ void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
-#define PLAIN(BYTES)                                                                                              \
-    void __tsan_read##BYTES(void* p) { examine(p, BYTES, Access::read, BYTES, CALLER); }                          \
-    void __tsan_write##BYTES(void* p) { examine(p, BYTES, Access::write, BYTES, CALLER); }                        \
-    void __tsan_unaligned_read##BYTES(void* p) { examine(p, BYTES, Access::read, 1, CALLER); }                    \
-    void __tsan_unaligned_write##BYTES(void* p) { examine(p, BYTES, Access::write, 1, CALLER); }                  \
-    void __tsan_volatile_read##BYTES(void* p) { strong_access(p, BYTES, Access::strong_read, CALLER); }           \
-    void __tsan_volatile_write##BYTES(void* p) { strong_access(p, BYTES, Access::strong_write, CALLER); }         \
-    void __tsan_unaligned_volatile_read##BYTES(void* p) { strong_access(p, BYTES, Access::strong_read, CALLER); } \
-    void __tsan_unaligned_volatile_write##BYTES(void* p) { strong_access(p, BYTES, Access::strong_write, CALLER); }
+#define PLAIN(BYTES)                                                                                                \
+    void __tsan_read##BYTES(void* p) { examine(p, BYTES, Access::read, BYTES, CALLER); }                            \
+    void __tsan_write##BYTES(void* p) { examine(p, BYTES, Access::write, BYTES, CALLER); }                          \
+    void __tsan_unaligned_read##BYTES(void* p) { examine(p, BYTES, Access::read, 1, CALLER); }                      \
+    void __tsan_unaligned_write##BYTES(void* p) { examine(p, BYTES, Access::write, 1, CALLER); }                    \
+    void __tsan_volatile_read##BYTES(void* p) { volatile_access(p, BYTES, Access::strong_read, CALLER); }           \
+    void __tsan_volatile_write##BYTES(void* p) { volatile_access(p, BYTES, Access::strong_write, CALLER); }         \
+    void __tsan_unaligned_volatile_read##BYTES(void* p) { volatile_access(p, BYTES, Access::strong_read, CALLER); } \
+    void __tsan_unaligned_volatile_write##BYTES(void* p) { volatile_access(p, BYTES, Access::strong_write, CALLER); }
 PLAIN(1)
 PLAIN(2)
 PLAIN(4)

@@ -14,6 +14,7 @@
 
 extern "C" void emulator_set_receiver(void (*receiver)(const char*));
 extern "C" void emulator_accept_races(const char* library, int line);
+extern "C" void emulator_waits(const char* library, int line);
 extern "C" const char* emulator_accepted_races();
 
 namespace emulator {
@@ -41,6 +42,12 @@ void tell_accepted_races() {
     if (const char* races = emulator_accepted_races(); *races) tell((std::string(ACCEPTED) + races).c_str());
 }
 
+void note_lines(const char* variable, void (*note)(const char* library, int line)) {
+    if (const char* lines = getenv(variable))
+        for (char* end; *lines; lines = *end ? end + 1 : end) note(program_invocation_name, strtol(lines, &end, 10));
+    unsetenv(variable);
+}
+
 // Before the program's own constructors, which make its __device__ variables.
 __attribute__((constructor)) void begin_program() {
     const char* told = getenv("EMULATOR_PROGRAM");  // mode, schedule, seed, the pipe and a signal
@@ -52,10 +59,8 @@ __attribute__((constructor)) void begin_program() {
     options.seed = seed;
     options.program = true;
     call_launches_off_at(call_off);
-    if (const char* lines = getenv("EMULATOR_ACCEPTED_RACES"))
-        for (char* end; *lines; lines = *end ? end + 1 : end)
-            emulator_accept_races(program_invocation_name, strtol(lines, &end, 10));
-    unsetenv("EMULATOR_ACCEPTED_RACES");
+    note_lines("EMULATOR_ACCEPTED_RACES", emulator_accept_races);
+    note_lines("EMULATOR_WAITING_LINES", emulator_waits);
     unsetenv("EMULATOR_PROGRAM");  // what the program starts is none
     emulator_set_receiver(end_program);
     atexit(tell_accepted_races);

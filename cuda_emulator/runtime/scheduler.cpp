@@ -237,6 +237,7 @@ void Worker::run_threads() {
         --b.alive;
         Warp& warp = b.warps[t.warp];
         warp.alive &= ~(1u << t.lane);
+        lane_ends(t);
         if (options.checked()) thread_ends(t);
         group_thread_ends(t);
         if (b.alive && b.arrived == b.alive) release_barrier(b);

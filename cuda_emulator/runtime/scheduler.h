@@ -94,8 +94,12 @@ struct Thread : ThreadView {
     uint32_t segment = 0;           // see clock.h
     const void* watched = nullptr;  // where it last looked for a sign of another thread, and what it saw
     uint64_t watched_value = 0;
-    const void* watches_from = nullptr;  // the instruction, where it is known
-    bool gave_up = false;                // in its last mbarrier.try_wait
+    const void* watches_from = nullptr;   // the instruction, where it is known
+    bool gave_up = false;                 // in its last mbarrier.try_wait
+    bool compares = false;                // its atomic operation is a compare-and-swap
+    bool for_its_block = false;           // its atomic operation is of the block's scope
+    std::shared_ptr<Finding> forgivable;  // a race of its last plain read, unless a compare-and-swap of the same word follows
+    const void* forgivable_at = nullptr;
     Standstill standstill;
 };
 
@@ -106,6 +110,7 @@ struct Rendezvous {
     WarpOp op{};
     WarpFunction compute = nullptr;
     int line = 0, half = 0, first_thread = 0;
+    unsigned present[2] = {0, 0};  // the lanes whose rows they are
     alignas(64) char rows[2][32 * ROW];
     alignas(64) char results[2][32 * ROW];
 };
@@ -263,6 +268,7 @@ struct Worker {
     std::vector<Extent> shared_extents;
     size_t shared_used = 0;
     uint64_t random_state = 1;
+    unsigned lanes_met = 0;              // in the last exchange of the running thread
     bool stopped = false;                // a finding ended the launch
     const ThreadView* ticked = nullptr;  // who ran at the last tick
     uint64_t changes = 1;                // of memory, and of what threads wait for, so far (check mode)
@@ -299,6 +305,8 @@ struct Worker {
     static void fiber_body();
     void run_threads();
 };
+
+void lane_ends(Thread& thread);  // those of its warp may have waited for it
 
 // What the phase lacks for which the first of the waiting threads waits (async.cpp).
 std::string missing_at_mbarrier(Block& block);

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <unordered_map>
 
 #include "accepted_races.h"
 #include "access.h"
@@ -18,15 +20,29 @@
 
 namespace emulator {
 
+// The volatile accesses of a warp's lanes to one word.
+struct Volatile {
+    struct By {
+        Segment segment;
+        const void* instruction;
+    };
+    std::vector<By> readers;  // each lane's last
+    By writer{0, nullptr};
+};
+
 struct BlockShadow {
     BlockClock clock;
     uint32_t era = 0;             // of the clock, when the cells were used last
     Cell* cells = nullptr;        // of the arena
     std::vector<uint32_t> split;  // words of the arena whose cell is split
     AsyncReads async_reads;
-    std::vector<Segment> landed;  // by word: the writer, if what it wrote came by an asynchronous copy
-    Finding uninitialised;        // the first such read, kept back: if a write follows that it raced with, that is the finding
+    std::unordered_map<uint64_t, Volatile> volatiles;  // by word and warp
+    std::vector<Segment> landed;                       // by word: the writer, if what it wrote came by an asynchronous copy
+    Finding uninitialised;  // the first such read, kept back: if a write follows that it raced with, that is the finding
 };
+
+static std::unordered_map<uintptr_t, Volatile::By>
+    block_scoped;  // by address: the launch's last atomic operation of that scope
 
 BlockClock& clock_of(Block& block) { return block.shadow->clock; }
 AsyncReads& async_reads_of(Block& block) { return block.shadow->async_reads; }
@@ -207,6 +223,28 @@ __attribute__((noinline)) void note_uninitialised(const Site& s) {
                          std::string(verb(s.access)) + " " + bytes_text(s.bytes) + " at " + place_text(s)));
 }
 
+// A plain read of what another thread updates atomically: a mistake, but for the first look of a compare-and-swap loop, whose
+// value the next instruction confirms. The Programming Guide's own atomicAdd for double begins like that.
+__attribute__((noinline)) void defer_race(const Site& s, Segment other, uint32_t instruction) {
+    if (is_accepted_race(s.instruction, whole_address(instruction, s))) return;
+    const bool blocks_differ = launch_clock.chunk(other).block != s.shadow.clock.serial;
+    s.thread.forgivable = std::make_shared<Finding>(finding(
+        s,
+        s.shared        ? "shared memory race"
+        : blocks_differ ? "race between blocks"
+                        : "global memory race",
+        std::string(verb(s.access)) + " " + place_text(s) +
+            ", which another thread atomically updated with nothing to order the two" + rule_of(s, "atomically updated")));
+    s.thread.forgivable->other = party_of(other, instruction, s, "atomically updated");
+    s.thread.forgivable_at = (const void*)s.address;
+}
+
+void forgive_or_stop(Thread& t, const void* address) {
+    const std::shared_ptr<Finding> finding = std::move(t.forgivable);
+    t.forgivable = nullptr;
+    if (!t.compares || address != t.forgivable_at) worker->stop(*finding);
+}
+
 // ---- the rules
 
 // Are all who read, the named one and those that its flag stands for, ordered before what the thread does now?
@@ -270,14 +308,17 @@ inline void visit(Cell& c, const Site& s, Segment oldest) {
         c.reader = 0;  // left by a launch that a finding ended
     }
     if (writer >= oldest && writer != me && !(strong && c.writer & ATOMIC) &&
-        !launch_clock.ordered(writer, s.thread, s.shadow.clock, false))
+        !launch_clock.ordered(writer, s.thread, s.shadow.clock, false)) {
+        if (c.writer & ATOMIC && s.access == Access::read) return defer_race(s, writer, c.writer_instruction);
         report_race(s, writer, c.writer_instruction, c.writer & ATOMIC ? "atomically updated" : "wrote");
+    }
     if (s.access == Access::read) return add_reader(c, s, oldest, here);
     if (s.access == Access::strong_read) return;
     if ((c.reader & SEGMENT_BITS) >= oldest && c.reader != me && !readers_ordered(c.reader, s)) {
         const Segment reader = c.reader & SEGMENT_BITS;
         report_race(s, reader, c.reader_instruction, "read");
     }
+    if (s.thread.compares && c.reader == me) c.reader = 0;  // what it saw is confirmed
     if (strong && writer >= oldest && still_counts(c, s)) return;
     c = {me | (strong ? ATOMIC : 0), here, 0, 0};
 }
@@ -466,9 +507,10 @@ inline bool adds_nothing(const Thread& t, uintptr_t address) {
 
 __attribute__((noinline)) void examine_in_full(Thread& t, const void* address, unsigned bytes, Access access,
                                                unsigned alignment, const void* instruction) {
-    if (access == Access::read && bytes == 4 && !(uintptr_t(address) & 3) && options.mode == Mode::check &&
+    if (access == Access::read && bytes == 4 && !(uintptr_t(address) & 3) && options.mode == Mode::check && !t.forgivable &&
         adds_nothing(t, uintptr_t(address)))
         return;
+    if (t.forgivable) forgive_or_stop(t, address);
     Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction};
     if (!(++accesses & TIME_MASK)) check_time(s);
     worker->changes += access == Access::write || access == Access::strong_write;
@@ -588,6 +630,7 @@ void begin_launch_shadow(Launch&) {
         launch_clock.begin_anew();
     }
     launch_clock.begin_launch();
+    block_scoped.clear();
     memset(word_extent, 0, sizeof word_extent);
     extents.clear();
     images.clear();
@@ -614,6 +657,7 @@ void begin_block_shadow(Block& b) {
         b.shadow->era = launch_clock.era;
     }
     launch_clock.begin_block(b);
+    b.shadow->volatiles.clear();
     b.shadow->async_reads.begin_block();
     b.shadow->landed.resize(ARENA_WORDS);
     // What earlier blocks left must not look like an answer.
@@ -654,6 +698,7 @@ void thread_ends(Thread& t) {
     Block& b = *t.owner;
     t.state = State::ended;
     check_numbers();
+    if (t.forgivable) forgive_or_stop(t, nullptr);
     if (t.awaits_products) examine_products_at_end(t);
     if (b.async.used) examine_stores_at_end(t);
     if (!b.arrived) return;
@@ -743,8 +788,110 @@ void strong_access(const void* address, unsigned bytes, Access access, const voi
     if (access != Access::strong_read) launch_clock.release(t, uintptr_t(address));
 }
 
+namespace {
+
+Site site_of(Thread& t, const void* address, unsigned bytes, Access access, const void* instruction) {
+    const bool shared = uintptr_t(address) - uintptr_t(t.owner->arena) < ARENA_BYTES;
+    return {t, *t.owner->shadow, access, shared, uintptr_t(address), bytes, instruction};
+}
+
+// Does an atomic operation that is one for its own block only meet one of another block?
+void examine_scope(Thread& t, void* address, unsigned bytes, const void* instruction) {
+    if (!device_memory.holds_page(uintptr_t(address))) return;
+    const Site s = site_of(t, address, bytes, Access::atomic, instruction);
+    const auto check = [&](Segment other, uint32_t at) {
+        if (other < launch_clock.launch_first || launch_clock.chunk(other).block == s.shadow.clock.serial) return;
+        if (launch_clock.ordered(other, t, s.shadow.clock, false)) return;
+        Finding f = finding(s, "race between blocks",
+                            "atomically updates " + place_text(s) +
+                                ", as a thread of another block does, with an operation of "
+                                "the block's scope, which is atomic to its own block only");
+        f.other = party_of(other, at, s, "atomically updated");
+        worker->stop(f);
+    };
+    const auto known = block_scoped.find(s.address);
+    if (known != block_scoped.end()) check(known->second.segment, uint32_t(uintptr_t(known->second.instruction)));
+    if (!t.for_its_block) return;
+    const Cell& c = *device_memory.cell(address);
+    if (c.writer & ATOMIC && !(c.writer & SPLIT)) check(c.writer & SEGMENT_BITS, c.writer_instruction);
+    block_scoped[s.address] = {t.segment, instruction};
+}
+
+void report_warp_race(const Site& s, const Volatile::By& other, const char* did) {
+    if (is_waiting(s.instruction) || is_waiting(other.instruction) || is_accepted_race(s.instruction, other.instruction))
+        return;
+    Finding f =
+        finding(s, s.shared ? "shared memory race" : "global memory race",
+                std::string(verb(s.access)) + " " + place_text(s) + ", which another lane of the warp " + did +
+                    " with no __syncwarp() between (volatile orders nothing, and since Volta the threads of a warp need "
+                    "not go in step)");
+    f.other = party_of(other.segment, uint32_t(uintptr_t(other.instruction)), s, did);
+    worker->stop(f);
+}
+
+// Lanes of one warp that exchange values through volatile memory, as before Volta. To wait for a flag is something else.
+void examine_in_warp(Thread& t, const void* address, unsigned bytes, Access access, const void* instruction) {
+    BlockShadow& shadow = *t.owner->shadow;
+    const Site s = site_of(t, address, bytes, access, instruction);
+    const unsigned step = bytes < 4 ? 1 : 4;
+    for (unsigned at = 0; at < bytes; at += step) {
+        Volatile& known = shadow.volatiles[(s.address + at) << 6 | unsigned(t.warp)];
+        const auto counts = [&](const Volatile::By& other) {
+            return other.segment && int(other.segment & 31) != t.lane &&
+                   !launch_clock.ordered(other.segment, t, shadow.clock, false);
+        };
+        if (access == Access::strong_read) {
+            if (counts(known.writer)) report_warp_race(s, known.writer, "wrote");
+            for (Volatile::By& reader : known.readers)
+                if ((reader.segment & 31) == (t.segment & 31)) {
+                    reader = {t.segment, instruction};
+                    return;
+                }
+            known.readers.push_back({t.segment, instruction});
+        } else {
+            for (const Volatile::By& reader : known.readers)
+                if (counts(reader)) report_warp_race(s, reader, "read");
+            known.readers.clear();
+            known.writer = {t.segment, instruction};
+        }
+    }
+}
+
+}  // namespace
+
+void volatile_access(const void* address, unsigned bytes, Access access, const void* instruction) {
+    if (current) {
+        Thread& t = *static_cast<Thread*>(current);
+        const bool is_known = uintptr_t(address) - uintptr_t(t.owner->arena) < ARENA_BYTES ||
+                              (device_memory.contains(address) && device_memory.holds_page(uintptr_t(address)));
+        if (is_known) examine_in_warp(t, address, bytes, access, instruction);
+    }
+    strong_access(address, bytes, access, instruction);
+}
+
+void note_compare(void* address, unsigned bytes) {
+    if (!options.checked()) return;
+    Thread* t = static_cast<Thread*>(current);
+    if (t) t->compares = true;
+    if (t && !block_scoped.empty()) examine_scope(*t, address, bytes, __builtin_return_address(0));
+    strong_access(address, bytes, Access::atomic, __builtin_return_address(0));
+    if (t) t->compares = false;
+    if (options.mode == Mode::count) count_atomic();
+}
+void note_block_atomic(void* address, unsigned bytes) {
+    if (!options.checked()) return;
+    if (Thread* t = static_cast<Thread*>(current)) {
+        t->for_its_block = true;
+        examine_scope(*t, address, bytes, __builtin_return_address(0));
+        t->for_its_block = false;
+    }
+    strong_access(address, bytes, Access::atomic, __builtin_return_address(0));
+    if (options.mode == Mode::count) count_atomic();
+}
 void note_atomic(void* address, unsigned bytes) {
     if (!options.checked()) return;
+    if (current && !block_scoped.empty())
+        examine_scope(*static_cast<Thread*>(current), address, bytes, __builtin_return_address(0));
     strong_access(address, bytes, Access::atomic, __builtin_return_address(0));
     if (options.mode == Mode::count) count_atomic();
 }

@@ -1899,12 +1899,13 @@ void run(float* out, float*, int n) { kernel<<<1, 32>>>(out, n); }
         "invalid call",
         r"""
 __device__ void set(float* out) { *out = 1; }
-__global__ void kernel(float* out, void (*function)(float*)) {
+__device__ void (*function)(float*) = GAP;
+__global__ void kernel(float* out) {
     function(out + threadIdx.x);  // here
 }
-void run(float* out, float*, int) { kernel<<<1, 32>>>(out, GAP); }
+void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
 """,
-        wrong="(void (*)(float*))nullptr",
+        wrong="nullptr",
         right="set",
     ),
     Pair(

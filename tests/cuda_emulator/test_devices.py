@@ -238,7 +238,7 @@ assert cpp_extension.load_inline is other.load_inline is not original
 try:
     cpp_extension.load("of_files", ["a.cpp", "b.cu"])
 except emulator.EmulatorError as error:
-    assert str(error) == "load('of_files') of b.cu is not emulated: give its text to load_inline"
+    assert str(error) == "a.cpp: No such file or directory"
 cpp_extension.load_inline = lambda *given: None  # somebody wraps it
 emulator.uninstall()
 assert cpp_extension.load_inline is other.load_inline is original and cpp_extension.load is load

@@ -116,13 +116,10 @@ def test_a_broken_program_is_explained_by_its_own_line(tmp_path):
     "line, complaint",
     [
         ("cudaGraph_t graph;", "the emulator does not support cudaGraph_t"),
-        ("#include <thrust/sort.h>", "the emulator does not support #include <thrust/sort.h>"),
-        ("#include <cub/cub.cuh>", "the emulator does not support #include <cub/cub.cuh>"),
         (
             "cooperative_groups::block_tile_memory<64> m;",
             "the emulator does not support tiles of several warps (block_tile_memory)",
         ),
-        ("#include <curand.h>", "the emulator does not support #include <curand.h>"),
         ("texture<float, 1> t;", "a texture reference (texture<...>), which CUDA 12 removed; use a texture object"),
     ],
 )

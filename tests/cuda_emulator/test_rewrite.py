@@ -85,19 +85,17 @@ def test_launches_through_pointers():
 @pytest.mark.parametrize(
     "text, construct, line",
     [
-        ("\n#include <cub/cub.cuh>\n", "#include <cub/cub.cuh>", 2),
         ("void f() {\n\n  x = tex2Dgather<float4>(t, 1, 2); }", "texture gather", 3),
         (
-            'void f() {\n asm volatile("vadd4.u32.u32.u32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c)); }',
+            '__device__ void f() {\n asm volatile("vadd4.u32.u32.u32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c)); }',
             "vadd4.u32.u32.u32",
             2,
         ),
-        ('void f() { asm("mov.u32 %0, %5;" : "=r"(x)); }', "the asm operand %5", 1),
+        ('__device__ void f() { asm("mov.u32 %0, %5;" : "=r"(x)); }', "the asm operand %5", 1),
         ("void f() { __shared__ float a = 3; }", "shared declaration", 1),
         ("void f() { k<<<1, 2; }", "a launch without >>>", 1),
         ("void f() {\n  k<<<1, 2>>>({a, b}); }", "argument in braces without its type: `{a, b}`", 2),
-        ("#include <cuda/std/span>\n", "#include <cuda/std/span>", 1),
-        ('void f() { asm volatile("exit;"); }', "the PTX instruction exit", 1),
+        ('__device__ void f() { asm volatile("exit;"); }', "the PTX instruction exit", 1),
     ],
 )
 def test_unsupported(text, construct, line):
@@ -148,8 +146,8 @@ def test_line_map():
 
 def test_ptx():
     text = rewrite(
-        'void f() { asm volatile("{\\n.reg .pred p;\\nL1:\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\\n@p '
-        'bra L2;\\nbra L1;\\nL2:\\n}" :: "r"(m), "r"(ph) : "memory"); }'
+        '__device__ void f() { asm volatile("{\\n.reg .pred p;\\nL1:\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\\n'
+        '@p bra L2;\\nbra L1;\\nL2:\\n}" :: "r"(m), "r"(ph) : "memory"); }'
     ).text
     for part in (
         "bool reg_p{};",

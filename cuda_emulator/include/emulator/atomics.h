@@ -44,6 +44,11 @@ EMULATOR_UNCHECKED inline T atomic_update(T* address, Update update) {
     }
 }
 
+template <class T, class = std::enable_if_t<std::is_arithmetic<T>::value>>
+EMULATOR_INLINE T sum(T a, T b) {  // other types bring theirs
+    return a + b;
+}
+
 template <class T>
 struct Same {
     using type = T;
@@ -53,21 +58,28 @@ using Given = typename Same<T>::type;  // keeps a parameter out of deduction, so
 
 }  // namespace emulator
 
-#define EMULATOR_ATOMIC(NAME, EXPRESSION)                                                                     \
-    template <class T>                                                                                        \
-    EMULATOR_INLINE T NAME(T* address, ::emulator::Given<T> value) {                                          \
-        ::emulator::note_atomic(address, sizeof(T));                                                          \
-        return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { return EXPRESSION; }); \
-    }                                                                                                         \
-    template <class T>                                                                                        \
-    EMULATOR_INLINE T NAME##_block(T* address, ::emulator::Given<T> value) {                                  \
-        return NAME(address, value);                                                                          \
-    }                                                                                                         \
-    template <class T>                                                                                        \
-    EMULATOR_INLINE T NAME##_system(T* address, ::emulator::Given<T> value) {                                 \
-        return NAME(address, value);                                                                          \
+#define EMULATOR_ATOMIC(NAME, EXPRESSION)                                              \
+    template <class T>                                                                 \
+    EMULATOR_INLINE T NAME(T* address, ::emulator::Given<T> value) {                   \
+        ::emulator::note_atomic(address, sizeof(T));                                   \
+        return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { \
+            using ::emulator::sum;                                                     \
+            return EXPRESSION;                                                         \
+        });                                                                            \
+    }                                                                                  \
+    template <class T>                                                                 \
+    EMULATOR_INLINE T NAME##_block(T* address, ::emulator::Given<T> value) {           \
+        ::emulator::note_block_atomic(address, sizeof(T));                             \
+        return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { \
+            using ::emulator::sum;                                                     \
+            return EXPRESSION;                                                         \
+        });                                                                            \
+    }                                                                                  \
+    template <class T>                                                                 \
+    EMULATOR_INLINE T NAME##_system(T* address, ::emulator::Given<T> value) {          \
+        return NAME(address, value);                                                   \
     }
-EMULATOR_ATOMIC(atomicAdd, old + value)
+EMULATOR_ATOMIC(atomicAdd, sum(old, value))
 EMULATOR_ATOMIC(atomicSub, old - value)
 EMULATOR_ATOMIC(atomicMin, value < old ? value : old)
 EMULATOR_ATOMIC(atomicMax, old < value ? value : old)
@@ -90,7 +102,7 @@ EMULATOR_INLINE float atomicAdd(float* address, float value) {
 
 template <class T>
 EMULATOR_INLINE T atomicCAS(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
-    ::emulator::note_atomic(address, sizeof(T));
+    ::emulator::note_compare(address, sizeof(T));
     return ::emulator::atomic_update(
         address, [&](T old) EMULATOR_UNCHECKED -> T { return !memcmp(&old, &compare, sizeof(T)) ? value : old; });
 }
@@ -101,4 +113,84 @@ EMULATOR_INLINE T atomicCAS_block(T* address, ::emulator::Given<T> compare, ::em
 template <class T>
 EMULATOR_INLINE T atomicCAS_system(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
     return atomicCAS(address, compare, value);
+}
+
+// atomicExch whose result nobody looks at: a store, which needs nothing to have been there (rewrite.py).
+template <class T>
+EMULATOR_INLINE void emulator_atomic_store(T* address, ::emulator::Given<T> value) {
+    ::emulator::note_strong_write(address, sizeof(T));
+    ::emulator::atomic_update(address, [&](T) EMULATOR_UNCHECKED -> T { return value; });
+}
+
+// The compiler's own functions, from CUDA 12.8 on. An order is a fence in front of the operation or behind it.
+#define __NV_ATOMIC_RELAXED 0
+#define __NV_ATOMIC_CONSUME 1
+#define __NV_ATOMIC_ACQUIRE 2
+#define __NV_ATOMIC_RELEASE 3
+#define __NV_ATOMIC_ACQ_REL 4
+#define __NV_ATOMIC_SEQ_CST 5
+#define __NV_THREAD_SCOPE_THREAD 0
+#define __NV_THREAD_SCOPE_BLOCK 1
+#define __NV_THREAD_SCOPE_CLUSTER 2
+#define __NV_THREAD_SCOPE_DEVICE 3
+#define __NV_THREAD_SCOPE_SYSTEM 4
+namespace emulator {
+EMULATOR_INLINE void fence_for(bool wanted, int scope) {
+    if (wanted) scope <= __NV_THREAD_SCOPE_BLOCK ? block_fence() : device_fence();
+}
+EMULATOR_INLINE bool releases(int order) { return order >= __NV_ATOMIC_RELEASE; }
+EMULATOR_INLINE bool acquires(int order) { return order != __NV_ATOMIC_RELAXED && order != __NV_ATOMIC_RELEASE; }
+}  // namespace emulator
+#define EMULATOR_NV_ATOMIC(NAME, FUNCTION)                                                                            \
+    template <class T>                                                                                                \
+    EMULATOR_INLINE T NAME(T* address, ::emulator::Given<T> value, int order, int scope = __NV_THREAD_SCOPE_SYSTEM) { \
+        ::emulator::fence_for(::emulator::releases(order), scope);                                                    \
+        const T old = scope <= __NV_THREAD_SCOPE_BLOCK ? FUNCTION##_block(address, value) : FUNCTION(address, value); \
+        ::emulator::fence_for(::emulator::acquires(order), scope);                                                    \
+        return old;                                                                                                   \
+    }
+EMULATOR_NV_ATOMIC(__nv_atomic_fetch_add, atomicAdd)
+EMULATOR_NV_ATOMIC(__nv_atomic_fetch_sub, atomicSub)
+EMULATOR_NV_ATOMIC(__nv_atomic_fetch_min, atomicMin)
+EMULATOR_NV_ATOMIC(__nv_atomic_fetch_max, atomicMax)
+EMULATOR_NV_ATOMIC(__nv_atomic_fetch_and, atomicAnd)
+EMULATOR_NV_ATOMIC(__nv_atomic_fetch_or, atomicOr)
+EMULATOR_NV_ATOMIC(__nv_atomic_fetch_xor, atomicXor)
+EMULATOR_NV_ATOMIC(__nv_atomic_exchange_n, atomicExch)
+#undef EMULATOR_NV_ATOMIC
+template <class T>
+EMULATOR_INLINE T __nv_atomic_load_n(const T* address, int order, int scope = __NV_THREAD_SCOPE_SYSTEM) {
+    ::emulator::fence_for(order == __NV_ATOMIC_SEQ_CST, scope);
+    ::emulator::note_strong_read(address, sizeof(T));
+    T value;
+    __atomic_load(address, &value, __ATOMIC_SEQ_CST);
+    ::emulator::fence_for(::emulator::acquires(order), scope);
+    return value;
+}
+template <class T>
+EMULATOR_INLINE void __nv_atomic_load(const T* address, T* to, int order, int scope = __NV_THREAD_SCOPE_SYSTEM) {
+    *to = __nv_atomic_load_n(address, order, scope);
+}
+template <class T>
+EMULATOR_INLINE void __nv_atomic_store_n(T* address, ::emulator::Given<T> value, int order,
+                                         int scope = __NV_THREAD_SCOPE_SYSTEM) {
+    ::emulator::fence_for(::emulator::releases(order), scope);
+    emulator_atomic_store(address, value);
+}
+template <class T>
+EMULATOR_INLINE void __nv_atomic_store(T* address, T* value, int order, int scope = __NV_THREAD_SCOPE_SYSTEM) {
+    __nv_atomic_store_n(address, *value, order, scope);
+}
+template <class T>
+EMULATOR_INLINE bool __nv_atomic_compare_exchange_n(T* address, T* expected, ::emulator::Given<T> desired, bool, int success,
+                                                    int, int scope = __NV_THREAD_SCOPE_SYSTEM) {
+    ::emulator::fence_for(::emulator::releases(success), scope);
+    const T wanted = *expected, old = atomicCAS(address, wanted, desired);
+    ::emulator::fence_for(::emulator::acquires(success), scope);
+    if (old == wanted) return true;
+    *expected = old;
+    return false;
+}
+EMULATOR_INLINE void __nv_atomic_thread_fence(int order, int scope = __NV_THREAD_SCOPE_SYSTEM) {
+    ::emulator::fence_for(order != __NV_ATOMIC_RELAXED, scope);
 }

@@ -39,6 +39,40 @@ EMULATOR_INLINE Number rounded_to(float value) {
     return Number::of_bits(bits_rounded<typename Number::Format, TO>(value));
 }
 
+// PyTorch has nvcc compile its users' texts without the operators of __half; those of bfloat16 stay.
+template <class F>
+constexpr bool has_operators() {
+#ifdef __CUDA_NO_HALF_OPERATORS__
+    return !std::is_same<F, Float16>::value;
+#else
+    return true;
+#endif
+}
+template <class F>
+constexpr bool pair_has_operators() {
+#ifdef __CUDA_NO_HALF2_OPERATORS__
+    return !std::is_same<F, Float16>::value;
+#else
+    return true;
+#endif
+}
+#define EMULATOR_OPERATOR                                \
+    static_assert(                                       \
+        has_operators<F>(),                              \
+        "__half has no operators here: PyTorch defines " \
+        "__CUDA_NO_HALF_OPERATORS__; use __hadd, __hmul and the like, or -U__CUDA_NO_HALF_OPERATORS__ in extra_cuda_cflags")
+#define EMULATOR_PAIR_OPERATOR                                                                                           \
+    static_assert(pair_has_operators<F>(),                                                                               \
+                  "__half2 has no operators here: PyTorch defines "                                                      \
+                  "__CUDA_NO_HALF2_OPERATORS__; use __hadd2, __hmul2 and the like, or -U__CUDA_NO_HALF2_OPERATORS__ in " \
+                  "extra_cuda_cflags")
+#define EMULATOR_NUMBER16_OPERATOR(NAME, EXPRESSION)               \
+    friend EMULATOR_INLINE Number16 NAME(Number16 a, Number16 b) { \
+        EMULATOR_OPERATOR;                                         \
+        const float x = a, y = b;                                  \
+        return Number16(EXPRESSION);                               \
+    }
+
 #define EMULATOR_NUMBER16_UNARY(NAME, EXPRESSION)      \
     friend EMULATOR_INLINE Number16 NAME(Number16 a) { \
         const float x = a;                             \
@@ -51,7 +85,10 @@ EMULATOR_INLINE Number rounded_to(float value) {
     }
 // NAME##u is also true if one of them is a NaN.
 #define EMULATOR_NUMBER16_COMPARE(NAME, OPERATOR)                                                                         \
-    friend EMULATOR_INLINE bool operator OPERATOR(Number16 a, Number16 b) { return (float)a OPERATOR(float) b; }          \
+    friend EMULATOR_INLINE bool operator OPERATOR(Number16 a, Number16 b) {                                               \
+        EMULATOR_OPERATOR;                                                                                                \
+        return (float)a OPERATOR(float) b;                                                                                \
+    }                                                                                                                     \
     friend EMULATOR_INLINE bool __h##NAME(Number16 a, Number16 b) { return ordered(a, b) && (float)a OPERATOR(float) b; } \
     friend EMULATOR_INLINE bool __h##NAME##u(Number16 a, Number16 b) { return !ordered(a, b) || (float)a OPERATOR(float) b; }
 
@@ -89,6 +126,7 @@ struct alignas(2) Number16 {
         return before;
     }
     friend EMULATOR_INLINE Number16 operator+(Number16 a) { return a; }
+    friend EMULATOR_INLINE Number16 sum(Number16 a, Number16 b) { return Number16((float)a + (float)b); }  // for atomicAdd
 
     friend EMULATOR_INLINE bool ordered(Number16 a, Number16 b) { return !__hisnan(a) && !__hisnan(b); }
     friend EMULATOR_INLINE bool __hisnan(Number16 a) { return (a.__x & 0x7fff) > F::INFINITY_BITS; }
@@ -103,10 +141,10 @@ struct alignas(2) Number16 {
     EMULATOR_NUMBER16_UNARY(operator-, -x)
     EMULATOR_NUMBER16_UNARY(__hneg, -x)
     EMULATOR_NUMBER16_UNARY(__habs, fabsf(x))
-    EMULATOR_NUMBER16_BINARY(operator+, x + y)
-    EMULATOR_NUMBER16_BINARY(operator-, x - y)
-    EMULATOR_NUMBER16_BINARY(operator*, x* y)
-    EMULATOR_NUMBER16_BINARY(operator/, x / y)
+    EMULATOR_NUMBER16_OPERATOR(operator+, x + y)
+    EMULATOR_NUMBER16_OPERATOR(operator-, x - y)
+    EMULATOR_NUMBER16_OPERATOR(operator*, x* y)
+    EMULATOR_NUMBER16_OPERATOR(operator/, x / y)
     EMULATOR_NUMBER16_BINARY(__hadd, x + y)
     EMULATOR_NUMBER16_BINARY(__hsub, x - y)
     EMULATOR_NUMBER16_BINARY(__hmul, x* y)
@@ -159,6 +197,11 @@ struct alignas(2) Number16 {
     friend EMULATOR_INLINE Pair16 NAME(Pair16 a) { return {SCALAR(a.x), SCALAR(a.y)}; }
 #define EMULATOR_PAIR16_BINARY(NAME, SCALAR) \
     friend EMULATOR_INLINE Pair16 NAME(Pair16 a, Pair16 b) { return {SCALAR(a.x, b.x), SCALAR(a.y, b.y)}; }
+#define EMULATOR_PAIR16_OPERATOR(NAME, SCALAR)               \
+    friend EMULATOR_INLINE Pair16 NAME(Pair16 a, Pair16 b) { \
+        EMULATOR_PAIR_OPERATOR;                              \
+        return {SCALAR(a.x, b.x), SCALAR(a.y, b.y)};         \
+    }
 #define EMULATOR_PAIR16_TERNARY(NAME, SCALAR) \
     friend EMULATOR_INLINE Pair16 NAME(Pair16 a, Pair16 b, Pair16 c) { return {SCALAR(a.x, b.x, c.x), SCALAR(a.y, b.y, c.y)}; }
 // One and zero for each half, whether both are, and a mask of 16 bits for each half that is.
@@ -187,6 +230,7 @@ struct alignas(4) Pair16 {
     EMULATOR_INLINE Pair16& operator*=(Pair16 b) { return *this = *this * b; }
     EMULATOR_INLINE Pair16& operator/=(Pair16 b) { return *this = *this / b; }
     friend EMULATOR_INLINE Pair16 operator+(Pair16 a) { return a; }
+    friend EMULATOR_INLINE Pair16 sum(Pair16 a, Pair16 b) { return {sum(a.x, b.x), sum(a.y, b.y)}; }
     friend EMULATOR_INLINE bool operator==(Pair16 a, Pair16 b) { return __hbeq2(a, b); }
     friend EMULATOR_INLINE bool operator!=(Pair16 a, Pair16 b) { return __hbneu2(a, b); }
     friend EMULATOR_INLINE bool operator<(Pair16 a, Pair16 b) { return __hblt2(a, b); }
@@ -206,10 +250,10 @@ struct alignas(4) Pair16 {
     EMULATOR_PAIR16_UNARY(operator-, -)
     EMULATOR_PAIR16_UNARY(__hneg2, __hneg)
     EMULATOR_PAIR16_UNARY(__habs2, __habs)
-    EMULATOR_PAIR16_BINARY(operator+, __hadd)
-    EMULATOR_PAIR16_BINARY(operator-, __hsub)
-    EMULATOR_PAIR16_BINARY(operator*, __hmul)
-    EMULATOR_PAIR16_BINARY(operator/, __hdiv)
+    EMULATOR_PAIR16_OPERATOR(operator+, __hadd)
+    EMULATOR_PAIR16_OPERATOR(operator-, __hsub)
+    EMULATOR_PAIR16_OPERATOR(operator*, __hmul)
+    EMULATOR_PAIR16_OPERATOR(operator/, __hdiv)
     EMULATOR_PAIR16_BINARY(__hadd2, __hadd)
     EMULATOR_PAIR16_BINARY(__hsub2, __hsub)
     EMULATOR_PAIR16_BINARY(__hmul2, __hmul)

@@ -27,7 +27,9 @@ struct cudaDeviceProp {
         computePreemptionSupported = 0, memoryPoolsSupported = 0, isMultiGpuBoard = 0, pciDomainID = 0, pciBusID = 0,
         pciDeviceID = 0;
     int maxGridSize[3] = {2147483647, 65535, 65535}, maxThreadsDim[3] = {1024, 1024, 64};
-    int maxTexture1D = 131072, maxTexture2D[2] = {131072, 65536}, maxTexture3D[3] = {16384, 16384, 16384};
+    int maxTexture1D = 131072, maxTexture2D[2] = {131072, 65536}, maxTexture3D[3] = {16384, 16384, 16384},
+        maxTexture1DLayered[2] = {32768, 2048}, maxTexture2DLayered[3] = {32768, 32768, 2048}, maxTexture1DLinear = 268435456,
+        maxTexture2DLinear[3] = {131072, 65000, 2097120};
 };
 
 // name, number, value
@@ -135,6 +137,9 @@ enum cudaFuncCache { cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFun
 enum cudaSharedMemConfig { cudaSharedMemBankSizeDefault, cudaSharedMemBankSizeFourByte, cudaSharedMemBankSizeEightByte };
 inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
+inline cudaError_t cudaDeviceGetSharedMemConfig(cudaSharedMemConfig* config) {
+    return *config = cudaSharedMemBankSizeFourByte, cudaSuccess;
+}
 
 // ---- kernels
 enum cudaFuncAttribute {

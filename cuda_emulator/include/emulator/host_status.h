@@ -10,12 +10,14 @@
     X(ErrorInitializationError, 3, "initialization error")                                                  \
     X(ErrorCudartUnloading, 4, "driver shutting down")                                                      \
     X(ErrorInvalidConfiguration, 9, "invalid configuration argument")                                       \
+    X(ErrorProfilerDisabled, 5, "profiler disabled while using external profiling tool")                    \
     X(ErrorInvalidPitchValue, 12, "invalid pitch argument")                                                 \
     X(ErrorInvalidSymbol, 13, "invalid device symbol")                                                      \
     X(ErrorInvalidDevicePointer, 17, "invalid device pointer")                                              \
     X(ErrorInvalidTexture, 18, "invalid texture reference")                                                 \
     X(ErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                 \
     X(ErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")          \
+    X(ErrorMissingConfiguration, 52, "__global__ function call is not configured")                          \
     X(ErrorInvalidDeviceFunction, 98, "invalid device function")                                            \
     X(ErrorNoDevice, 100, "no CUDA-capable device is detected")                                             \
     X(ErrorInvalidDevice, 101, "invalid device ordinal")                                                    \

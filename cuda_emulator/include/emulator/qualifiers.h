@@ -13,5 +13,5 @@
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __restrict__ __restrict
-#define __align__(bytes) alignas(bytes)
-#define __builtin_align__(bytes) alignas(bytes)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __builtin_align__(bytes) __attribute__((aligned(bytes)))

@@ -77,6 +77,8 @@ bool is_shared(const void* pointer);
 
 // ---- memory accesses that the compiler does not report by itself
 void note_atomic(void* address, unsigned bytes);
+void note_block_atomic(void* address, unsigned bytes);  // of the block's scope
+void note_compare(void* address, unsigned bytes);       // a compare-and-swap
 void note_read(const void* address, unsigned bytes);
 void note_write(void* address, unsigned bytes);
 void* copy_memory(void* to, const void* from, size_t bytes);  // also where they overlap
@@ -180,5 +182,62 @@ namespace emulator {
 template <class T>
 struct DynamicShared {
     operator T*() const { return (T*)dynamic_shared(); }
+};
+
+// `__shared__ T name` outside a function: the block's own variable, wherever it is used.
+template <class T>
+class FileShared {
+ public:
+    FileShared(size_t alignment, const char* name, int line)
+        : declaration_{sizeof(T), alignment ? alignment : alignof(T), name, line} {}
+    EMULATOR_UNCHECKED operator T&() const { return get(); }
+    EMULATOR_UNCHECKED T* operator&() const { return &get(); }
+    template <class V>
+    T& operator=(const V& value) const {
+        return get() = value;
+    }
+    T& operator=(const FileShared& other) const { return get() = other.get(); }
+    template <class V>
+    T& operator+=(const V& value) const {
+        return get() += value;
+    }
+    template <class V>
+    T& operator-=(const V& value) const {
+        return get() -= value;
+    }
+    template <class V>
+    T& operator*=(const V& value) const {
+        return get() *= value;
+    }
+    template <class V>
+    T& operator|=(const V& value) const {
+        return get() |= value;
+    }
+    template <class V>
+    T& operator&=(const V& value) const {
+        return get() &= value;
+    }
+    T& operator++() const { return ++get(); }
+    T& operator--() const { return --get(); }
+    auto operator++(int) const { return get()++; }
+    auto operator--(int) const { return get()--; }
+
+ private:
+    EMULATOR_UNCHECKED T& get() const { return *(T*)shared_variable(&declaration_); }
+    mutable SharedDeclaration declaration_;
+};
+template <class T, size_t N>
+class FileShared<T[N]> {
+ public:
+    FileShared(size_t alignment, const char* name, int line)
+        : declaration_{sizeof(T[N]), alignment ? alignment : alignof(T), name, line} {}
+    using Array = T[N];
+    EMULATOR_UNCHECKED operator T*() const { return begin(); }
+    EMULATOR_UNCHECKED Array* operator&() const { return (Array*)begin(); }
+    EMULATOR_UNCHECKED T* begin() const { return (T*)shared_variable(&declaration_); }
+    EMULATOR_UNCHECKED T* end() const { return begin() + N; }
+
+ private:
+    mutable SharedDeclaration declaration_;
 };
 }  // namespace emulator

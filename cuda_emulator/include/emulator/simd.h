@@ -1,0 +1,92 @@
+// The SIMD functions of CUDA's math API: on the two halves or four bytes of a word.
+#pragma once
+#include <emulator/runtime_api.h>
+#include <stdint.h>
+
+namespace emulator {
+
+template <class T, class Function>
+EMULATOR_UNCHECKED inline unsigned by_lane(unsigned a, unsigned b, Function function) {
+    constexpr int BITS = 8 * sizeof(T);
+    unsigned result = 0;
+    for (int at = 0; at < 32; at += BITS)
+        result |= unsigned(typename std::make_unsigned<T>::type(function(int((T)(a >> at)), int((T)(b >> at))))) << at;
+    return result;
+}
+template <class T, class Function>
+EMULATOR_UNCHECKED inline unsigned sum_by_lane(unsigned a, unsigned b, Function function) {
+    constexpr int BITS = 8 * sizeof(T);
+    unsigned result = 0;
+    for (int at = 0; at < 32; at += BITS) result += unsigned(function(int((T)(a >> at)), int((T)(b >> at))));
+    return result;
+}
+EMULATOR_UNCHECKED inline int clamped(int value, int least, int most) {
+    return value < least ? least : value > most ? most : value;
+}
+
+}  // namespace emulator
+
+#define EMULATOR_SIMD(NAME, TYPE, EXPRESSION)                                                                      \
+    EMULATOR_INLINE unsigned NAME(unsigned a, unsigned b) {                                                        \
+        return ::emulator::by_lane<TYPE>(a, b, [](int x, int y) EMULATOR_UNCHECKED -> int { return EXPRESSION; }); \
+    }
+// For both widths: NAME2 and NAME4, of signed or of unsigned numbers.
+#define EMULATOR_SIMD_PLAIN(NAME, EXPRESSION)    \
+    EMULATOR_SIMD(NAME##2, uint16_t, EXPRESSION) \
+    EMULATOR_SIMD(NAME##4, uint8_t, EXPRESSION)
+#define EMULATOR_SIMD_SIGNED(NAME, EXPRESSION)  \
+    EMULATOR_SIMD(NAME##2, int16_t, EXPRESSION) \
+    EMULATOR_SIMD(NAME##4, int8_t, EXPRESSION)
+#define EMULATOR_SIMD_COMPARE(NAME, OPERATOR)                    \
+    EMULATOR_SIMD_SIGNED(__vcmp##NAME##s, x OPERATOR y ? -1 : 0) \
+    EMULATOR_SIMD_PLAIN(__vcmp##NAME##u, x OPERATOR y ? -1 : 0)  \
+    EMULATOR_SIMD_SIGNED(__vset##NAME##s, x OPERATOR y)          \
+    EMULATOR_SIMD_PLAIN(__vset##NAME##u, x OPERATOR y)
+EMULATOR_SIMD_PLAIN(__vadd, x + y)
+EMULATOR_SIMD_PLAIN(__vsub, x - y)
+EMULATOR_SIMD(__vaddss2, int16_t, ::emulator::clamped(x + y, -32768, 32767))
+EMULATOR_SIMD(__vaddss4, int8_t, ::emulator::clamped(x + y, -128, 127))
+EMULATOR_SIMD(__vaddus2, uint16_t, ::emulator::clamped(x + y, 0, 65535))
+EMULATOR_SIMD(__vaddus4, uint8_t, ::emulator::clamped(x + y, 0, 255))
+EMULATOR_SIMD(__vsubss2, int16_t, ::emulator::clamped(x - y, -32768, 32767))
+EMULATOR_SIMD(__vsubss4, int8_t, ::emulator::clamped(x - y, -128, 127))
+EMULATOR_SIMD_PLAIN(__vsubus, x > y ? x - y : 0)
+EMULATOR_SIMD_SIGNED(__vmaxs, x > y ? x : y)
+EMULATOR_SIMD_PLAIN(__vmaxu, x > y ? x : y)
+EMULATOR_SIMD_SIGNED(__vmins, x < y ? x : y)
+EMULATOR_SIMD_PLAIN(__vminu, x < y ? x : y)
+EMULATOR_SIMD_SIGNED(__vavgs, x + y < 0 ? (x + y) >> 1 : (x + y + 1) >> 1)
+EMULATOR_SIMD_PLAIN(__vavgu, (x + y + 1) >> 1)
+EMULATOR_SIMD_PLAIN(__vhaddu, (x + y) >> 1)
+EMULATOR_SIMD_SIGNED(__vabsdiffs, x > y ? x - y : y - x)
+EMULATOR_SIMD_PLAIN(__vabsdiffu, x > y ? x - y : y - x)
+EMULATOR_SIMD_PLAIN(__vcmpeq, x == y ? -1 : 0)
+EMULATOR_SIMD_PLAIN(__vcmpne, x != y ? -1 : 0)
+EMULATOR_SIMD_PLAIN(__vseteq, x == y)
+EMULATOR_SIMD_PLAIN(__vsetne, x != y)
+EMULATOR_SIMD_COMPARE(gt, >)
+EMULATOR_SIMD_COMPARE(ge, >=)
+EMULATOR_SIMD_COMPARE(lt, <)
+EMULATOR_SIMD_COMPARE(le, <=)
+EMULATOR_INLINE unsigned __vabs2(unsigned a) { return __vabsdiffs2(a, 0); }
+EMULATOR_INLINE unsigned __vabs4(unsigned a) { return __vabsdiffs4(a, 0); }
+EMULATOR_INLINE unsigned __vneg2(unsigned a) { return __vsub2(0, a); }
+EMULATOR_INLINE unsigned __vneg4(unsigned a) { return __vsub4(0, a); }
+EMULATOR_INLINE unsigned __vnegss2(unsigned a) { return __vsubss2(0, a); }
+EMULATOR_INLINE unsigned __vnegss4(unsigned a) { return __vsubss4(0, a); }
+EMULATOR_INLINE unsigned __vabsss2(unsigned a) { return __vmaxs2(a, __vnegss2(a)); }
+EMULATOR_INLINE unsigned __vabsss4(unsigned a) { return __vmaxs4(a, __vnegss4(a)); }
+#define EMULATOR_SIMD_SAD(NAME, TYPE)                                                                                       \
+    EMULATOR_INLINE unsigned NAME(unsigned a, unsigned b) {                                                                 \
+        return ::emulator::sum_by_lane<TYPE>(a, b,                                                                          \
+                                             [](int x, int y) EMULATOR_UNCHECKED -> int { return x > y ? x - y : y - x; }); \
+    }
+EMULATOR_SIMD_SAD(__vsads2, int16_t)
+EMULATOR_SIMD_SAD(__vsads4, int8_t)
+EMULATOR_SIMD_SAD(__vsadu2, uint16_t)
+EMULATOR_SIMD_SAD(__vsadu4, uint8_t)
+#undef EMULATOR_SIMD_SAD
+#undef EMULATOR_SIMD_COMPARE
+#undef EMULATOR_SIMD_SIGNED
+#undef EMULATOR_SIMD_PLAIN
+#undef EMULATOR_SIMD
