@@ -1,4 +1,4 @@
-"""What two processes share under the outer clock, on this side of the GPU: layouts, places that are claimed, the page of flags."""
+"""What two processes share under the outer clock: layouts, places that are claimed, the page of flags."""
 
 import pytest
 import torch
