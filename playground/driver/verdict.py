@@ -54,6 +54,8 @@ CONDUCT = {
     "build": ("not-its-own-work", FORWARD),
     "launch": ("failed-launch", FORWARD),
     "an earlier output": ("overwrites-results", FORWARD),
+    "two instances": ("instances", DROP_IN),
+    "the second of two instances": ("instances", DROP_IN),
     "new content in the same memory": ("remembers", FORWARD),
     "the same content in new memory": ("remembers", FORWARD),
     "a late producer": ("unjoined-stream", FORWARD),
@@ -62,6 +64,7 @@ CONDUCT = {
     "a side stream": ("default-stream", DROP_IN),
     "a second device": ("second-device", DROP_IN),
     "torch.compile": ("fullgraph", DROP_IN),
+    "double()": ("double", DROP_IN),
     "a CUDA graph": ("no-graph", DROP_IN),
 }
 # Tag -> what would remove the caveat.
@@ -84,6 +87,8 @@ REMEDIES = {
     "inference-mode": "use nothing that torch.inference_mode forbids",
     "second-device": "guard the device, launch on the input's, or raise an exception",
     "fullgraph": "give the operator a fake kernel that fits, or raise an exception",
+    "instances": "keep weights, buffers and what follows from them in the instance",
+    "double": "compute in float64, or raise an exception for it",
     "no-graph": "do nothing on the host that depends on the inputs",
 }
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
@@ -525,12 +530,19 @@ class _Case:
 
     def _try_out_all(self):
         first, second = self._probes_to_repeat()
-        probes = {"first": first, "second": second}
         for trial in Trials.NAMES:
             tag, costs = CONDUCT[trial]
+            if trial in Trials.OF_TWO:
+                step = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
+                if step is None:
+                    self._behaved(trial, None, "not run: it takes the probe of an optimiser's step")
+                    continue
+                probes = {"first": first, "second": step}
+            else:
+                probes = {"first": first, "second": second}
             if costs == FORWARD:
                 self._try_out(trial, probes)
-            elif not self._survive(tag, trial, lambda trial=trial: self._try_out(trial, probes)):
+            elif not self._survive(tag, trial, lambda trial=trial, probes=probes: self._try_out(trial, probes)):
                 self._check["behaviour"][trial] = {"complaint": self.complaints[-1].text, "note": None}
 
     def _count_mutants(self):

@@ -5,14 +5,18 @@ bits of the inputs) is what that process says, and a file that is out to deceive
 """
 
 import copy
+import functools
+import gc
 import inspect
 import random
 import secrets
 import time
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +24,9 @@ from playground import tensors
 
 NO_STREAMS = "not run: only CUDA has streams"
 ELEMENTS, STALE = 6, 3  # that are changed, one after the other; that may change without being seen
-LATER_CALLS = 3  # after which an output is still its caller's
+LATER_CALLS = 3  # after which an output is still its caller's; where the file keeps results' memory, after many more:
+SECONDS_IN_A_RING, BYTES_IN_A_RING = 5.0, 1 << 30
+TURNS = 3  # of each of two instances
 FEW = 1 << 22  # elements, whose places in memory are worth counting
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
 CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
@@ -247,14 +253,19 @@ class Trials:
         "a side stream",
         "a second device",
         "torch.compile",
+        "double()",
+        "two instances",  # after all others but a graph: what they share may be another's from then on
+        "the second of two instances",
         "a CUDA graph",  # last: a capture that fails may leave the process in a state of its own
     )
     # Here a variant may raise an exception, which is then said of it; in the others it must work as PyTorch does. One that
     # counts operators runs under modes of torch's that a wrapper in the file need not know.
-    MAY_RAISE = ("the same content in new memory", "a second device", "torch.compile", "a CUDA graph")
+    MAY_RAISE = ("the same content in new memory", "a second device", "torch.compile", "double()", "a CUDA graph")
+    OF_TWO = MappingProxyType({"two instances": "first", "the second of two instances": "second"})  # -> whose results count
 
-    def __init__(self, model, first, second, device, declared_deterministic=None):
-        self._model = model
+    def __init__(self, model, first, second, device, declared_deterministic=None, another=None):
+        """`another()` makes a second instance, whose weights are those that belong to `second`."""
+        self._model, self._another = model, another
         self._first, self._second = first, second
         self._device = device
         self._declared = declared_deterministic
@@ -272,6 +283,8 @@ class Trials:
             "a second device": self._second_device,
             "a CUDA graph": self._cuda_graph,
             "torch.compile": self._compiled,
+            "double()": self._double,
+            **{each: functools.partial(self._two_instances, of) for each, of in self.OF_TWO.items()},
         }[name]
         return method()
 
@@ -332,10 +345,69 @@ class Trials:
         return counter.calls, outputs
 
     def _earlier_output(self):
-        """An output that the caller still holds must not change when the model is called again, and again."""
-        kept = self._call(copies(self._first))
-        shared = any(_share_memory(self._call(copies(self._second)), kept) for _ in range(LATER_CALLS))
-        return Trial(kept, complaint="a later call overwrites what an earlier one returned" if shared else None)
+        """An output that the caller still holds must not change when the model is called again, and again.
+
+        Where the file holds its results' memory, too, as for a ring of buffers, it is called until one comes back.
+        """
+        first = self._call(copies(self._first))
+        # Place in memory -> (an output, what it held, after how many others).
+        held = {storage(output): (output, output.clone(), 0) for output in first if output.numel()}
+        self._call(copies(self._second))  # the last result may be kept: the one before is looked at
+        kept_by_file = self._keeps_results()
+        latest = time.monotonic() + (SECONDS_IN_A_RING if kept_by_file else 0)
+        most = BYTES_IN_A_RING // (2 * sum(output.nbytes for output in first) + 1)
+        count, outputs = 0, first
+        while count <= LATER_CALLS or (time.monotonic() < latest and count < most):
+            for output in filter(torch.Tensor.numel, outputs):
+                earlier, content, number = held.setdefault(storage(output), (output, output.clone(), count))
+                if not same_bits(earlier, content):
+                    after = "a later call" if count - number <= LATER_CALLS else f"the call after {count - number} others"
+                    return Trial(first, complaint=f"{after} overwrites what an earlier one returned")
+            content = secrets.choice((self._first, self._second)) if count else self._second
+            outputs = self._call(copies(content))
+            count += 1
+        return Trial(first, note=f"keeps the memory of its results; {count} were apart" if kept_by_file else None)
+
+    def _keeps_results(self):
+        """Whether the file holds the memory of a result when the caller does not any more, or hands out memory of its own."""
+        outputs = [output for output in self._call(copies(self._second)) if output.numel()]
+        memory = [output.untyped_storage() for output in outputs]
+        if not all(each.resizable() for each in memory):
+            return True
+        watched = [StorageWeakRef(each) for each in memory]
+        del outputs, memory
+        self._call(copies(self._second))  # so that what keeps the last result alone has another
+        gc.collect()
+        return not all(each.expired() for each in watched)
+
+    def _two_instances(self, of):
+        """Two models of the class with different weights, called in turn; one of their results, all of which are held."""
+        if self._another is None:
+            return Trial(note="not run: the weights are not the original's")
+        models = {"first": (self._model, self._first), "second": (self._another(), self._second)}
+        held = {name: [] for name in models}
+        for _ in range(TURNS):
+            for name, (model, content) in models.items():
+                tensors.seed_draws()
+                with torch.no_grad():
+                    held[name].append(tensors.flatten(model(*copies(content))))
+        self._synchronize()
+        return Trial(secrets.choice(held[of]), of=of)
+
+    def _double(self):
+        """In float64, where all parameters are float32; they are themselves again afterwards."""
+        floats = [value for value in [*self._model.parameters(), *self._first] if tensors.differentiable(value)]
+        if any(value.dtype != torch.float32 for value in floats):
+            return Trial(note="not run: not all is in float32")
+        kept = [(value, value.data) for value in (*self._model.parameters(), *self._model.buffers())]
+        try:
+            self._model.double()
+            outputs = self._call([value.double() if tensors.differentiable(value) else value for value in copies(self._first)])
+        finally:
+            for value, data in kept:
+                value.data = data
+        narrow = [output.dtype for output in outputs if tensors.differentiable(output) and output.dtype != torch.float64]
+        return Trial(tensors.in_float32(outputs), complaint=f"gives {narrow[0]} for torch.float64" if narrow else None)
 
     def _run_to_run(self):
         first, again = self._call(copies(self._first)), self._call(copies(self._first))
