@@ -448,11 +448,17 @@ class _Case:
 
     def _try_out_all(self):
         first, second = self._probes_to_repeat()
-        probes = {"first": first, "second": second}
         for trial in TRIALS:
+            after = second
+            if trial.parameters:
+                after = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
+                if after is None:
+                    self._behaved(trial.name, None, "not run: it takes the probe of an optimiser's step")
+                    continue
+            call = functools.partial(self._try_out, trial.name, {"first": first, "second": after})
             if trial.costs == FORWARD:
-                self._try_out(trial.name, probes)
-            elif not self._survive(trial.caveat.tag, trial.name, lambda trial=trial: self._try_out(trial.name, probes)):
+                call()
+            elif not self._survive(trial.caveat.tag, trial.name, call):
                 self._check["behaviour"][trial.name] = {"complaint": self.complaints[-1].text, "note": None}
 
     def _count_mutants(self):

@@ -5,6 +5,7 @@ bits of the inputs) is what that process says, and a file that is out to deceive
 """
 
 import copy
+import gc
 import inspect
 import random
 import secrets
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +23,9 @@ from playground.judge.checks import BY_NAME
 
 NO_STREAMS = "not run: only CUDA has streams"
 ELEMENTS, STALE = 6, 3  # that are changed, one after the other; that may change without being seen
-LATER_CALLS = 3  # after which an output is still its caller's
+LATER_CALLS = 3  # after which an output is still its caller's; where the file keeps results' memory, after many more:
+SECONDS_IN_A_RING, BYTES_IN_A_RING = 5.0, 1 << 30
+TURNS = 3  # of each of two instances
 FEW = 1 << 22  # elements, whose places in memory are worth counting
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
 CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
@@ -227,8 +231,9 @@ class Trial:
 class Trials:
     """Calls of a model under all sorts of circumstances. `first` and `second` are inputs of the same form, on its device."""
 
-    def __init__(self, model, first, second, device, declared_deterministic=None):
-        self._model = model
+    def __init__(self, model, first, second, device, declared_deterministic=None, another=None):
+        """`another()` makes a second instance, whose weights are those that belong to `second`."""
+        self._model, self._another = model, another
         self._first, self._second = first, second
         self._device = device
         self._declared = declared_deterministic
@@ -294,10 +299,72 @@ class Trials:
         return counter.calls, outputs
 
     def _earlier_output(self):
-        """An output that the caller still holds must not change when the model is called again, and again."""
-        kept = self._call(copies(self._first))
-        shared = any(_share_memory(self._call(copies(self._second)), kept) for _ in range(LATER_CALLS))
-        return Trial(kept, complaint="a later call overwrites what an earlier one returned" if shared else None)
+        """An output that the caller still holds must not change when the model is called again, and again.
+
+        Where the file holds its results' memory, too, as for a ring of buffers, it is called until one comes back.
+        """
+        first = self._call(copies(self._first))
+        # Place in memory -> (an output, what it held, after how many others).
+        held = {storage(output): (output, output.clone(), 0) for output in first if output.numel()}
+        self._call(copies(self._second))  # the last result may be kept: the one before is looked at
+        kept_by_file = self._keeps_results()
+        latest = time.monotonic() + (SECONDS_IN_A_RING if kept_by_file else 0)
+        most = BYTES_IN_A_RING // (2 * sum(output.nbytes for output in first) + 1)
+        count, outputs = 0, first
+        while count <= LATER_CALLS or (time.monotonic() < latest and count < most):
+            for output in filter(torch.Tensor.numel, outputs):
+                earlier, content, number = held.setdefault(storage(output), (output, output.clone(), count))
+                if not same_bits(earlier, content):
+                    after = "a later call" if count - number <= LATER_CALLS else f"the call after {count - number} others"
+                    return Trial(first, complaint=f"{after} overwrites what an earlier one returned")
+            content = secrets.choice((self._first, self._second)) if count else self._second
+            outputs = self._call(copies(content))
+            count += 1
+        return Trial(first, note=f"keeps the memory of its results; {count} were apart" if kept_by_file else None)
+
+    def _keeps_results(self):
+        """Whether the file holds the memory of a result when the caller does not any more, or hands out memory of its own."""
+        outputs = [output for output in self._call(copies(self._second)) if output.numel()]
+        memory = [output.untyped_storage() for output in outputs]
+        if not all(each.resizable() for each in memory):
+            return True
+        watched = [StorageWeakRef(each) for each in memory]
+        del outputs, memory
+        self._call(copies(self._second))  # so that what keeps the last result alone has another
+        gc.collect()
+        return not all(each.expired() for each in watched)
+
+    def _two_instances(self, of="first"):
+        """Two models of the class with different weights, called in turn; one of their results, all of which are held."""
+        if self._another is None:
+            return Trial(note="not run: the weights are not the original's")
+        models = {"first": (self._model, self._first), "second": (self._another(), self._second)}
+        held = {name: [] for name in models}
+        for _ in range(TURNS):
+            for name, (model, content) in models.items():
+                tensors.seed_draws()
+                with torch.no_grad():
+                    held[name].append(tensors.flatten(model(*copies(content))))
+        self._synchronize()
+        return Trial(secrets.choice(held[of]), of=of)
+
+    def _second_instance(self):
+        return self._two_instances("second")
+
+    def _double(self):
+        """In float64, where all parameters are float32; they are themselves again afterwards."""
+        floats = [value for value in [*self._model.parameters(), *self._first] if tensors.differentiable(value)]
+        if any(value.dtype != torch.float32 for value in floats):
+            return Trial(note="not run: not all is in float32")
+        kept = [(value, value.data) for value in (*self._model.parameters(), *self._model.buffers())]
+        try:
+            self._model.double()
+            outputs = self._call([value.double() if tensors.differentiable(value) else value for value in copies(self._first)])
+        finally:
+            for value, data in kept:
+                value.data = data
+        narrow = [output.dtype for output in outputs if tensors.differentiable(output) and output.dtype != torch.float64]
+        return Trial(tensors.in_float32(outputs), complaint=f"gives {narrow[0]} for torch.float64" if narrow else None)
 
     def _run_to_run(self):
         first, again = self._call(copies(self._first)), self._call(copies(self._first))

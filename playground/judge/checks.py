@@ -25,7 +25,8 @@ class Check:
     """`costs` is FORWARD (which fails drop-in, too), DROP_IN or None: it is said and costs nothing.
 
     Of a probe `said` begins a complaint ("" on the problem's own inputs), `function` makes it, and it runs at a `size`;
-    `gradients` are compared on it, or it changes the `parameters`. Where a circumstance `may_raise`, an exception is a remark.
+    `gradients` are compared on it, or it changes the `parameters`. A circumstance that does has the probe of an optimiser's step
+    for its second inputs. Where one `may_raise`, an exception is a remark.
     """
 
     name: str
@@ -50,6 +51,7 @@ IN_EVAL = Caveat(
 )
 CHANGES_WEIGHTS = Caveat("changes-weights")
 REMEMBERS = Caveat("remembers")
+INSTANCES = Caveat("instances", "keep weights, buffers and what follows from them in the instance")
 NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
 
 # In the order in which they run.
@@ -168,6 +170,17 @@ TRIALS = (
         "compiled",
         may_raise=True,
     ),
+    Check(
+        "double()",
+        "wrong after it",
+        Caveat("double", "compute in float64, or raise an exception for it"),
+        DROP_IN,
+        "double",
+        may_raise=True,
+    ),
+    # After all others but a graph: what the two share may be another's from then on.
+    Check("two instances", "one spoils the other's results", INSTANCES, DROP_IN, "two_instances", parameters=True),
+    Check("the second of two instances", "its results are wrong", INSTANCES, DROP_IN, "second_instance", parameters=True),
     Check(  # last: a capture that fails may leave the process in a state of its own
         "a CUDA graph",
         "wrong when it is replayed",

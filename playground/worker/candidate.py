@@ -84,6 +84,7 @@ class Candidate(Clocked):
         fresh = catalog.load_problem(problem, settings) if borrowed or not variant else None
         names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)} if borrowed else None
         self.kind = self._loaded_class(variant, content, names) if variant else fresh.Model
+        self.seed = seed
         self.model = self._made(seed)
         difference = None
         if weights is not None:
@@ -191,10 +192,18 @@ class Candidate(Clocked):
         are none), what was wrong, and what is worth knowing, such as why it was not run.
         """
         self._next_schedule()
-        inputs = [tensors.to(self.probe_in(file)["inputs"], self.device) for file in (first, second)]
+        given = [self.probe_in(file) for file in (first, second)]
+        inputs = [tensors.to(each["inputs"], self.device) for each in given]
         declared = getattr(type(self.model), "deterministic", None)
+
+        def another():
+            made = self._made(self.seed)
+            made.load_state_dict(self.model.state_dict())
+            probes.take_step(made, given[1]["step"])
+            return made
+
         try:
-            done = behaviour.Trials(self.model, *inputs, self.device, declared).run(trial)
+            done = behaviour.Trials(self.model, *inputs, self.device, declared, another).run(trial)
         except Exception as exception:
             raises = f"raises {self._refusal(exception)}"
             may = BY_NAME[trial].may_raise

@@ -86,7 +86,7 @@ class Referee:
         """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}.
 
         And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
-        "inference_mode", where it does not run in that.
+        "inference_mode" and "double()", where it does not run in that.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
@@ -108,6 +108,11 @@ class Referee:
                 called(tensors.copy_model(self.model), behaviour.copies(content))
         except Exception:
             habits.append("inference_mode")
+        try:
+            wide = [value.double() if tensors.differentiable(value) else value for value in behaviour.copies(content)]
+            called(tensors.copy_model(self.model).double(), wide)
+        except Exception:
+            habits.append("double()")
         if not behaviour.same(outputs, called(model, behaviour.copies(content))):
             habits.append("run to run")
             if behaviour.same(outputs, called(unused, content)):
