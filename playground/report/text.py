@@ -1,4 +1,4 @@
-"""Text from untrusted files, made safe to look at: what would not show, or would reorder what does, is written out as U+202E."""
+"""Text from untrusted files, made safe: what would not show, or would reorder what does, is written out as U+202E."""
 
 from markupsafe import Markup, escape
 
