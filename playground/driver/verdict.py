@@ -5,6 +5,7 @@ are the file's own work, and nothing else is touched or remembered. `drop-in` as
 original may do: gradients, other sizes and values, streams, graphs, torch.compile. docs/what_a_pass_proves.md is the long form.
 """
 
+import functools
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG

@@ -25,8 +25,8 @@ class Check:
     """`costs` is FORWARD (which fails drop-in, too), DROP_IN or None: it is said and costs nothing.
 
     Of a probe `said` begins a complaint ("" on the problem's own inputs), `function` makes it, and it runs at a `size`;
-    `gradients` are compared on it, or it changes the `parameters`. A circumstance that does has the probe of an optimiser's step
-    for its second inputs. Where one `may_raise`, an exception is a remark.
+    `gradients` are compared on it, or it changes the `parameters`. A circumstance that does has the inputs of the probe of an
+    optimiser's step for its second ones. Where one `may_raise`, an exception is a remark.
     """
 
     name: str

@@ -33,8 +33,8 @@ class Progress:
         self._display = _Display(
             SpinnerColumn(table_column=Column(no_wrap=True)),
             TimeElapsedColumn(table_column=Column(no_wrap=True)),
-            # The text is an untrusted file's: no markup. One line a task, so that the display can be redrawn in place. It alone
-            # gives way where the terminal is narrow.
+            # The text is an untrusted file's: no markup; one line a task, so that it can be redrawn in place. It alone gives
+            # way where the terminal is narrow.
             TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             expand=True,
             console=self._console,

@@ -38,8 +38,9 @@ from playground.report.figures import (
 )
 from playground.report.layout import GAP, INDENT, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 
-CHECKED = ("variant", "ran on", "verdict", "gradients", "error", "eager's", "build s")  # of what was not timed
-SUMMARY_WORDS = CHECKED[:4]
+SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
+CHECKED = (*SUMMARY_WORDS, "error", "eager's", "build s")  # of what was not timed
+SUMMARY = (*CHECKED[:-1], "median ms", "build s", "speed-up", "over", "of floor", "outcome")
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
@@ -172,20 +173,21 @@ def _summary_row(result):
     time = result["time_ms"] or {}
     best, ratio = headline(result)
     share = share_of_floor(result)
-    return {
-        "variant": Text(one_line(result["variant"])),
-        "ran on": Text(facts.ran_on(result)),
-        "verdict": verdict(result["verdict"]),
-        "gradients": verdict(gradient_verdict(check)),
-        "error": Text(scientific(check.get("max_error"))),
-        "eager's": Text(scientific(check.get("eager_error"))),
-        "median ms": Text(significant(time.get("median"))),
-        "build s": Text(significant(result["build_seconds"])),
-        "speed-up": _ratio(ratio, label(result)),
-        "over": Text(one_line(baseline_name(best)) if best else NOTHING),
-        "of floor": Text(with_unit(share and 100 * share, "%")),
-        "outcome": verdict(outcome_verdict(result)),
-    }
+    cells = (
+        Text(one_line(result["variant"])),
+        Text(facts.ran_on(result)),
+        verdict(result["verdict"]),
+        verdict(gradient_verdict(check)),
+        Text(scientific(check.get("max_error"))),
+        Text(scientific(check.get("eager_error"))),
+        Text(significant(time.get("median"))),
+        Text(significant(result["build_seconds"])),
+        _ratio(ratio, label(result)),
+        Text(one_line(baseline_name(best)) if best else NOTHING),
+        Text(with_unit(share and 100 * share, "%")),
+        verdict(outcome_verdict(result)),
+    )
+    return dict(zip(SUMMARY, cells, strict=True))
 
 
 def _ratio(ratio, label=None):

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from playground.catalog import CatalogError
 from playground.report.explanation import docstring, sections
-from playground.report.untrusted_text import visible
+from playground.report.text import visible
 
 
 def of(path):

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pygments.lexers import CppLexer, CudaLexer, PythonLexer
 from pygments.token import Comment, Keyword, Literal, Name, Number, Operator, String
 
-from playground.report.untrusted_text import visible
+from playground.report.text import visible
 
 LONGEST_LINE = 1000  # characters; more is left out, with a remark
 MOST_LINES = 10_000

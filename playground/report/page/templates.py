@@ -6,7 +6,7 @@ import jinja2
 from markupsafe import Markup
 
 from playground.report.page import view
-from playground.report.untrusted_text import plain
+from playground.report.text import plain
 
 HERE = Path(__file__).parent
 
