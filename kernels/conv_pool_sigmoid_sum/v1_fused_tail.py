@@ -97,7 +97,7 @@ extern "C" int launch_fused_tail(const Element* y, float* out, int64_t batch, in
 
 
 def fused_tail(kernels, y, pool):
-    check(kernels, "y", y, y, (-1, -1, -1, -1))
+    check(kernels, "y", y, y, (*y.shape[:2], *y.shape[-2:]))
     batch, channels, height, width = y.shape
     if not (0 < pool[0] <= height and 0 < pool[1] <= width):
         raise RuntimeError(f"{NAME}: a pooling window of {pool} does not fit into an image of {height} x {width}")
@@ -240,13 +240,12 @@ def register(namespace, schema, kernels, forward, original, fused):
 
 
 def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor is float32 and beside `place`, where the kernels run, of this shape (-1: any)."""
-    fits = tensor.dtype is torch.float32 and tensor.device == place.device and tensor.device.type == kernels.device
-    sizes = [size if wanted < 0 else wanted for size, wanted in zip(tensor.shape, shape, strict=False)]
-    if not fits or len(shape) != tensor.dim() or tensor.shape != torch.Size(sizes):
+    """Raise RuntimeError unless a tensor is float32, of this shape, and beside `place`, where the kernels run."""
+    is_there = (tensor.is_cuda if kernels.device == "cuda" else tensor.is_cpu) and tensor.get_device() == place.get_device()
+    if not is_there or tensor.dtype is not torch.float32 or tensor.shape != shape:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
         got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)} (-1: any)"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}, all on one device; got {got}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {got}")
 
 
 def launch(function, *arguments):

@@ -267,7 +267,7 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
 
 
 def conv_pool_sum(kernels, x, weight, bias, pool):
-    check(kernels, "x", x, x, (-1, kernels.IN_CHANNELS, -1, -1))
+    check(kernels, "x", x, x, (*x.shape[:1], kernels.IN_CHANNELS, *x.shape[-2:]))
     check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
     check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
     batch, _, height, width = x.shape
@@ -419,13 +419,12 @@ def register(namespace, schema, kernels, forward, original, fused):
 
 
 def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor is float32 and beside `place`, where the kernels run, of this shape (-1: any)."""
-    fits = tensor.dtype is torch.float32 and tensor.device == place.device and tensor.device.type == kernels.device
-    sizes = [size if wanted < 0 else wanted for size, wanted in zip(tensor.shape, shape, strict=False)]
-    if not fits or len(shape) != tensor.dim() or tensor.shape != torch.Size(sizes):
+    """Raise RuntimeError unless a tensor is float32, of this shape, and beside `place`, where the kernels run."""
+    is_there = (tensor.is_cuda if kernels.device == "cuda" else tensor.is_cpu) and tensor.get_device() == place.get_device()
+    if not is_there or tensor.dtype is not torch.float32 or tensor.shape != shape:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
         got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)} (-1: any)"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}, all on one device; got {got}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {got}")
 
 
 def launch(function, *arguments):
