@@ -1,8 +1,4 @@
-<<<<<<<< HEAD:playground/report/text.py
-"""Text from untrusted files, made safe to look at: what would not show, or would reorder what does, is written as U+202E."""
-========
 """Text from untrusted files, made safe: what would not show, or would reorder what does, is written out as U+202E."""
->>>>>>>> report:playground/report/text.py
 
 from markupsafe import Markup, escape
 
