@@ -94,11 +94,13 @@ def describe(errors, place, column_holds=lambda line: True, text_lines=()):
     the file, too, because the line was compiled as it is. `text_lines` are the text's, for one that is in no file.
     """
     error = next((error for error in errors if error.file), errors[0])
+    same_line = [each for each in errors if each.file and (each.file, each.line) == (error.file, error.line)]
+    error = next((each for each in same_line if unknown_of_cuda(each)), error)
     more = f"\n(and {len(errors) - 1} more error{'s' * (len(errors) > 2)})" if len(errors) > 1 else ""
     if not error.file:
         return f"error: {error.text}{more}"
     file, line = place(error.line)
-    missing = next((name for name in error.names if CUDA_NAME.fullmatch(name)), None) if UNKNOWN.search(error.text) else None
+    missing = unknown_of_cuda(error)
     told = told_of(error, missing)
     shown = [f"{file}:{line}: {told}"]
     lines = lines_of_file(str(file)) or text_lines
@@ -109,6 +111,11 @@ def describe(errors, place, column_holds=lambda line: True, text_lines=()):
         if column and column <= len(source) + 1:
             shown.append(" " * 5 + " | " + "".join("\t" if c == "\t" else " " for c in source[: column - 1]) + "^")
     return "\n".join(shown) + more
+
+
+def unknown_of_cuda(error):
+    """The name of CUDA's that the compiler does not know by an error; None where it is about something else."""
+    return next((name for name in error.names if CUDA_NAME.fullmatch(name)), None) if UNKNOWN.search(error.text) else None
 
 
 def told_of(error, missing):

@@ -390,7 +390,7 @@ void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
     ),
     Pair(
         "shuffle_after_an_exit",
-        "warp lanes never arrive",
+        "shuffle from absent lane",
         r"""
 __global__ void kernel(float* out) {
     float v = threadIdx.x;
@@ -402,18 +402,6 @@ void run(float* out, float*, int) { kernel<<<1, 32>>>(out); }
 """,
         wrong="31",
         right="32",
-    ),
-    Pair(
-        "ballot_of_a_partial_warp",
-        "warp lanes never arrive",
-        r"""
-__global__ void kernel(float* out) {
-    out[threadIdx.x] = __popc(__ballot_sync(GAP, threadIdx.x & 1));  // here
-}
-void run(float* out, float*, int) { kernel<<<1, 24>>>(out); }
-""",
-        wrong="0xffffffffu",
-        right="0x00ffffffu",
     ),
     Pair(
         "shuffle_from_outside_the_mask",

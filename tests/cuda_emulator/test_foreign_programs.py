@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a line of a program stays one
 """Programs as others write them: what they print, which mistake is found in them, or why they are refused."""
 
 import re
@@ -5,7 +6,7 @@ import subprocess
 
 import pytest
 
-from cuda_emulator import toolchain
+from cuda_emulator import EmulatorError, Finding, toolchain
 from cuda_emulator.program import Program
 
 # What most of them are: one kernel, of one or two blocks, that fills `out`.
@@ -23,7 +24,7 @@ int main() {{
 FIRST = r'printf("%g\n", double(host[0]));'
 
 
-def with_main(text, type="int", config="1, 32", print=FIRST):
+def with_main(text, type="int", config="1, 1", print=FIRST):
     return text + MAIN.format(type=type, config=config, print=print)
 
 
@@ -95,3 +96,243 @@ def test_nobody_takes_the_place_of_anothers_code_of_the_cpp_library(tmp_path):
         listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
         assert re.search(r" T (_Z1kPi|emulator_)", listed)
         assert not re.findall(r"^\w+ [TtWuVv] _Z(?:Z|GV|TV)*(?:NK?)?S[tabdios].*", listed, re.M)
+
+
+# name, text in front of MAIN, what MAIN takes, what is printed
+RIGHT = {
+    "launch with spaces": ("__global__ void k(int* p) { p[0] = 3; }\nvoid f(int* p) { k << <dim3(1), 2 >> > (p); }", {}, "3\n"),
+    "pasted kernel name": (
+        "__global__ void k(int* p) { p[0] = 1; }\n__global__ void add_int_kernel(int* p) { p[0] += 4; }\n"
+        "#define GO(KIND, TYPE) KIND##_##TYPE##_kernel<<<1, 1>>>(out)",
+        {"print": "GO(add, int); cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost); " + FIRST},
+        "5\n",
+    ),
+    "other PTX in a condition": (
+        '#define LATER(x) asm("tcgen05.alloc %0;" :: "r"(x))\n__global__ void k(int* p) {\n#if __CUDA_ARCH__ >= 1000\n'
+        '    asm volatile("fence.of.the.future;");\n    LATER(p[0]);\n#endif\n    p[0] = 2;\n}',
+        {},
+        "2\n",
+    ),
+    "unused headers": (
+        "#include <cub/block/block_scan.cuh>\n#include <curand_kernel.h>\n#include <cuda_fp8.h>\n#include <mma.h>\n"
+        "__global__ void k(int* p) { p[0] = 6; }",
+        {},
+        "6\n",
+    ),
+    "the host's own instructions": (
+        '__global__ void k(int* p) { p[0] = 8; }\nint f() { int x = 1; asm volatile("" : "+r"(x)); return x; }',
+        {"print": r'printf("%d\n", host[0] + f());'},
+        "9\n",
+    ),
+    "shared variables at file scope": (
+        "__shared__ float row[32];\n__shared__ int last;\n__device__ float of(int i) { return row[i]; }\n"
+        "__global__ void k(float* p) {\n    row[threadIdx.x] = threadIdx.x;\n    if (threadIdx.x == 0) last = 31;\n"
+        "    __syncthreads();\n    p[threadIdx.x] = of(last - threadIdx.x) + last;\n}",
+        {"type": "float", "config": "1, 32"},
+        "62\n",
+    ),
+    "aligned type": (
+        "struct T { char c[8]; };\ntypedef __align__(8) T A;\n__global__ void k(int* p) { p[0] = alignof(A); }",
+        {},
+        "8\n",
+    ),
+    "exchange into fresh memory": (
+        "__device__ unsigned slot[2];\n__global__ void fresh(int* q) { if (q) atomicExch(&q[1], 7); (void)atomicExch(q, 6); }\n"
+        "__global__ void k(int* p) { p[0] = 1; }",
+        {"print": "int* q; cudaMalloc(&q, 8); fresh<<<1, 1>>>(q); cudaMemcpy(host, q, 8, cudaMemcpyDeviceToHost); " + FIRST},
+        "6\n",
+    ),
+    "a mask with ended lanes": (
+        "__global__ void k(int* p) {\n    if (threadIdx.x % 4 >= 2) return;\n"
+        "    int v = __shfl_xor_sync(~0u, int(threadIdx.x), 1) + __popc(__ballot_sync(~0u, 1));\n    __syncwarp();\n"
+        "    p[threadIdx.x] = v;\n}",
+        {"config": "1, 32"},
+        "17\n",
+    ),
+    "a mask with lanes that the block has not": (
+        "__global__ void k(int* p) { int v = __any_sync(~0u, threadIdx.x == 3); p[threadIdx.x] = v + __shfl_sync(~0u, 4, 2); }",
+        {"config": "1, 8"},
+        "5\n",
+    ),
+    "lanes that end while others wait": (
+        "__global__ void k(int* p) {\n    if (threadIdx.x > 3) { p[threadIdx.x] = 1; return; }\n"
+        "    __syncwarp();\n    p[threadIdx.x] = 2;\n}",
+        {"config": "1, 32"},
+        "2\n",
+    ),
+    "the Programming Guide's loop of compare-and-swap": (
+        "__device__ float most(float* a, float v) {\n    int* w = (int*)a;\n    int old = *w, seen;\n    do {\n        seen = old;\n"
+        "        old = atomicCAS(w, seen, __float_as_int(fmaxf(v, __int_as_float(seen))));\n    } while (seen != old);\n"
+        "    return __int_as_float(old);\n}\n__global__ void k(float* p) { most(p, threadIdx.x + 100 * blockIdx.x); }",
+        {"type": "float", "config": "3, 32"},
+        "231\n",
+    ),
+    "the compiler's own atomic functions": (
+        "__global__ void k(int* p) {\n    __nv_atomic_fetch_max(p, int(threadIdx.x), __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);\n"
+        "    int none = 100;\n    __nv_atomic_compare_exchange_n(p, &none, 1, false, __NV_ATOMIC_RELAXED, __NV_ATOMIC_RELAXED);\n}",
+        {"config": "1, 32"},
+        "31\n",
+    ),
+    "SIMD functions": (
+        "__global__ void k(unsigned* p) { p[0] = __vsubus4(0x05050505u, 0x09010401u) ^ __vcmpgts2(0x00010000u, 0xffff0000u); }",
+        {"type": "unsigned", "config": "1, 1", "print": r'printf("%x\n", host[0]);'},
+        "fffb0104\n",
+    ),
+    "waiting for a flag of the same warp": (
+        "__global__ void k(int* p) {\n    __shared__ volatile int flag;\n    if (threadIdx.x == 0) flag = 0;\n    __syncthreads();\n"
+        "    if (threadIdx.x == 5) { flag = 9; }\n    else { while (flag == 0) {} }\n    p[threadIdx.x] = 9;\n}",
+        {"config": "1, 32"},
+        "9\n",
+    ),
+    "a fallback of the CUDA version": (
+        "#include <cuda.h>\n#if CUDA_VERSION < 12000\n#error old\n#endif\n__global__ void k(int* p) { p[0] = CUDA_VERSION / 13000; }",
+        {},
+        "1\n",
+    ),
+    "functions for both sides": (
+        "#define BOTH __host__ __device__\nBOTH int one(int x) { return x + 1; }\nconstexpr int two() { return 2; }\n"
+        "template <class F> __global__ void each(F f, int* p) { p[0] = f(two()); }\nstruct Add { __device__ int operator()(int x) const "
+        "{ return one(x); } };\nstatic const int N = 4;\n__global__ void k(int* p) { p[0] = N; }",
+        {"print": "each<<<1, 1>>>(Add(), out); cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost); host[0] += one(1); " + FIRST},
+        "5\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", ["forward", "reversed"])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(tmp_path, name, schedule):
+    text, others, printed = RIGHT[name]
+    assert run(tmp_path, with_main(text, **others), schedule) == printed
+
+
+@pytest.mark.parametrize("before, ends", [("\ufeff", "\n"), ("", "\r\n"), ("\ufeff", "\r\n")])
+def test_marks_and_line_ends_of_other_editors(tmp_path, before, ends):
+    text = with_main("#define SET(P) \\\n    P[0] = \\\n    5\n__global__ void k(int* p) { SET(p); }")
+    assert run(tmp_path, before + text.replace("\n", ends)) == "5\n"
+
+
+def test_files_of_c_and_headers_in_a_folder_called_cuda(tmp_path):
+    half = "#include <stdlib.h>\nint half(x) int x; { int *new = malloc(4); *new = x / 2; return *new; }\n"
+    text = with_main('#include <cuda/own.cuh>\nextern "C" int half(int);', print=r'printf("%d\n", half(host[0]));')
+    assert run(tmp_path, text, **{"half.c": half, "cuda/own.cuh": "__global__ void k(int* p) { p[0] = 10; }\n"}) == "5\n"
+
+
+def test_memory_that_is_only_asked_for_costs_nothing(tmp_path):
+    text = r"""
+#include <sys/resource.h>
+#include <cstdio>
+__global__ void k(char* p, size_t n) { p[n - 1] = 1; }
+int main() {
+    char* p;
+    const size_t n = 3ull << 30;
+    if (cudaMalloc(&p, n) || cudaMalloc(&p, n)) return 1;
+    k<<<1, 1>>>(p, n);
+    rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    printf("%d\n", used.ru_maxrss < 500000);  // KB
+}
+"""
+    assert run(tmp_path, text) == "1\n"
+
+
+# name, text, what MAIN takes, the finding, what marks its line
+WRONG = {
+    "exchange through volatile memory in a warp": (
+        "__global__ void k(float* p) {\n    __shared__ float cell[64];\n    volatile float* v = cell;\n    const int t = threadIdx.x;\n"
+        "    v[t] = t;\n    v[t + 32] = 1;\n    __syncwarp();\n    for (int d = 16; d > 0; d /= 2)\n        if (t < d) v[t] += v[t + d];"
+        "  // here\n    p[t] = v[t];\n}",
+        {"type": "float", "config": "1, 32"},
+        "shared memory race",
+    ),
+    "a neighbour's value without a barrier": (
+        "__global__ void k(int* p) {\n    volatile int* v = p;\n    v[threadIdx.x] = 1;\n    __syncwarp();\n"
+        "    const int next = v[(threadIdx.x + 1) % 32];\n    v[threadIdx.x] = next + 1;  // here\n}",
+        {"config": "1, 32"},
+        "global memory race",
+    ),
+    "atomics of the block's scope": (
+        "__global__ void k(int* p) {\n    atomicMax_block(p, int(blockIdx.x));  // here\n}",
+        {"config": "2, 1"},
+        "race between blocks",
+    ),
+    "a block's scope beside the device's": (
+        "__global__ void k(int* p) {\n    if (blockIdx.x == 0) atomicAdd(p, 1);\n    else atomicAdd_block(p, 1);  // here\n}",
+        {"config": "2, 1"},
+        "race between blocks",
+    ),
+    "a plain look at what others update": (
+        "__global__ void k(int* p) {\n    if (p[0] < 100)  // here\n        atomicAdd(p, 1);\n}",
+        {"config": "1, 32"},
+        "global memory race",
+    ),
+    "a value of an ended lane": (
+        "__global__ void k(int* p) {\n    if (threadIdx.x >= 16) return;\n    p[threadIdx.x] = __shfl_down_sync(~0u, 1, 16);  // here\n}",
+        {"config": "1, 32"},
+        "shuffle from absent lane",
+    ),
+    "a result of an exchange with fresh memory": (
+        "__global__ void k(int* p) { p[0] = 1; }\n__global__ void fresh(int* q, int* p) {\n    p[0] = atomicExch(q, 1);  // here\n}",
+        {"print": "int* q; cudaMalloc(&q, 4); fresh<<<1, 1>>>(q, out);"},
+        "uninitialised global read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(tmp_path, name):
+    text, others, kind = WRONG[name]
+    with pytest.raises(Finding) as raised:
+        run(tmp_path, with_main(text, **others))
+    (line,) = (number for number, each in enumerate(text.splitlines(), 1) if each.endswith("// here"))
+    assert (raised.value.kind, raised.value.line) == (kind, line)
+
+
+def test_a_place_in_front_of_an_allocation_is_told_by_its_distance(tmp_path):
+    with pytest.raises(Finding, match="at 64 bytes before an allocation of 256 bytes"):
+        run(tmp_path, with_main("__global__ void k(int* p) { p[-16] = 1; }"))
+
+
+# line, text, the beginning of what is said of it
+REFUSED = [
+    (2, "int twice(int x) { return 2 * x; }\n__global__ void k(int* p) { p[0] = twice(1); }", "error: device code calls twice"),
+    (2, "__device__ int f() { return 1; }\nint g() { return f(); }\n__global__ void k(int* p) {}", "error: host code calls f"),
+    (2, "static int size = 3;\n__global__ void k(int* p) { p[0] = size; }", "error: size is a variable of the host"),
+    (2, "#include <map>\n__global__ void k(int* p) { std::map<int, int> m; }", "error: std::map in device code"),
+    (1, "__global__ int k(int* p) { return 1; }", "error: a kernel that returns something (k)"),
+    (2, "__global__ void k(int* p) {\n    __shared__ int s[gridDim.x]; s[0] = 1; }", "error: the shared array s has a size"),
+    (
+        2,
+        "template <class T> __global__ void k(T* p) {\n    extern __shared__ T s[]; s[0] = 1; p[0] = s[0]; }\n"
+        "void f(double* d) { k<<<1, 1, 8>>>(d); }",
+        "error: extern __shared__ s is declared with two types",
+    ),
+    (
+        3,
+        "__device__ int f(int x) { return x; }\n__global__ void k(int* p) {}\nvoid g() { int (*h)(int) = f; }",
+        "error: host code takes the address of f",
+    ),
+    (2, "#include <thrust/sort.h>\nthrust::less<int> f;\n__global__ void k(int* p) {}", "the emulator does not support thrust"),
+    (2, "#include <cuda_fp8.h>\n__global__ void k(int* p) { __nv_fp8_e4m3 x; }", "the emulator does not support __nv_fp8_e4m3"),
+    (
+        2,
+        "#include <curand.h>\ncurandGenerator_t g;\n__global__ void k(int* p) {}",
+        "the emulator does not support curandGenerator_t",
+    ),
+    (1, '__global__ void k(int* p) { asm volatile("exit;"); }', "the emulator does not support the PTX instruction exit"),
+]
+
+
+@pytest.mark.parametrize("line, text, said", REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_refused(tmp_path, line, text, said):
+    with pytest.raises(EmulatorError) as raised:
+        run(tmp_path, with_main(text))
+    assert str(raised.value).startswith(f"{tmp_path / 'program.cu'}:{line}: {said}")
+
+
+def test_a_file_of_cpp_without_the_header_is_told_so(tmp_path):
+    other = "int f() { return cudaDeviceSynchronize(); }\n"
+    with pytest.raises(
+        EmulatorError, match=r"other\.cpp:1: error: cudaDeviceSynchronize is not declared here: cuda_runtime\.h"
+    ):
+        run(tmp_path, with_main("__global__ void k(int* p) {}"), **{"other.cpp": other})
