@@ -702,8 +702,8 @@ extern "C" int run_parameter_gradient(const float* grad_out, const float* grads,
 """
 
 
-def run(kernels, x, weight, bias, pool, needs_x=False, needs_parameters=False):
-    """Return the output, each sample's gradients of the parameters, and the sigmoids' derivatives; None where not needed."""
+def save(kernels, x, weight, bias, pool, plan):
+    """Return the output, each sample's gradients of the parameters (plan & 2), and the sigmoids' derivatives (plan & 1)."""
     kernel = kernels.KERNEL_H, kernels.KERNEL_W
     check(kernels, "x", x, x, (*x.shape[:2], *x.shape[-2:]))
     check(kernels, "weight", weight, x, (*weight.shape[:1], x.shape[1], *kernel))
@@ -712,32 +712,36 @@ def run(kernels, x, weight, bias, pool, needs_x=False, needs_parameters=False):
     if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    out, grads, delta = saved(kernels, x, weight, bias, pool, needs_x, needs_parameters)
+    out, grads, delta = saved(kernels, x, weight, bias, pool, plan)
     if batch:
-        kept = grads if needs_parameters else None, delta if needs_x else None
+        kept = grads if plan & 2 else None, delta if plan & 1 else None
         launch(kernels.run_forward, x, weight, bias, out, *kept, *x.shape, weight.shape[0], torch.get_num_threads())
     return out, grads, delta
 
 
-def saved(kernels, x, weight, bias, pool, needs_x, needs_parameters):
+def saved(kernels, x, weight, bias, pool, plan):
     rows, columns = ((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
-    grads = x.new_empty((x.shape[0], weight.numel() + bias.numel()) if needs_parameters else 0)
-    delta = x.new_empty((x.shape[0], rows, columns, -(-bias.numel() // 16) * 16) if needs_x else 0)  # padded_outputs
+    grads = x.new_empty((x.shape[0], weight.numel() + bias.numel()) if plan & 2 else 0)
+    delta = x.new_empty((x.shape[0], rows, columns, -(-bias.numel() // 16) * 16) if plan & 1 else 0)  # padded_outputs
     return x.new_empty(x.shape[0]), grads, delta
 
 
 def forward(kernels, x, weight, bias, pool):
-    return run(kernels, x, weight, bias, pool)[0]
+    return save(kernels, x, weight, bias, pool, 0)[0]
 
 
-def gradient(kernels, grad, x, weight, bias, pool, grads, delta, needs_x, needs_parameters):
+def gradient(kernels, grad, x, weight, bias, pool, grads, delta, plan):
     grad, weight, threads = grad.contiguous(), weight.contiguous(), torch.get_num_threads()
-    found = x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
-    if needs_x and x.numel():
+    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2))]
+    if found[0].numel():
         launch(kernels.run_input_gradient, grad, delta, weight, found[0], *x.shape, weight.shape[0], threads)
-    if needs_parameters:
+    if plan & 2:
         launch(kernels.run_parameter_gradient, grad, grads, *found[1:], x.shape[0], grads.shape[1], weight.numel(), threads)
-    return found
+    return tuple(found)
+
+
+def plan(kernels, x, weight, bias, pool, needs):
+    return needs
 
 
 def original(x, weight, bias, pool):
@@ -748,7 +752,7 @@ def original(x, weight, bias, pool):
 class ModelNew(nn.Module):
     # Bound here, so that another variant in the same notebook cannot replace them.
     sources = NAME, CPP, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", forward, original
-    fused = run, saved, gradient
+    fused = plan, save, saved, gradient
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
         super().__init__()
@@ -770,46 +774,54 @@ class ModelNew(nn.Module):
 
 
 # ---- A gradient of its own: the same text in all files that have one.
-def fuse(library, schema, kernels, Gradient, save, saved, gradient):
-    """Give `forward` a gradient by two more operators; PyTorch's (Gradient) stays for the gradient of a gradient.
+def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
+    """Give `forward` a gradient by two more operators. PyTorch's (Gradient) stays for the gradient of a gradient.
 
-    save(kernels, *arguments, needs_x, needs_parameters) returns the output and two tensors, `saved` such that need no values.
-    gradient(kernels, grad, *arguments, *tensors, needs_x, needs_parameters) returns the gradients of the tensors among the
-    arguments; what is not needed may be anything of its size. x is the first argument.
+    plan(kernels, *arguments, needs) returns a number for the others, or None where PyTorch is to compute the gradient; in both
+    numbers bit 1 stands for the gradient of the first argument, bit 2 for those of the other tensors.
+    save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
+    *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
     """
     operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
-    inputs, needs = schema[schema.index("(") + 1 : schema.index(")")], "bool needs_x, bool needs_parameters"
-    gradients = ", ".join(["Tensor"] * inputs.count("Tensor "))
-    library.define(f"save({inputs}, {needs}) -> (Tensor, Tensor, Tensor)", tags=tags)
-    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, {needs}) -> ({gradients})", tags=tags)
+    inputs = schema[schema.index("(") + 1 : schema.index(")")]
+    count = inputs.count("Tensor ")
+    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
+    returned = ", ".join(["Tensor"] * count)
+    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
     library.impl("save", functools.partial(save, kernels), "CompositeExplicitAutograd")
     library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
 
     @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        return tuple(each.new_empty(each.shape) for each in arguments[: gradients.count("Tensor")])
+        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(count)]
+        return tuple(each.new_empty(each.shape if need else 0) for each, need in zip(arguments, needed, strict=False))
+
+    def needs_of(ctx):
+        _, first, *others = ctx.needs_input_grad
+        return first + 2 * any(others)
 
     class Fused(Gradient):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+            ctx.plan = plan(kernels, *arguments, needs_of(ctx))
+            if ctx.plan is None:
+                return Gradient.forward(ctx, keys, *arguments)
             ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
-            needs_x, *needs = ctx.needs_input_grad[1:]
             with torch._C._AutoDispatchBelowAutograd():
-                output, *kept = operators.save(*arguments, needs_x, any(needs))
-            ctx.save_for_backward(*tensors, *kept)
+                output, *kept = operators.save(*arguments, ctx.plan)
+            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)], *kept)
             return output
 
         @staticmethod
         def backward(ctx, grad):
-            if torch.is_grad_enabled():  # create_graph
+            if ctx.plan is None or torch.is_grad_enabled():  # create_graph
                 return Gradient.backward(ctx, grad)
-            given, (needs_x, *needs) = iter(ctx.saved_tensors), ctx.needs_input_grad[1:]
+            given = iter(ctx.saved_tensors)
             arguments = [next(given) if other is None else other for other in ctx.others]
-            found = iter(operators.gradient(grad, *arguments, *given, needs_x, any(needs)))
+            found = iter(operators.gradient(grad, *arguments, *given, ctx.plan & ~3 | needs_of(ctx)))
             found = [next(found) if other is None else None for other in ctx.others]
-            return None, *[each if needed else None for each, needed in zip(found, (needs_x, *needs), strict=True)]
+            return None, *[each if needed else None for each, needed in zip(found, ctx.needs_input_grad[1:], strict=True)]
 
     return Fused
 
@@ -836,7 +848,7 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    is_cuda, load = "__global__" in text, cpp_extension.load_inline
+    is_cuda, load = "<<<" in text, cpp_extension.load_inline
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
     functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]

@@ -729,7 +729,7 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    is_cuda, load = "__global__" in text, cpp_extension.load_inline
+    is_cuda, load = "<<<" in text, cpp_extension.load_inline
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
     functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
