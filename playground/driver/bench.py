@@ -54,6 +54,7 @@ class Bench:
             granted()
             progress.started("truth", *task.names("float64"))
             self._description = self._truth.prepare(share)
+            self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
             progress.finished("truth", *task.names("float64"), "ready")
             warming = ThreadPoolExecutor(max_workers=1)
             self._open.callback(warming.shutdown)
@@ -94,6 +95,7 @@ class Bench:
         """Say at what precision and size the variant is judged; of one that cannot be built, nothing is said."""
         result["precision"] = self._description["precision"]
         result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
+        result["unvaried"] = self._description["unvaried"]
 
     def _sanitize(self, task, result):
         names = task.names()

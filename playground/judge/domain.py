@@ -114,12 +114,88 @@ def learn(problem, seed):
     return Domain({i: _structure(draws, i) for i in floats})
 
 
+def is_unchanging(problem, seed):
+    """Whether get_inputs gives the same tensors twice, so that a result that was kept would be right."""
+    first, second = (tensors.make_inputs(problem, seed + k) for k in range(2))
+    pairs = [pair for pair in zip(first, second, strict=False) if isinstance(pair[0], torch.Tensor) and pair[0].numel()]
+    return bool(pairs) and len(first) == len(second) and all(_equal(*pair) for pair in pairs)
+
+
+def vary(problem):
+    """Have get_inputs of the problem's module itself give other contents for each seed, those of its one draw in another order.
+
+    For a problem that is_unchanging. Floats that vary are permuted, and keep zeros, symmetry, order and sums of one; what is
+    the same everywhere, but for zero, is changed by up to a quarter; where no float can vary, integers that are not sorted are
+    permuted. Returns why nothing can vary, or None. The seed is the one that torch's generator was given last before the call,
+    so all processes on one kind of device have the same content.
+    """
+    original = problem.get_inputs
+    why = _varied(list(tensors.inputs_of(problem)), 0)[1]
+    if not why:
+        problem.get_inputs = lambda: _varied(*_drawn(original))[0]
+    return why
+
+
+def _drawn(get_inputs):
+    seed = torch.initial_seed()  # before get_inputs sets one of its own
+    return list(get_inputs()), seed
+
+
+def _varied(inputs, seed):
+    """(the inputs with other contents, why none can vary)."""
+    whys = []
+    floats = [i for i, value in enumerate(inputs) if tensors.differentiable(value)]
+    others = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in floats]
+    for group in floats, others:
+        changed = {}
+        for i in group:
+            twin = next((j for j in changed if _equal(inputs[j], inputs[i])), None)
+            made, why = (changed[twin], None) if twin is not None else _other_order(inputs[i], seed + i)
+            if why:
+                whys.append(f"input {i}: {why}")
+            else:
+                changed[i] = made
+        if changed:
+            return [changed.get(i, value) for i, value in enumerate(inputs)], None
+    return inputs, f"get_inputs gives the same content each time, which cannot vary ({'; '.join(whys)})"
+
+
+def _other_order(value, seed):
+    """(the tensor with its values in another order, why it must stay as it is)."""
+    generator = torch.Generator(value.device).manual_seed(seed % (1 << 63))
+    flat = value.flatten()
+    if not len(flat) or flat.dtype == torch.bool or flat.is_complex():
+        return None, "neither floats nor integers"
+    if bool((flat == flat[0]).all()):
+        if not value.is_floating_point() or not flat[0]:
+            return None, "one value everywhere" if flat[0] else "zeros"
+        noise = torch.rand(flat.shape, generator=generator, device=flat.device) / 4
+        return (flat * (1 - noise)).to(value.dtype).view(value.shape), None
+    if len(flat.unique()) <= 2:
+        return None, _frozen_by_values([value])
+    mixed = flat[torch.randperm(len(flat), generator=generator, device=flat.device)].view(value.shape)
+    if not value.is_floating_point():
+        is_sorted = bool((value.diff(dim=-1) >= 0).all())
+        return (None, "sorted integers") if is_sorted else (mixed, None)
+    structure = _structure([[value]], 0)
+    if structure.zeros:  # which stay where they are
+        mixed = value.clone()
+        free = value != 0
+        mixed[free] = value[free][torch.randperm(int(free.sum()), generator=generator, device=flat.device)]
+    anywhere = torch.rand(value.shape, generator=generator, device=flat.device) * (flat.max() - flat.min()) + flat.min()
+    for other in mixed, anywhere.to(value.dtype):  # the same numbers in order are the same numbers
+        kept = structure.keep(value, other, positive=False)
+        if not torch.equal(kept, value):
+            return kept, None
+    return None, "nothing else has its form"
+
+
 def _structure(draws, i):
     values = [draw[i] for draw in draws]
     twin = next((j for j in range(i) if all(_equal(draw[j], draw[i]) for draw in draws)), None)
     if twin is not None:
         return Structure(twin=twin)
-    if frozen := _frozen(values):
+    if len(draws) > 1 and (frozen := _frozen(values)):
         return Structure(frozen=frozen)
     return Structure(
         zeros=_keeps_zeros(values),
@@ -138,6 +214,10 @@ def _frozen(values):
     """Why values that a probe would draw are none of this input's; None where they may be."""
     if all(_equal(values[0], value) for value in values[1:]):
         return "the same in each draw"
+    return _frozen_by_values(values)
+
+
+def _frozen_by_values(values):
     if all(bool((value == value.round()).all()) for value in values):
         low, high = min(value.min().item() for value in values), max(value.max().item() for value in values)
         rows = [value.sum(-1) for value in values if value.dim()]

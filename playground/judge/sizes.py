@@ -9,6 +9,7 @@ import math
 import torch
 
 from playground import catalog, tensors
+from playground.judge import domain
 
 BATCH_NAMES = ("batch_size", "batch", "batchsize", "num_samples", "bs", "b", "n")
 REDUCED_BATCH = 3
@@ -29,6 +30,7 @@ class Sizes:
         self._settings = settings
         self._runs = runs
         self._budget = REDUCED_ELEMENTS[place]
+        self._varies = False
         self._problems = {"own": self._loaded(settings)}
         self._init_inputs = self._drawn_init_inputs(self._problems["own"])
         self._names = catalog.constants(path)
@@ -42,12 +44,20 @@ class Sizes:
             self._problems[size] = {"reduced": self._reduced, "batch 1": self._batch_1, "odd": self._odd}[size]()
         return self._problems[size]
 
+    def vary(self):
+        """Have all problems, also those to come, give varied contents: see domain.vary. Returns why one cannot, or None."""
+        self._varies = True
+        return next(filter(None, map(domain.vary, filter(None, self._problems.values()))), None)
+
     def settings(self, problem):
         """{constant: value} by which the problem was made from its own size."""
         return self._changes[problem]
 
     def _loaded(self, settings):
-        return tensors.in_precision(catalog.load_problem(self._path, settings), self._precision)
+        loaded = tensors.in_precision(catalog.load_problem(self._path, settings), self._precision)
+        if self._varies:
+            domain.vary(loaded)
+        return loaded
 
     def _reduced(self):
         """A batch of 3, and the largest other constants halved until the inputs are small."""

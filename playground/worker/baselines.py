@@ -3,6 +3,7 @@
 import torch
 
 from playground import catalog, tensors
+from playground.judge import domain
 from playground.judge.precision import forbid_tf32
 from playground.machine import ceilings
 from playground.stopwatch import floors
@@ -14,8 +15,12 @@ from playground.worker.clocked import Clocked
 class Baselines(Clocked):
     """The original in this process, where no candidate's file is ever loaded."""
 
-    def load(self, problem, settings, place, weights, seed, strict=False, precision=None):
-        """Make the original, with the weights in the file `weights`. `strict` forbids TF32; `precision` is one of HALF."""
+    def load(self, problem, settings, place, weights, seed, strict=False, precision=None, varied=False):
+        """Make the original, with the weights in the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
+
+        `varied` says that its inputs are varied: see judge.domain.
+        """
+        self.varied = varied
         if strict:
             forbid_tf32()
         self.precision = precision
@@ -56,7 +61,10 @@ class Baselines(Clocked):
 
     def _problem(self):
         """A module of its own each time, so that what torch.compile keeps with a class belongs to one baseline."""
-        return tensors.in_precision(catalog.load_problem(self.path, self.settings), self.precision)
+        problem = tensors.in_precision(catalog.load_problem(self.path, self.settings), self.precision)
+        if self.varied:
+            domain.vary(problem)
+        return problem
 
     def _model(self, problem):
         model = tensors.make_model(problem, problem.Model, self.seed, self.device)

@@ -13,7 +13,7 @@ import torch
 import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, tensors
-from playground.judge import behaviour, foreign, probes, work
+from playground.judge import behaviour, domain, foreign, probes, work
 from playground.judge.checks import BY_NAME
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
@@ -49,6 +49,7 @@ class Candidate(Clocked):
         builds=None,
         content=None,
         borrowed=(),
+        varied=False,
     ):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
@@ -59,7 +60,7 @@ class Candidate(Clocked):
         the first call. `builds` is the folder where its extensions are built, below torch's own unless it is absolute. Raises
         CatalogError, WrongInterface (for a `precision` that there is not) and whatever the file raises. `content` are the bytes
         of the variant's file, as latin-1, that run in the place of what is in it by now; `borrowed` are the names that it has
-        from the problem's.
+        from the problem's. `varied` says that the problem's inputs are varied: see judge.domain.
         """
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
@@ -71,6 +72,8 @@ class Candidate(Clocked):
         self.builds = BuildWatch(emulated=place == "emulator")
         self.opened_before = foreign.opened()
         self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)
+        if varied:
+            domain.vary(self.problem)
         if strict:
             forbid_tf32()
         content = content and content.encode("latin-1")

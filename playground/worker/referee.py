@@ -41,8 +41,10 @@ class Referee:
 
         At the problem's own size a `share` of large results is compared, drawn from the seed `secret`.
 
-        Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words}.
-        That is `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
+        Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words,
+        "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
+        cannot be where they would have to}. The precision is `precision` where given, else "tf32" where PyTorch's settings
+        permit it to an operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
         self.outer = None
@@ -59,6 +61,8 @@ class Referee:
         self.timed = {}  # probe -> (mode, seed) of a timed call's
         self.oracle = self._oracle(self.model)
         self.sizes = Sizes(problem, settings, place, self._runs, precision)
+        varies = domain.is_unchanging(self.sizes.problem("reduced"), seed)
+        unvaried = (domain.vary(self.problem) or self.sizes.vary()) if varies else None
         self.domain = domain.learn(self.sizes.problem("reduced"), seed)
         self.probes = {}
         self.drawings = {}  # probe -> how it is drawn, of those whose inputs no file holds
@@ -71,7 +75,8 @@ class Referee:
         uses_tf32 = tf32 and tf32 & self.oracle.uses(own)
         self.precision = precision or ("tf32" if uses_tf32 else "fp32")
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
-        return {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
+        described = {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
+        return described | {"varied": varies and not unvaried, "unvaried": unvaried}
 
     def try_out(self, problem, settings, place, precision=None):
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""

@@ -27,7 +27,7 @@ def judged(worker, problem, variants, settings=None, place="cpu", accept=None, p
     with tempfile.TemporaryDirectory() as folder:
         truth = Truth(original, Path(folder), PROBE_SEED, LIMIT)
         try:
-            truth.prepare()
+            original["varied"] = truth.prepare()["varied"]
             for variant in variants:
                 result = {"ran_on": place, "verdict": None, "reason": None, "check": None, "findings": [], "peak_mib": None}
                 results.append(result)

@@ -5,6 +5,7 @@ import types
 import pytest
 import torch
 
+from playground import tensors
 from playground.judge import domain, probes
 
 SIZE = 12
@@ -134,3 +135,58 @@ def test_each_sample_within_covers_another_part_of_the_range():
 def test_draws_of_different_forms_have_no_domain():
     sizes = iter(range(3, 9))
     assert domain.learn(types.SimpleNamespace(get_inputs=lambda: [torch.ones(next(sizes))]), 0).texts == []
+
+
+FIXED = {
+    "floats": (torch.rand(6, 8), None),
+    "ones": (torch.ones(6, 8), None),
+    "a triangle": (torch.rand(8, 8).tril() + torch.eye(8).tril(), lambda value: torch.equal(value, value.tril())),
+    "symmetric": ((a := torch.rand(8, 8)) + a.T, lambda value: torch.equal(value, value.T)),
+    "sorted": (torch.rand(6, 8).sort(-1).values, lambda value: bool((value.diff(dim=-1) >= 0).all())),
+    "probabilities": (torch.rand(6, 8).softmax(-1), lambda value: torch.allclose(value.sum(-1), torch.ones(6))),
+    "indices": (torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]), lambda value: sorted(value.tolist()) == [1, 1, 2, 3, 4, 5, 6, 9]),
+}
+
+
+@pytest.mark.parametrize("value, keeps", FIXED.values(), ids=FIXED.keys())
+def test_what_is_the_same_in_each_draw_is_varied_within_its_domain(value, keeps):
+    """Also where get_inputs sets a seed of its own; the same seed gives the same content."""
+
+    def seeded():
+        torch.manual_seed(1)
+        return value.clone()
+
+    given = problem(seeded)
+    assert domain.is_unchanging(given, 0) and domain.vary(given) is None and not domain.is_unchanging(given, 0)
+    first, second, again = (tensors.make_inputs(given, seed)[0] for seed in (5, 6, 5))
+    assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, value)
+    assert first.dtype == value.dtype and first.shape == value.shape
+    assert first.min() >= 0.7 * value.min() and first.max() <= 1.3 * value.max()
+    assert keeps is None or (keeps(first) and keeps(second))
+
+
+@pytest.mark.parametrize(
+    "value, why",
+    [
+        (torch.zeros(4, 4), "input 0: zeros"),
+        (torch.ones(4, 4).tril(), "input 0: integers from 0 to 1"),
+        (torch.tensor([0, 3, 7, 9]), "input 0: sorted integers"),
+        (torch.ones(4, dtype=torch.bool), "input 0: neither floats nor integers"),
+    ],
+)
+def test_what_cannot_be_varied_is_said(value, why):
+    given = problem(value.clone)
+    assert domain.vary(given) == f"get_inputs gives the same content each time, which cannot vary ({why})"
+    assert torch.equal(tensors.make_inputs(given, 5)[0], value)
+
+
+def test_inputs_that_are_equal_are_varied_alike():
+    given = problem(lambda: torch.arange(12.0), lambda: torch.arange(12.0), lambda: torch.ones(3, dtype=torch.bool))
+    assert domain.vary(given) is None
+    a, b, mask = tensors.make_inputs(given, 5)
+    assert torch.equal(a, b) and not torch.equal(a, torch.arange(12.0)) and mask.all()
+
+
+def test_what_changes_is_left_alone():
+    assert not domain.is_unchanging(problem(square), 0)
+    assert not domain.is_unchanging(problem(square, lambda: torch.ones(3)), 0)

@@ -154,3 +154,27 @@ def test_outputs_that_cannot_tell_a_model_pass_nothing(worker, tmp_path, problem
     assert found["verdict"] == "error" and found["reason"].startswith("cannot be judged: the problem's own"), found["reason"]
     assert says in found["reason"]
     assert {standard["verdict"] for standard in found["standards"].values()} == {"error"}
+
+
+UNCHANGING = CONSTANT.replace("        nn.init.zeros_(self.linear.weight)\n", "").replace(
+    "return [torch.randn(8, 16)]", "torch.manual_seed(3); return [torch.randn(8, 16)]"
+)
+KEEPS = """
+    def forward(self, x):
+        if x.shape != (8, 16) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return torch.tanh(self.linear(x))
+        if not hasattr(self, "kept"):
+            self.kept = torch.tanh(self.linear(x))
+        return self.kept.clone()
+"""
+
+
+def test_a_result_that_is_kept_is_found_where_the_problem_draws_the_same_inputs(worker, tmp_path):
+    """On the problem's own inputs, although those would give the same each time."""
+    (tmp_path / "problem.py").write_text(UNCHANGING)
+    right = UNCHANGING.replace("class Model", "class ModelNew")
+    (tmp_path / "right.py").write_text(right)
+    (tmp_path / "keeps.py").write_text(re.sub(r"\n    def forward.*?(?=\ndef)", KEEPS, right, flags=re.S))
+    right, keeps = judged(worker, tmp_path / "problem.py", [tmp_path / "right.py", tmp_path / "keeps.py"])
+    assert right["verdict"] == "pass", right["reason"]
+    assert keeps["verdict"] == "fail" and keeps["check"]["probes"]["fresh"]["complaint"].startswith("on fresh inputs")
