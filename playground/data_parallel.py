@@ -400,9 +400,7 @@ def _show(rows):
         name = {"variant": Text(f"{row['model']} {row['variant']}"), "verdict": verdict(row["verdict"])}
         table.append(name | errors)
     console = make_console()
-    plan = tuple((name,) for name in table[0])
-    stacked = (("variant", "verdict"), tuple(ways.values()))
-    print_rows(console, (plan, stacked), table, {"variant", "verdict"})
+    print_rows(console, table, {"variant", "verdict"})
     for row in rows:
         if row["reason"]:
             console.print(f"{row['variant']}: {row['reason']}", markup=False, highlight=False)

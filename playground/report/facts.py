@@ -4,6 +4,7 @@ from playground.report import checks
 from playground.report.figures import (
     FORWARD,
     NOTHING,
+    TIMED,
     baseline_name,
     gradient_verdict,
     gradients_unsupported,
@@ -28,7 +29,7 @@ def of(result):
     check = result["check"] or {}
     share = share_of_floor(result)
     gradients = check.get("gradients")
-    if result["reason"] and not result.get("caveats"):
+    if result["reason"] and (result["verdict"] not in TIMED or not result.get("caveats")):
         yield "reason", result["reason"]
     yield from standards(result)
     for finding in result.get("findings") or []:
