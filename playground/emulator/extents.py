@@ -50,7 +50,8 @@ def main(arguments=None):
         print(finding)
         return 1
     print(
-        f"{len(launches)} launches: no access out of bounds seen in the blocks that ran; not known: an index that wraps within a tensor"
+        f"{len(launches)} launches: no access out of bounds seen in the blocks that ran; "
+        "not known: an index that wraps within a tensor"
     )
     return 0
 
