@@ -85,7 +85,7 @@ constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
 // A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
 // Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
 constexpr int ROW_HALVES = 2, CONSUMER_WARPS = ROW_HALVES * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
-constexpr int GROUPS = CONSUMER_WARPS / 4, THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
+constexpr int THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
 // Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128. While a lane of
 // conv_pool_sum multiplies, 96 floats are live: 24 pending, 36 + 4 of operand a, 32 accumulators; and addresses.
 constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;

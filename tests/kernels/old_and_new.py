@@ -174,7 +174,9 @@ def check_values(pair, cases, tag):
             return torch.cat([forward(exact, part.double()) for part in batch.split(8)])
 
         for strict in (
-            (False, True) if not pair.on_cpu and (ON_GPU or "box" not in pair.name and "kernel" not in pair.name) else (False,)
+            (False, True)
+            if not pair.on_cpu and (ON_GPU or ("box" not in pair.name and "kernel" not in pair.name))
+            else (False,)
         ):
             with precision(strict):
                 name = f"{arguments} {shape}{' strict' if strict else ''}"
