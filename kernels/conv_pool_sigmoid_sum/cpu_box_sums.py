@@ -710,7 +710,7 @@ def save(kernels, x, weight, bias, pool, plan):
     check(kernels, "bias", bias, x, weight.shape[:1])
     batch, _, height, width = x.shape
     if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     out, grads, delta = saved(kernels, x, weight, bias, pool, plan)
     if batch:

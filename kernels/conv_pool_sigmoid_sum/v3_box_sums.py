@@ -320,7 +320,7 @@ def sum_sigmoids(kernels, x, weight, bias, pool):
     batch, _, height, width = x.shape
     kernel = kernels.KERNEL_H, kernels.KERNEL_W
     if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
     blocks, out = kernels.count_blocks(batch, height, width), x.new_empty(batch)
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")

@@ -661,7 +661,7 @@ def conv_pool_sum(kernels, x, weight, bias, pool):
     check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
     batch, _, height, width = x.shape
     if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
     if batch * height >= 2**31 or x.numel() >= 2**39:
         raise RuntimeError(f"{NAME}: a tensor of shape {list(x.shape)} needs more blocks than a grid has")
     if x.is_cuda and capability(x.get_device()) < (8, 0):
