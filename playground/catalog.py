@@ -5,10 +5,14 @@ a class `ModelNew` of the same signatures. The project's own are found by name; 
 """
 
 import ast
+import builtins
 import difflib
 import hashlib
+import importlib.machinery
 import importlib.util
+import linecache
 import re
+import symtable
 import sys
 import types
 from dataclasses import dataclass
@@ -284,15 +288,64 @@ def require_constants(model, option, names):
         raise CatalogError(f"{option}: {model.name} has no constant called {', '.join(unknown)}; it has: {has}")
 
 
-def load_variant(path):
-    """The module of a variant's file. Raises CatalogError when it defines no ModelNew; the file's own errors come through."""
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs bytes as the content of a file, whatever is in it by then; nothing compiled beside it is read."""
+
+    def __init__(self, name, path, content):
+        super().__init__(name, path)
+        self._content = content
+
+    def get_data(self, path):
+        return self._content if path == self.path else super().get_data(path)
+
+    def get_code(self, fullname):
+        return self.source_to_code(self._content, self.path)
+
+
+def load_variant(path, content=None, names=None):
+    """The module of a variant's file. Raises CatalogError when it defines no ModelNew; the file's own errors come through.
+
+    `content`, bytes, is run in the place of what is in the file by now. The module has `names`, {name: value}, beforehand.
+    """
     path = Path(path)
-    spec = importlib.util.spec_from_file_location(f"variant_{path.stem}", path)
+    name = f"variant_{path.stem}"
+    loader = _Loader(name, str(path), path.read_bytes() if content is None else content)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     module = importlib.util.module_from_spec(spec)
+    vars(module).update(names or {})
     sys.modules[spec.name] = module
+    if content is not None:  # tracebacks, and who reads a function's source, see what runs
+        lines = importlib.util.decode_source(content).splitlines(keepends=True)
+        linecache.cache[str(path)] = len(content), None, lines, str(path)
     spec.loader.exec_module(module)
     _require(module, path, ["ModelNew"])
     return module
+
+
+def borrowed_names(variant, problem):
+    """The names that a variant's file uses and does not define, and that the problem's file defines at its top level, sorted.
+
+    KernelBench runs a solution in the namespace of its problem. None for a file that is no Python.
+    """
+    try:
+        own, given = (
+            symtable.symtable(Path(path).read_text(encoding="utf-8"), str(path), "exec") for path in (variant, problem)
+        )
+    except (SyntaxError, ValueError, OSError):
+        return []
+    used, defined = set(), set(dir(builtins)) | {symbol.get_name() for symbol in own.get_symbols() if _is_bound(symbol)}
+    waiting = [own]
+    while waiting:
+        table = waiting.pop()
+        waiting += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() or (table is own and not _is_bound(symbol)):
+                (defined if _is_bound(symbol) else used).add(symbol.get_name())
+    return sorted((used - defined) & {symbol.get_name() for symbol in given.get_symbols() if _is_bound(symbol)})
+
+
+def _is_bound(symbol):
+    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
 
 def _require(module, path, names):

@@ -317,47 +317,107 @@ def differentiable(tensor):
     return isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
 
 
+# Held here, since a file may put others in their places.
+_type, _Tensor, _Parameter = type, torch.Tensor, torch.nn.Parameter
+_NUMBERS = (bool, int, float, complex)
+_READING = "__iter__", "__getitem__", "__len__", "__getattribute__", "__getattr__", "keys", "values", "items", "get"
+_known = (
+    None  # {class of collections: how pytree flattens it, or None} of those that there were when known_classes_only was called
+)
+
+
+def known_classes_only():
+    """From now on in this process, `flatten` refuses collections of classes that are made from now on and override reading.
+
+    Such may compute when somebody reads them, after the clock stopped. What is known may be defined by the problem's file, or
+    by what that imports; it is read as the tuple, list or dict that it is, whatever its methods say.
+    """
+    global _known
+    _known = {_type(None): None}
+    nodes = filter(lambda kind: isinstance(kind, type), torch.utils._pytree.SUPPORTED_NODES)
+    waiting = [tuple, list, dict, *nodes]
+    while waiting:
+        kind = waiting.pop()
+        if kind not in _known:
+            _known[kind] = torch.utils._pytree.SUPPORTED_NODES.get(kind)
+            waiting += kind.__subclasses__()
+
+
 def flatten(outputs):
     """The tensors of a model's result, which may be one, a tuple, a list or a dict; those of a dict in the order of its keys.
 
     Numbers among them become tensors, so that they are compared, too. Raises TypeError when there are no tensors, and for
     those of require_plain.
     """
-    require_plain(outputs)
     leaves = list(_leaves(outputs))
-    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        raise TypeError(f"forward must return a tensor or a collection of tensors, got {type(outputs).__name__}")
-    return [leaf if isinstance(leaf, torch.Tensor) else _from_number(leaf) for leaf in leaves]
+    if not any(_type(leaf) in (_Tensor, _Parameter) for leaf in leaves):
+        raise TypeError(f"forward must return a tensor or a collection of tensors, got {_type(outputs).__name__}")
+    return [leaf if _type(leaf) in (_Tensor, _Parameter) else _from_number(leaf) for leaf in leaves]
 
 
 def form(outputs):
     """How a model's result is made up, such as "(tensor, {'mean': tensor})"; a number counts as a tensor, a list as a tuple."""
-    if isinstance(outputs, dict):
-        return "{" + ", ".join(f"{key!r}: {form(outputs[key])}" for key in sorted(outputs, key=str)) + "}"
-    if isinstance(outputs, list | tuple):
-        return "(" + ", ".join(map(form, outputs)) + ("," if len(outputs) == 1 else "") + ")"
-    return "tensor" if isinstance(outputs, torch.Tensor | numbers.Number) else type(outputs).__name__
+    kind, parts = _parts(outputs)
+    if kind is dict:
+        return "{" + ", ".join(f"{key!r}: {form(value)}" for key, value in parts) + "}"
+    if kind is tuple:
+        return "(" + ", ".join(form(value) for _, value in parts) + ("," if len(parts) == 1 else "") + ")"
+    return "tensor" if isinstance(outputs, torch.Tensor | numbers.Number) else _type(outputs).__name__
 
 
 def require_plain(outputs):
-    """Raises TypeError for tensors of a class of their own: such may compute when they are read, after the clock stopped."""
-    for leaf in torch.utils._pytree.tree_leaves(outputs):
-        if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-            raise TypeError(f"forward must return plain tensors, got a {type(leaf).__name__}; return what it computes to")
+    """Raises TypeError for tensors and collections of a class of their own: such may compute when they are read.
+
+    That would be after the clock stopped. Which classes of collections may be returned, known_classes_only says.
+    """
+    for _ in _leaves(outputs):
+        pass
+
+
+def _parts(value):
+    """(dict or tuple, [(key or None, part), ...]) of a collection, as it is in memory; (None, []) of anything else.
+
+    No method is called that a class could override.
+    """
+    kind = _type(value)
+    mro = _type.mro(kind) if kind is not _type else []
+    base = next((each for each in mro if each in (dict, list, tuple)), None)
+    if base is None:
+        return None, []
+    if kind is not base and _known is not None and kind not in _known:
+        own = [name for each in mro[: mro.index(base)] for name in _READING if name in _type.__dict__["__dict__"].__get__(each)]
+        if own:
+            raise TypeError(
+                f"forward must return plain tuples, lists and dicts, got a {kind.__name__}, a {base.__name__} with its own "
+                f"{own[0]}: return what it computes to"
+            )
+    if base is dict:
+        return dict, [(key, dict.__getitem__(value, key)) for key in sorted(dict.keys(value), key=str)]
+    return tuple, [(None, each) for each in base.__iter__(value)]
 
 
 def _leaves(outputs):
     """Tensors and numbers."""
-    if isinstance(outputs, dict):
-        for key in sorted(outputs, key=str):
-            yield from _leaves(outputs[key])
-    elif isinstance(outputs, list | tuple):
-        for each in outputs:
-            yield from _leaves(each)
-    elif isinstance(outputs, torch.Tensor | numbers.Number):
+    kind = _type(outputs)
+    if kind is _Tensor or kind is _Parameter or kind in _NUMBERS:
         yield outputs
-    else:
-        yield from (leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
+        return
+    of, parts = _parts(outputs)
+    if of:
+        for _, part in parts:
+            yield from _leaves(part)
+    elif issubclass(kind, _Tensor):
+        raise TypeError(f"forward must return plain tensors, got a {kind.__name__}; return what it computes to")
+    elif issubclass(kind, numbers.Number):
+        if _known is not None and not issubclass(kind, np.generic):
+            raise TypeError(f"forward must return plain numbers, got a {kind.__name__}; return what it computes to")
+        yield outputs
+    elif kind in torch.utils._pytree.SUPPORTED_NODES:
+        node = torch.utils._pytree.SUPPORTED_NODES[kind] if _known is None else _known.get(kind)
+        if node is None:
+            raise TypeError(f"forward must return plain tuples, lists and dicts, got a {kind.__name__}; return what it holds")
+        for part in node.flatten_fn(outputs)[0]:
+            yield from _leaves(part)
 
 
 def _from_number(value):

@@ -1,4 +1,7 @@
+import inspect
 import itertools
+import os
+import py_compile
 
 import pytest
 
@@ -102,3 +105,46 @@ def test_constants_of_what_is_no_python(tmp_path):
     path.write_text("batch_size = 4\ndef (\n")
     with pytest.raises(catalog.CatalogError, match=r"problem.py is no Python file: .*line 2"):
         catalog.constants(path)
+
+
+def test_names_that_a_file_has_from_its_problem(tmp_path):
+    problem, variant = tmp_path / "problem.py", tmp_path / "variant.py"
+    problem.write_text("import math\nbatch, size, kept, late = 1, 2, 3, 4\ndef helper(): pass\nclass Model: pass\n")
+    variant.write_text(
+        """
+from torch import *
+width = size
+class ModelNew(Model):
+    kept = 5
+    def forward(self, batch):
+        global late
+        late = 6
+        other = [helper() for kept in range(batch)]
+        return math.inf, late, self.kept, unknown, len(other)
+"""
+    )
+    assert catalog.borrowed_names(variant, problem) == ["Model", "helper", "math", "size"]
+    variant.write_text("def broken(:")
+    assert catalog.borrowed_names(variant, problem) == []
+
+
+def test_what_runs_is_the_content_that_was_read(tmp_path):
+    """Not what is in the file by then, nor what is compiled beside it; lines and source are the content's."""
+    path = tmp_path / "variant.py"
+    content = b"class ModelNew:\n    def forward(self):\n        return 1 / 0\n"
+    path.write_text("class ModelNew:\n    planted = True\n" + "#" * (len(content) - 36))
+    py_compile.compile(str(path))
+    path.write_bytes(content)
+    module = catalog.load_variant(path, content)
+    path.write_text("class Other: pass\n")
+    assert not hasattr(module.ModelNew, "planted") and "1 / 0" in inspect.getsource(module.ModelNew.forward)
+    with pytest.raises(ZeroDivisionError) as raised:
+        module.ModelNew().forward()
+    assert raised.traceback[-1].path == path and raised.traceback[-1].lineno == 2
+    with pytest.raises(catalog.CatalogError, match="does not define ModelNew"):
+        catalog.load_variant(path)
+    path.write_bytes(content)
+    times = path.stat()
+    path.write_bytes(content.replace(b"1 / 0", b"2 / 0"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "2 / 0" in inspect.getsource(catalog.load_variant(path, path.read_bytes()).ModelNew.forward)

@@ -1,5 +1,6 @@
 """What counts as a model's inputs and outputs."""
 
+import collections
 import os
 import types
 
@@ -39,6 +40,73 @@ def test_a_tensor_of_another_class_is_refused():
         with pytest.raises(TypeError, match="plain tensors, got a Other"):
             tensors.flatten(outputs)
     assert len(tensors.flatten([torch.nn.Parameter(torch.zeros(2)), torch.zeros(1)])) == 2
+
+
+@pytest.fixture
+def known_classes():
+    tensors.known_classes_only()
+    yield
+    tensors._known = None
+
+
+Pair = collections.namedtuple("Pair", "mean, most")
+
+
+def test_collections_are_read_as_what_they_are(known_classes):
+    """Whatever methods of known classes say, and named tuples that are made later."""
+    late = collections.namedtuple("Late", "mean, most")
+    a, b = torch.zeros(1), torch.ones(2)
+    for given in Pair(a, b), late(a, b), collections.OrderedDict(x=a, y=b), OfBefore(x=a, y=b), [a, (b,)], {"y": b, "x": a}:
+        assert all(each is expected for each, expected in zip(tensors.flatten(given), [a, b], strict=True))
+    assert tensors.form(OfBefore(x=a, y=b)) == "{'x': tensor, 'y': tensor}" and tensors.form(late(a, b)) == "(tensor, tensor)"
+    most = torch.max(torch.rand(2, 3), 1)
+    assert all(each is expected for each, expected in zip(tensors.flatten(most), most, strict=True))
+
+
+class OfBefore(dict):
+    def __getitem__(self, key):
+        raise AssertionError(key)
+
+
+def computing(base, **methods):
+    return type("Computing", (base,), methods)
+
+
+@pytest.mark.parametrize(
+    "base, content, method",
+    [
+        (tuple, (1, 2), "__iter__"),
+        (list, [1, 2], "__getitem__"),
+        (dict, {"a": 1}, "items"),
+        (dict, {"a": 1}, "values"),
+        (Pair, (1, 2), "__getattribute__"),
+    ],
+)
+def test_a_collection_that_may_compute_when_it_is_read_is_refused(known_classes, base, content, method):
+    kind = computing(base, **{method: lambda *given: pytest.fail("it was read")})
+    made = kind(*content) if base is Pair else kind(content)
+    for given in made, (torch.zeros(1), made):
+        with pytest.raises(TypeError, match=f"got a Computing, a (tuple|list|dict) with its own {method}"):
+            tensors.flatten(given)
+
+
+def test_a_number_that_may_compute_when_it_is_read_is_refused(known_classes):
+    with pytest.raises(TypeError, match="plain numbers, got a Computing"):
+        tensors.flatten((torch.zeros(1), computing(float, __float__=lambda self: pytest.fail("it was read"))(1)))
+    assert tensors.flatten((torch.zeros(1), np.float32(2)))[1] == 2
+
+
+def test_a_node_that_was_registered_later_is_refused(known_classes):
+    class Node:
+        pass
+
+    flatten = torch.utils._pytree.register_pytree_node
+    flatten(Node, lambda node: pytest.fail("it was read"), lambda parts, context: Node())
+    try:
+        with pytest.raises(TypeError, match="got a Node"):
+            tensors.flatten((torch.zeros(1), Node()))
+    finally:
+        torch.utils._pytree._deregister_pytree_node(Node)
 
 
 def test_inputs():

@@ -3,17 +3,19 @@
 import collections
 import contextlib
 import functools
+import importlib.util
 import sys
 from pathlib import Path
 
+import cuda_emulator
 from playground import catalog, suite, sweep
 from playground.command import look, signals
 from playground.command.options import HALF, beside, compare_parser, run_all_parser
-from playground.driver import plan, ranks, runner, torchrun
-from playground.driver.measurement import CannotMeasure, measure
+from playground.driver import plan, runner
+from playground.driver.measurement import CannotMeasure, here, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
-from playground.emulator import step, toolchain
+from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.nvidia.profiler import ProfilerError
@@ -56,6 +58,8 @@ NOT_WITH_SUITE = {
     "--watch",
 }
 
+ONLY_WITH_SUITE = {"--solutions", "--cluster", "--eval-results"}
+
 # What does not go with --watch, which has no end at which files could be written.
 NOT_WITH_WATCH = {"--json", "--html", "--resume", "--sweep", "--against", "--plot", "--debug", "--sanitize"}
 
@@ -70,7 +74,7 @@ def run_all(arguments=None):
     if given.list:
         return _run_extra(lambda: look.list_all(given.models.split(",") if given.models else None))
 
-    def tasks():
+    def tasks(_):
         names = [model.name for model in catalog.models()] if given.models is None else given.models.split(",")
         chosen = list(dict.fromkeys(catalog.find_model(name) for name in names))
         points = {model: _points(given, model, {}) for model in chosen}
@@ -86,13 +90,13 @@ def compare(arguments=None):
     given = parser.parse_args(arguments)
     if given.suite:
         return _compare_suite(parser, given)
-    if lonely := [option for option in beside(parser, given, set()) if option in ("--solutions", "--eval-results")]:
+    if lonely := [option for option in beside(parser, given, set()) if option in ONLY_WITH_SUITE]:
         parser.error(f"{', '.join(lonely)} goes with --suite")
     extra = _extra(parser, given)
     if extra:
         return _run_extra(extra)
 
-    def tasks():
+    def tasks(ask):
         model = catalog.find_model(given.model)
         named = dict.fromkeys(catalog.find_variant(model, name) for name in given.variant or ())
         chosen = list(named) or catalog.variants(model)
@@ -101,7 +105,7 @@ def compare(arguments=None):
         points = _points(given, model, catalog.parse_settings(given.set))
         planned = plan.of_variants(model, chosen, given.device, points, given.standard)
         if given.sanitize:
-            _require_sanitizer(planned, given.device)
+            _require_sanitizer(planned, given.device, ask)
         return planned
 
     if given.watch:
@@ -139,12 +143,13 @@ def _compare_suite(parser, given):
         parser.error(f"--suite names its problems and solutions itself: leave out {', '.join(wrong)}")
     read = functools.cache(lambda: suite.read(given.suite, given.solutions))
 
-    def tasks():
-        planned = plan.of_suite(read(), given.device, given.standard)
+    def tasks(ask):
+        lacks_gpu = bool(ask(requirements.missing_for, "cuda")) if given.device == "auto" else None
+        planned = plan.of_suite(read(), given.device, given.standard, lacks_gpu)
         if given.eval_results:
             _require_eval_results(given.eval_results, read())
         if given.sanitize:
-            _require_sanitizer(planned, given.device)
+            _require_sanitizer(planned, given.device, ask)
         return planned
 
     def add(report):
@@ -211,13 +216,10 @@ def _run_extra(extra):
 def _watch(given, make_tasks, options):
     """Judge again and again. Returns the exit status."""
     signals.heed()
-    if torchrun.current_rank():
-        print("--watch runs in one process: start it without torchrun", file=sys.stderr)
-        return IMPOSSIBLE
     try:
         _prepared(given, make_tasks, options)
         with Progress() as progress:
-            Watch(lambda: _chosen(given, make_tasks), options, progress, watch_screen.Screen(make_console())).run()
+            Watch(lambda: _chosen(given, make_tasks, here), options, progress, watch_screen.Screen(make_console())).run()
     except (catalog.CatalogError, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
@@ -243,25 +245,36 @@ def _run(given, make_tasks, options, view, add=lambda report: report):
     try:
         with contextlib.ExitStack() as claimed:
             _claim(outputs, given, claimed)
-            return _measured(given, make_tasks, options, view, add, outputs)
+            cluster = claimed.enter_context(_cluster(given)) if getattr(given, "cluster", None) else None
+            return _measured(given, make_tasks, options, view, add, outputs, cluster)
     except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
-    except ranks.RunLost as complaint:
-        print(complaint, file=sys.stderr)
-        return FAILED
-    except ranks.RunFailed:
-        return FAILED
     except signals.Interrupted as interrupt:
         kept = outputs.get("--json")
-        if torchrun.is_first(torchrun.current_rank()):
-            _say(f"interrupted; --resume {kept.path} goes on" if kept and kept.path.is_file() else "interrupted")
+        _say(f"interrupted; --resume {kept.path} goes on" if kept and kept.path.is_file() else "interrupted")
         return interrupt.status
 
 
-def _measured(given, make_tasks, options, view, add, outputs):
+@contextlib.contextmanager
+def _cluster(given):
+    """Yield the Cluster that --cluster names. Raises Impossible where it cannot be had."""
+    absent = [name for name in ("dask", "distributed") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise Impossible(f"--cluster needs {' and '.join(absent)}: python -m pip install -r requirements-cluster.txt")
+    from playground.driver import cluster  # its libraries are wanted here alone
+
+    requirements.prepare_environment()
+    try:
+        with cluster.connected(given.cluster, side_by_side=not given.sanitize) as connection:
+            yield connection
+    except cluster.CannotReach as complaint:
+        raise Impossible(str(complaint)) from None
+
+
+def _measured(given, make_tasks, options, view, add, outputs, cluster):
     """Measure, show, and write the `outputs`. Returns the exit status."""
-    tasks, axes, compared = _prepared(given, make_tasks, options)
+    tasks, axes, compared = _prepared(given, make_tasks, options, cluster)
     console = make_console(sys.stderr if given.json == STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)
     shown = _Latest(_Sweep(axes, console) if axes else view(console, expected))
@@ -270,9 +283,7 @@ def _measured(given, make_tasks, options, view, add, outputs):
         return compared(add(report))
 
     try:
-        report = measure(
-            tasks, options, outputs.get("--json"), given.resume, finish, lambda done: _passed(done, axes), shown.update
-        )
+        report = measure(tasks, options, outputs.get("--json"), given.resume, finish, shown.update, cluster)
     except signals.Interrupted:
         if shown.report:
             report = finish(shown.report)
@@ -280,8 +291,6 @@ def _measured(given, make_tasks, options, view, add, outputs):
                 _show_end(given, shown, report)
             _write_files(outputs, tasks, report, axes)
         raise
-    if report is None:  # rank 0 has it
-        return PASSED
     _show_end(given, shown, report)
     _write_files(outputs, tasks, report, axes)
     if any(output.is_elsewhere for output in outputs.values()):
@@ -302,8 +311,6 @@ def _claim(outputs, given, stack):
 
     Raises CannotWrite.
     """
-    if not torchrun.is_first(torchrun.current_rank()):
-        return
     named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
     named["--eval-results"] = getattr(given, "eval_results", None)
     for option, path in named.items():
@@ -354,42 +361,40 @@ class _Sweep:
         against.show(document, self._console)
 
 
-def _prepared(given, make_tasks, options):
+def _prepared(given, make_tasks, options, cluster=None):
     """(tasks, axes of the sweep, what adds how a document compares with an earlier one).
 
     What would be in vain is not begun: raises Impossible, CatalogError and CannotPlot.
     """
-    rank = torchrun.current_rank()
-    if rank:
-        _become_one_of_many(rank)
+    ask = cluster.ask if cluster else here
     requirements.prepare_environment()
-    _require_device(given.device)
+    _require_device(given.device, ask)
     axes = sweep.parse(given.sweep)
     compared = _comparing_with(_earlier("--against", given.against), given.against)
-    if torchrun.is_first(rank):
-        _earlier("--resume", given.resume)
+    _earlier("--resume", given.resume)
     if given.plot:
         _require_plot(given, axes)
     if given.html and (missing := page.missing()):
         raise Impossible(missing)
-    tasks = _chosen(given, make_tasks)
+    tasks = _chosen(given, make_tasks, ask)
     if not tasks:
         raise Impossible(f"none of these variants runs on --device {given.device}")
     if given.debug:
         _tell_how_to_step(tasks, given.device)
     if given.sandbox == "require":
-        _require_sandbox(given)
-    if rank is None or rank.local_rank == 0:
-        _require_folders(tasks)
+        _require_sandbox(given, ask)
+    if missing := ask(_missing_folder, {task.place for task in tasks if not task.settled}):
+        raise Impossible(str(missing))
+    if not cluster:  # whose workers do it themselves
         _clear_locks()
-    if torchrun.is_first(rank) and not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
+    if not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
         plan.require_originals(tasks, options)
     return tasks, axes, compared
 
 
-def _chosen(given, make_tasks):
-    """The tasks, or those of them that failed in an earlier run."""
-    tasks = make_tasks()
+def _chosen(given, make_tasks, ask):
+    """The tasks, or those of them that failed in an earlier run. `ask` calls a function on the machine that judges."""
+    tasks = make_tasks(ask)
     if not given.failed or not tasks:
         return tasks
     if failed := plan.failed(tasks, _earlier("--failed", given.failed)["results"]):
@@ -422,8 +427,7 @@ def _comparing_with(earlier, file):
 
 
 def _passed(report, axes):
-    whole = report["environment"]["complete"] and not report["environment"].get("lost_ranks")
-    return whole and not any(_is_wrong(result, axes) for result in report["results"])
+    return report["environment"]["complete"] and not any(_is_wrong(result, axes) for result in report["results"])
 
 
 def _is_wrong(result, axes):
@@ -450,34 +454,26 @@ def _require_eval_results(file, pairs):
         raise Impossible(f"--eval-results: a file holds one level, and these are levels {levels}: name it eval_{{level}}.json")
 
 
-def _become_one_of_many(rank):
-    torchrun.leave_group()
-    if impossible := torchrun.take_own_gpu(rank):
-        raise Impossible(impossible)
+def _require_device(device, ask):
+    if missing := ask(requirements.missing_for, "cuda" if device == "cuda" else "cpu"):
+        raise Impossible(str(missing))
 
 
-def _require_device(device):
-    for backend in {"auto": ["cpu"], "cpu": ["cpu"], "cuda": ["cuda"], "emulator": ["cpu"]}[device]:
-        missing = requirements.missing_for(backend)
-        if missing:
-            raise Impossible(str(missing))
-
-
-def _require_sandbox(given):
+def _require_sandbox(given, ask):
     if getattr(given, "sanitize", False):
         raise Impossible("--sandbox require: compute-sanitizer runs files outside of the sandbox: leave out --sanitize")
     try:
-        sandbox.version()
+        ask(sandbox.version)
     except sandbox.Missing as missing:
         raise Impossible(f"--sandbox require: {missing}") from None
 
 
-def _require_sanitizer(tasks, device):
+def _require_sanitizer(tasks, device, ask):
     if not any(task.place == "cuda" for task in tasks):
-        missing = requirements.missing_for("cuda") if device == "auto" else None
+        missing = ask(requirements.missing_for, "cuda") if device == "auto" else None
         why = missing or f"with --device {device} none of these variants runs there"
         raise Impossible(f"--sanitize looks at kernels on a GPU, and {why} (the emulator finds such mistakes by itself)")
-    if missing := sanitizer.missing():
+    if missing := ask(sanitizer.missing):
         raise Impossible(str(missing))
 
 
@@ -491,19 +487,18 @@ def _tell_how_to_step(tasks, device):
         print(step.recipe(task.model, task.variant, task.settings) + "\n", file=sys.stderr)
 
 
-def _require_folders(tasks):
-    """Those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
-    places = {task.place for task in tasks if not task.settled}
-    folders = [("the emulator's builds", "PLAYGROUND_EMULATOR_CACHE", toolchain.cache_folder)] if "emulator" in places else []
+def _missing_folder(places):
+    """Of those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
+    emulator = ("the emulator's builds", cuda_emulator.CACHE_VARIABLE, cuda_emulator.cache_folder)
+    folders = [emulator] if "emulator" in places else []
     if places - {"emulator"}:
         folders.append(("PyTorch's builds", "TORCH_EXTENSIONS_DIR", build_locks.extensions_root))
-    if missing := requirements.missing_folder(folders):
-        raise Impossible(str(missing))
+    return requirements.missing_folder(folders)
 
 
 def _clear_locks():
     """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
-    toolchain.sweep()
+    cuda_emulator.sweep()
     runner.sweep()
     locks = build_locks.clear_stale_locks()
     for path in locks.cleared:

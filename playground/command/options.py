@@ -140,6 +140,11 @@ def _add_suite(parser):
         help="the folder of their solutions, named as KernelBench does (level_1_problem_3_sample_0_kernel.py)",
     )
     group.add_argument(
+        "--cluster",
+        metavar="WHERE",
+        help="share the pairs among GPUs: 'local', those of this machine; or the address of a running Dask scheduler",
+    )
+    group.add_argument(
         "--eval-results", metavar="FILE", type=Path, help="write KernelBench's eval_results.json as well; one file a level"
     )
 

@@ -2,11 +2,14 @@
 
 import contextlib
 import contextvars
+import hashlib
+import os
 import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from playground import catalog
 from playground.driver.race import Rejected
 from playground.driver.timing import Stopwatch
 from playground.driver.verdict import give, give_doubt, give_examination, give_failure, give_loaded, judge
@@ -15,6 +18,8 @@ from playground.nvidia.sanitizer import examine, small_case
 from playground.report.figures import TIMED
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 from playground.worker.truth import Truth
+
+NOT_PROVED = "not proved against deceit"  # a speed-up whose times come from a process in which a judged file's code ran
 
 
 class Bench:
@@ -135,7 +140,8 @@ class Bench:
             self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
 
         limit, accept = self._options.time_limit, self._options.accept
-        worker = judge(worker, self._truth, result, limit, task.variant.path, renew, accept, task.first, tell)
+        borrowed = catalog.borrowed_names(task.variant.path, task.model.path)
+        worker = judge(worker, self._truth, result, limit, task.variant.path, renew, accept, task.first, tell, borrowed)
         if task.place == "emulator":
             result["accepted_races"] = worker.ask("candidate.accepted_races", self._options.time_limit)["lines"]
         self._progress.finished("check", *names, result["verdict"])
@@ -146,6 +152,8 @@ class Bench:
         self._progress.started("time", *names)
         try:
             result.update(self._stopwatch.time(worker, result))
+            if not task.variant.is_catalogued:
+                result["speedup_proof"] = NOT_PROVED
             outcome = f"{result['time_ms']['median']:.3g} ms"
         except Rejected as rejection:
             give(result, "fail", str(rejection))
@@ -208,12 +216,22 @@ def load_candidate(worker, original, task, options, weights):
 
 
 def candidate_arguments(original, task, options, weights, room=None):
-    """The arguments of candidate.load."""
-    builds = None
+    """The arguments of candidate.load, with the file's content: what runs is what was hashed. Raises WorkerFailure."""
+    builds, path = None, task.variant.path
+    content = path.read_bytes() if os.access(path, os.R_OK) else None
+    if content is not None and hashlib.sha256(content).hexdigest() != task.hashes["source_sha256"]:
+        raise WorkerFailure(f"{path} has changed since this run read it; expected the same file to its end: run again")
     if not task.variant.is_catalogued:
         builds = options.builds or f"{build_locks.JUDGED}/{task.hashes['source_sha256'][:16]}"
     builds = str(room.builds) if room else builds
-    return original | {"variant": str(task.variant.path), "weights": weights, "debug": options.debug, "builds": builds}
+    return original | {
+        "variant": str(path),
+        "content": content and content.decode("latin-1"),
+        "borrowed": catalog.borrowed_names(path, task.model.path),
+        "weights": weights,
+        "debug": options.debug,
+        "builds": builds,
+    }
 
 
 def submit(pool, call):

@@ -1,14 +1,13 @@
-"""From tasks to a document: in this process or together with others, from scratch or from where an earlier run ended."""
+"""From tasks to a document: on this machine or on a cluster, from scratch or from where an earlier run ended."""
 
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 
-from playground import catalog
-from playground.driver import plan, ranks, torchrun
+from playground.driver import plan
 from playground.driver.runner import Runner
+from playground.machine.environment import describe_apart
 from playground.report import document
 from playground.report.progress import Progress
 from playground.worker import spent
@@ -23,48 +22,46 @@ class CannotMeasure(Exception):
     """An earlier run that cannot be continued; the text says why."""
 
 
-def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, passes=lambda finished: True, show=None):
-    """The document of a run, or None on a rank that leaves showing it to rank 0.
+def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, show=None, cluster=None):
+    """The document of a run, here or on a cluster.Cluster.
 
     Every result is written to `file`, an Output, as soon as it is there; of a run of thousands, where writing takes time, by
     and by, but always before the run ends, interrupted or not. Results that the document in the file `resume` has of these
     tasks are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
     document is what is written last, and returned. `show` is called with the document so far whenever there is a new result,
-    and gives what can be drawn of what is not complete. `passes` says of a finished document whether the run passed, which
-    the ranks on other hosts are told. Raises CannotMeasure, ranks.RunLost and, on such a rank, ranks.RunFailed.
+    and gives what can be drawn of what is not complete. Raises CannotMeasure.
     """
     began = time.monotonic()
-    record = _Record(tasks, options, file, show or (lambda document: None))
-    rank = torchrun.current_rank()
-    collects = torchrun.is_first(rank)
-    if resume and collects:  # the file may be on one host, and grows while others start
+    record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else here)
+    if resume:
         record.take_over(resume)
     try:
-        left = record.left() if not collects else record.settle()
-        _work_off(left, options, record, rank, passes)
+        left = record.settle()
+        if cluster:
+            _run_on(cluster, left, options, record)
+        else:
+            _run_here(left, options, record)
     except BaseException:
         record.write_deferred()
         raise
-    if not collects:
-        return None
     if not resume:
         record.environment |= {"seconds": time.monotonic() - began}  # of the whole run
     return record.finished(add)
 
 
-def _work_off(left, options, record, rank, passes):
-    """Here, or together with the other ranks."""
-    if rank:
-        named = {_plain(_identity_of_task(task)): task for task in left}
+def here(function, *arguments):
+    """Call a function on this machine, as Cluster.ask does on a worker's."""
+    return function(*arguments)
 
-        def conclude(collected):
-            record.environment |= {"ranks": collected.ranks, "lost_ranks": collected.lost}
-            record.keep(collected.results, is_last=True)
-            return passes(record.document())
 
-        ranks.run(rank, named, options, record.keep, conclude)
-    else:
-        _run_here(left, options, record)
+def _run_on(cluster, tasks, options, record):
+    with Progress() as progress:
+        progress.expect(len(tasks))
+        for task, row in cluster.results(tasks, options):
+            progress.done(*task.names(), row["verdict"])
+            with progress.aside():
+                progress.draw(record.keep([row]))
+    record.environment |= {"lost_workers": cluster.lost}
 
 
 def _run_here(tasks, options, record):
@@ -82,12 +79,13 @@ def _run_here(tasks, options, record):
 
 
 class _Record:
-    """The results so far, in the order of the tasks."""
+    """The results so far, in the order of the tasks. `ask(function, ...)` calls it on the machine where they are measured."""
 
-    def __init__(self, tasks, options, file, show):
+    def __init__(self, tasks, options, file, show, ask):
         self._tasks = tasks
         self._show = show
         self._file = file
+        self._ask = ask
         self._described = None
         self._identities = [_identity_of_task(task) for task in tasks]
         self._rows = {}
@@ -97,7 +95,7 @@ class _Record:
         later = {name: chosen[name] for name in ("accept", "precision", "check_only") if chosen[name]}
         self.environment = {
             "options": counted | later,
-            "sandbox": options.isolation([task for task in tasks if not task.settled]),
+            "sandbox": ask(options.isolation, [task for task in tasks if not task.settled]),
         }
 
     def take_over(self, file):
@@ -127,22 +125,18 @@ class _Record:
                 had, has = environment.get(key), now.get(key)
                 raise CannotMeasure(f"--resume {file}: that run had {key} {had!r}, this one has {has!r}")
 
-    def left(self):
-        """The tasks that are to run and of which there is no result yet."""
-        pairs = zip(self._tasks, self._identities, strict=True)
-        return [task for task, identity in pairs if identity not in self._rows and not task.settled]
-
     def settle(self):
         """Keep the results of the tasks that cannot run. Returns those that are left."""
         settled = [plan.settled(task) for task in self._tasks if task.settled]
         if settled or self._rows:
             self.keep(settled)
-        return self.left()
+        pairs = zip(self._tasks, self._identities, strict=True)
+        return [task for task, identity in pairs if identity not in self._rows and not task.settled]
 
-    def keep(self, results, is_last=False):
-        """Write and show what is new, if only what is known of all at the end. Returns what `show` gives."""
+    def keep(self, results):
+        """Write and show what is new. Returns what `show` gives."""
         new = {_identity_of_row(row): row for row in results}
-        if not new.keys() <= self._rows.keys() or (is_last and new):
+        if not new.keys() <= self._rows.keys():
             self._rows |= new
             self._deferred = bool(self._file) and not self._file.is_special  # a pipe gets all at once
             pause = WRITING_PAUSE * self._writing_took if self._writing_took > SHORT_WRITING else 0.0
@@ -175,11 +169,8 @@ class _Record:
         return {"schema": document.SCHEMA, "environment": environment, "results": rows}
 
     def _describe(self):
-        """In a process of its own, since this one must not initialise CUDA while something is timed."""
         if self._described is None:
-            command = [sys.executable, "-m", "playground.machine"]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=catalog.ROOT)
-            self._described = json.loads(done.stdout)
+            self._described = self._ask(describe_apart)
         return self._described
 
 

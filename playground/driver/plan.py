@@ -31,12 +31,15 @@ def of_variants(model, variants, device, points, standard=None):
     return sorted(tasks, key=lambda task: task.place != "cuda")
 
 
-def of_suite(suite, device, standard=None):
-    """A task for each pair of a Suite, in its order; those that cannot be judged are settled."""
-    return [_of_pair(pair, device, standard) for pair in suite.pairs]
+def of_suite(suite, device, standard=None, lacks_gpu=None):
+    """A task for each pair of a Suite, in its order; those that cannot be judged are settled.
+
+    `lacks_gpu` says whether the machine that judges them has no GPU, or lacks what it needs; None asks this one.
+    """
+    return [_of_pair(pair, device, standard, lacks_gpu) for pair in suite.pairs]
 
 
-def _of_pair(pair, device, standard):
+def _of_pair(pair, device, standard, lacks_gpu):
     facts = pair.facts()
     try:
         if pair.broken:
@@ -48,7 +51,7 @@ def _of_pair(pair, device, standard):
         unknown = catalog.Variant(pair.solution_name, pair.solution, None)
         model = catalog.Model(pair.problem_name, pair.problem)
         return Task(model, unknown, None, pair.settings, pair=facts, settled=("error", str(complaint)))
-    place = place_of(variant, device)
+    place = place_of(variant, device, lacks_gpu)
     settings = (model.settings(place) if place else {}) | pair.settings
     elsewhere = ("skipped", f"it does not run on --device {device}")
     standard = standard or standard_of(variant)
@@ -113,13 +116,14 @@ def standard_of(variant):
     return DROP_IN if variant.is_catalogued else FORWARD
 
 
-def place_of(variant, device):
+def place_of(variant, device, lacks_gpu=None):
     """Where a variant runs: "cuda", "cpu" or "emulator"; None when it is of no concern to the device."""
     if variant.backend == "cpu":
         return "cpu" if device in ("auto", "cpu") else None
     if device == "auto":
         without = "cpu" if variant.backend == "any" and not names_cuda(variant.path) else "emulator"
-        return without if requirements.missing_for("cuda") else "cuda"
+        lacks_gpu = bool(requirements.missing_for("cuda")) if lacks_gpu is None else lacks_gpu
+        return without if lacks_gpu else "cuda"
     return device if device in ("cuda", "emulator") or variant.backend == "any" else None
 
 

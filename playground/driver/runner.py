@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cuda_emulator
 from playground import catalog
 from playground.driver.bench import Bench, SharedBench, load_candidate, submit
 from playground.driver.race import Patience
@@ -31,7 +32,6 @@ from playground.driver.verdict import (
     give,
     give_failure,
 )
-from playground.emulator import toolchain
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
@@ -165,15 +165,19 @@ class Options:
 
 
 class Runner:
-    """Runs tasks and gives the list of results of the JSON document."""
+    """Runs tasks and gives the list of results of the JSON document.
 
-    def __init__(self, options, progress):
+    `judge_slot` is held while a variant is judged, where several runners share a GPU; else a runner has one of its own.
+    """
+
+    def __init__(self, options, progress, judge_slot=None):
         self._options = options
         self._progress = progress
         self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
         self.probe_seed = secrets.randbits(53)  # of what is judged, which no variant foresees before it draws inputs
         self.measured = Measured(Patience(options.patience([])))
-        self.judge_slot = contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
+        self._is_alone = judge_slot is None
+        self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
         self._spare = Spare()
         self._taking = threading.Lock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
@@ -222,7 +226,7 @@ class Runner:
         ours = owner.set(self)
         try:
             # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
-            if at_once > 1:
+            if at_once > 1 and self._is_alone:
                 self.judge_slot = threading.BoundedSemaphore(at_once)
             judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
             building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
@@ -355,7 +359,7 @@ class Runner:
         with self._making_room:
             if not self._folder:
                 self._folder = tempfile.TemporaryDirectory(prefix=sandbox.RUN, dir=roomy_folder())
-                self._hold.enter_context(toolchain.held(self._folder.name))
+                self._hold.enter_context(cuda_emulator.held(self._folder.name))
             folder = Path(self._folder.name)
             if group is not None:
                 folder /= hashlib.sha256(repr(group).encode()).hexdigest()[:16]
@@ -594,6 +598,8 @@ def blank_result(task):
         "work": None,
         "ceilings": None,
         "speedup": None,
+        "speedup_proof": None,
+        "outer": None,
         "baselines_ms": {},
         "baselines_unavailable": {},
         "outcome": None,
@@ -616,7 +622,7 @@ def blank_result(task):
 @functools.cache
 def _make_emulator():
     """Make what all emulated files share, which a file in a sandbox can read and not write. What is missing it makes itself."""
-    command = [sys.executable, "-c", "from playground.emulator import extension; extension.make_own()"]
+    command = [sys.executable, "-c", "import cuda_emulator; cuda_emulator.make_own()"]
     subprocess.run(command, cwd=catalog.ROOT, capture_output=True)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from playground.driver import outer
 from playground.driver.race import (
     GRAPHED_BELOW_MS,
     SETTLING_CALLS,
@@ -51,6 +52,7 @@ TRY_MS, SHORT_TRY_MS = 100, 5
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
+OUTER_PAGE = "outer-page"  # the file by which the outer clock's two sides talk
 OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
@@ -114,12 +116,37 @@ class Stopwatch:
 
     def _time(self, worker, result):
         timed = self._time_mode(worker, result, "forward")
+        if self._task.place == "cuda" and not self._task.variant.is_catalogued:
+            timed["outer"] = self._time_outside(worker, result, timed)
         if self._options.training:
             modes = _training_modes(result)
             timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
         if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
             self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
         return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
+
+    def _time_outside(self, worker, result, timed):
+        """What the outer clock says of forward calls; None, with a note, where it cannot run. `timed` is bounded by it."""
+        folder = self._truth.folder
+        players = {
+            outer.VARIANT: outer.Player(outer.VARIANT, worker, "candidate", VARIANT, self._truth.answers(worker) / OUTER_PAGE),
+            outer.EAGER: outer.Player(outer.EAGER, self._worker, "baselines", "eager", folder / f"{OUTER_PAGE}-eager"),
+        }
+        if self._control_worker:
+            page = self._truth.answers(self._control_worker) / f"{OUTER_PAGE}-control"
+            players[outer.CONTROL] = outer.Player(outer.CONTROL, self._control_worker, "candidate", CONTROL, page)
+        for player in players.values():
+            remove(player.page)
+        try:
+            with self._alone(worker):
+                found = outer.measure(self._truth, players, permitted_to(result), self._options.time_limit)
+        except outer.TimedWrong as wrong:
+            raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
+        except WorkerFailure as failure:
+            timed["notes"].append(f"not timed by the outer clock: {failure}")
+            return None
+        outer.bounded(timed, found)
+        return found
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.

@@ -8,95 +8,19 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
-from playground.judge.behaviour import Conduct, Trials
+from playground.judge.checks import BY_NAME, CAVEATS, CONDUCT, DROP_IN, FORWARD, TRIALS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
 from playground.worker.truth import RefereeFailure, erase, remove
 
-FORWARD, DROP_IN = "forward", "drop-in"
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
-# Probe -> (how a complaint about it begins, its tag); on the problem's own inputs the complaint needs no such words.
-CIRCUMSTANCES = {
-    "own": ("", "outputs"),
-    "fresh": ("on fresh inputs", "outputs"),
-    "fresh again": ("on fresh inputs", "outputs"),
-    "other weights": ("with the weights of another seed", "outputs"),
-    "within": ("where the samples differ more, within the range of the problem's own inputs", "outputs"),
-    "scaled": ("on normal inputs of another scale for each sample", "values"),
-    "normal": ("on normal inputs", "sizes"),
-    "impulse": ("with one non-zero element", "values"),
-    "ramp": ("on a ramp", "values"),
-    "large": ("on inputs of about 100000", "values"),
-    "small": ("on inputs of about 0.001", "values"),
-    "nan": ("with a NaN, or minus infinity, in a sample", "nan"),
-    "infinity": ("with infinities, or zeros alone, in a sample", "nan"),
-    "batch 1": ("at batch size 1", "sizes"),
-    "odd sizes": ("at odd sizes", "sizes"),
-    "step": ("after an optimiser's step", "stale-weights"),
-    "weights": ("with weights 8 times as large", "values"),
-    "autocast": ("under autocast", "autocast"),
-    EVAL: ("in eval mode", EVAL),
-}
-# Check of the behaviour -> (tag, the least standard that it costs).
-CONDUCT = {
-    "global state": ("global-state", FORWARD),
-    "cudnn.benchmark": ("sets-cudnn-benchmark", DROP_IN),
-    "TF32": ("sets-tf32", DROP_IN),
-    "random state": ("random-state", FORWARD),
-    "memory of its own": ("returns-its-input", FORWARD),
-    "inputs unchanged": ("changes-inputs", FORWARD),
-    "weights unchanged": ("changes-weights", FORWARD),
-    "buffers unchanged": ("changes-weights", FORWARD),
-    "build": ("not-its-own-work", FORWARD),
-    "launch": ("failed-launch", FORWARD),
-    "an earlier output": ("overwrites-results", FORWARD),
-    "new content in the same memory": ("remembers", FORWARD),
-    "the same content in new memory": ("remembers", FORWARD),
-    "a late producer": ("unjoined-stream", FORWARD),
-    "run to run": ("not-deterministic", DROP_IN),
-    "inference_mode": ("inference-mode", DROP_IN),
-    "a side stream": ("default-stream", DROP_IN),
-    "a second device": ("second-device", DROP_IN),
-    "torch.compile": ("fullgraph", DROP_IN),
-    "a CUDA graph": ("no-graph", DROP_IN),
-}
-# Tag -> what would remove the caveat.
-REMEDIES = {
-    "no-gradient": "raise NotImplementedError when a gradient is wanted, or write the backward",
-    "wrong-gradient": "mend the backward, or raise NotImplementedError when a gradient is wanted",
-    "default-stream": "launch on the current stream, c10::cuda::getCurrentCUDAStream()",
-    "weights-by-seed": "give the parameters the original's names and shapes",
-    "sets-cudnn-benchmark": "leave torch.backends.cudnn.benchmark to the caller",
-    "sets-tf32": "leave the precision of PyTorch's products to the caller",
-    "accuracy": "add in several partial sums, or declare the class attribute `precision`",
-    "sizes": "compute these sizes, too, or raise an exception for them",
-    "values": "compute these values, too, or raise an exception for them",
-    "nan": "let a NaN or an infinity through to where the original has one, and nowhere else",
-    "stale-weights": "read the weights in each call",
-    "autocast": "keep to float32, or raise an exception under autocast",
-    EVAL: "obey `training`, and keep running statistics as the original does, or raise an exception in eval mode",
-    "not-deterministic": "add in a fixed order, or say deterministic = False in the class",
-    "inference-mode": "use nothing that torch.inference_mode forbids",
-    "second-device": "guard the device, launch on the input's, or raise an exception",
-    "fullgraph": "give the operator a fake kernel that fits, or raise an exception",
-    "no-graph": "do nothing on the host that depends on the inputs",
-}
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 STATE = "cannot be judged: what the original returns depends on the calls before"
 FIRST = "wrong-gradient"  # of the tags of caveats
-# Tags that are said of a line of the file, with what stands in that line.
-LINES = {
-    "no-gradient": r"\s*def forward\(",
-    "wrong-gradient": r"\s*def backward\(",
-    "default-stream": r"<<<",
-    "weights-by-seed": r"class ModelNew\b",
-    "sets-cudnn-benchmark": r"cudnn\.benchmark\s*=",
-    "sets-tf32": r"(allow_tf32\s*=|fp32_precision\s*=|set_float32_matmul_precision\()",
-}
 
 
 @dataclass(frozen=True)
@@ -109,18 +33,23 @@ class Complaint:
     line: int | None = None
 
 
-def judge(worker, truth, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None):
+def judge(
+    worker, truth, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None, borrowed=()
+):
     """Every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
     error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
-    is wrong on it, or with None. Returns the worker that is alive in the end. Raises WorkerFailure where one fails on the
-    problem's own inputs of which nothing worse was known.
+    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. Returns the worker that is alive
+    in the end. Raises WorkerFailure where one fails on the problem's own inputs of which nothing worse was known.
     """
     result["check"] = blank_check()
     result["check"]["domain"] = truth.domain
     result["accuracy"] = None
     case = _Case(worker, truth, result, limit, file, renew, accept)
+    if borrowed:
+        text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
+        case.complain("uses-problem-names", text, DROP_IN)
     try:
         if first and case.can_begin_with(first):
             case.begin_with(first)
@@ -190,9 +119,9 @@ class _Case:
         self._declared = result["variant_precision"]
         self._outputs = truth.answers(worker) / f"outputs-{worker.pid}"
         self._uniform = set()  # probes on which the outputs are the same everywhere
-        watched = ("build", "launch") if result["ran_on"] == "cuda" else ("build",)
-        for check in (*Conduct.CHECKS, *watched):
-            self._check["behaviour"][check] = {"complaint": None, "note": None}
+        watched = WATCHED if result["ran_on"] == "cuda" else WATCHED[:1]
+        for check in (*CONDUCT, *watched):
+            self._check["behaviour"][check.name] = {"complaint": None, "note": None}
 
     def close(self):
         remove(self._outputs)
@@ -211,19 +140,22 @@ class _Case:
     def hear(self):
         """All checks that were not made yet; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
         if "random state" in self._truth.habits:
-            self._complain("random", DRAWS, None)
+            self.complain("random", DRAWS, None)
         if self._is_by_seed:
-            self._complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
+            self.complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
         for probe in (*FORWARD_PROBES, OF_SEEDS) if self._is_by_seed else FORWARD_PROBES:
             if probe not in self._check["probes"]:
                 self._probe(probe)
         if self._are_outputs_wrong:
             return
+        if self._truth.tells_nothing:
+            return self.complain("not-judged", f"cannot be judged: {self._truth.tells_nothing}", FORWARD)
         self._probe_further()
         self._look_for_work()
         self._try_out_all()
         if not any(each.costs == FORWARD for each in self.complaints):
             self._count_mutants()
+        return None
 
     @property
     def has_failed(self):
@@ -232,7 +164,7 @@ class _Case:
 
     def crashed(self, failure):
         """What ended the hearing of a variant that has failed already, such as a second call after a kernel did not build."""
-        self._complain("crash", str(failure), FORWARD)
+        self.complain("crash", str(failure), FORWARD)
         self.worker = self._renew() if self._renew else self.worker
 
     @property
@@ -246,9 +178,10 @@ class _Case:
     def _are_outputs_wrong(self):
         return any(map(self._is_wrong, (*FORWARD_PROBES, OF_SEEDS)))
 
-    def _complain(self, tag, text, costs):
-        remedy = REMEDIES.get(tag) if costs == DROP_IN else None
-        line = self._text.line_of(LINES[tag]) if self._text and tag in LINES else None
+    def complain(self, tag, text, costs):
+        caveat = CAVEATS[tag]
+        remedy = caveat.remedy if costs == DROP_IN else None
+        line = self._text.line_of(caveat.line) if self._text and caveat.line else None
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 
     def _ask(self, what, **arguments):
@@ -269,7 +202,7 @@ class _Case:
         except WorkerFailure as failure:
             if not _is_its_own(failure):
                 raise
-            self._complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
+            self.complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
             if self._renew is None:
                 raise
             if failure.is_finding:
@@ -296,8 +229,8 @@ class _Case:
                 self._probe_in_drop_in(probe + AT_OWN_SIZE)
 
     def _probe_in_drop_in(self, probe):
-        words, tag = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
-        if not self._survive(tag, words, lambda: self._probe(probe)):
+        check = BY_NAME[probe.removesuffix(AT_OWN_SIZE)]
+        if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
             self._note_probe(probe, None, complaint=self.complaints[-1].text)
 
     @property
@@ -318,12 +251,12 @@ class _Case:
         if probe == "own":
             self._result["peak_mib"] = ran["peak_mib"]
         if not required and (failed := ran["complaints"].pop("launch", None)):
-            self._complain(CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)][1], _under(probe, failed), DROP_IN)
+            self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
         if required and ran["form"] != prepared["form"]:
             complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)
-            return self._complain("outputs", complaint, FORWARD)
+            return self.complain("outputs", complaint, FORWARD)
         compared = self._compare("outputs", probe)
         if compared["uniform"]:
             self._uniform.add(probe)
@@ -335,12 +268,12 @@ class _Case:
             if entry["complaint"]:
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
                 if "state" in self._truth.habits:
-                    return self._complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
-                return self._complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
+                    return self.complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
+                return self.complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
         elif entry["complaint"]:
-            return self._complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
+            return self.complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
         if compared["swallowed"]:
-            self._complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
+            self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
         if prepared["differentiable"] and not self._is_gradient_wrong:
             self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None
@@ -370,7 +303,7 @@ class _Case:
             self._declared = self._result["accuracy"]["accepted"] = self._accept
         else:
             return compared | {"complaint": complaint}
-        self._complain("accuracy", _under(probe, complaint), DROP_IN)
+        self.complain("accuracy", _under(probe, complaint), DROP_IN)
         return self._compare("outputs", probe)
 
     def _reordered(self, probe, compared):
@@ -381,7 +314,7 @@ class _Case:
         if self._truth.grade(probe, str(self._outputs)) != FLOAT32:
             return compared
         self._declared = FLOAT32
-        self._complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
+        self.complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
         return self._compare("outputs", probe)
 
     def _may_accept(self, error):
@@ -402,7 +335,7 @@ class _Case:
             return "stale-weights"
         if compared["leaked"]:
             return "nan"
-        _, tag = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
+        tag = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag
         by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
@@ -420,7 +353,7 @@ class _Case:
             return
         self._check["behaviour"][check] = {"complaint": complaint, "note": note}
         if complaint:
-            self._complain(*_tagged(check, complaint))
+            self.complain(BY_NAME[check].caveat.tag, complaint, BY_NAME[check].costs)
 
     def _has(self, *tags):
         return any(each.tag in tags for each in self.complaints)
@@ -438,9 +371,9 @@ class _Case:
                 self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
             return
         if answer["failed"]:
-            return self._complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
+            return self.complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
         for complaint in answer["complaints"]:
-            self._complain("wrong-gradient", complaint, DROP_IN)
+            self.complain("wrong-gradient", complaint, DROP_IN)
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
         if decided and not self._check["probes"][probe]["note"]:
@@ -450,26 +383,26 @@ class _Case:
         wrong = [complaint for complaint in found if complaint not in unjudged]
         if unjudged:
             more = f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else ""
-            self._complain("not-judged", _under(probe, unjudged[0]) + more, None)
+            self.complain("not-judged", _under(probe, unjudged[0]) + more, None)
         if self._check["gradients"] is None or wrong:
             self._check["gradients"] = gradients
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             if "outputs" in gradients:
-                return self._complain("no-gradient", wrong[0], DROP_IN)
+                return self.complain("no-gradient", wrong[0], DROP_IN)
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
             if probe.startswith("normal"):  # see Candidate.differentiate
                 circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
                 where = f"on normal inputs, {circumstance}: {wrong[0]}"
-            has_backward = self._text is None or self._text.line_of(LINES["wrong-gradient"])
+            has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
-            return self._complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
+            return self.complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
         if not {"run to run", "state"} & {*self._truth.habits}:
             for complaint in answer["in_part"]:
-                self._complain("wrong-gradient", complaint, DROP_IN)
+                self.complain("wrong-gradient", complaint, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
         if in_training:
-            self._complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
+            self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
 
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
@@ -480,7 +413,7 @@ class _Case:
         label = None if own else "Triton" if found["triton"] else "no kernel of its own"
         self._check["work"] = found | {"note": wrong or label}
         if wrong:
-            self._complain("not-its-own-work", wrong, FORWARD)
+            self.complain("not-its-own-work", wrong, FORWARD)
 
     def _decoration(self, found, probe):
         """Why the variant's kernels are for show; None where they are not, or where it has none."""
@@ -512,12 +445,11 @@ class _Case:
     def _try_out_all(self):
         first, second = self._probes_to_repeat()
         probes = {"first": first, "second": second}
-        for trial in Trials.NAMES:
-            tag, costs = CONDUCT[trial]
-            if costs == FORWARD:
-                self._try_out(trial, probes)
-            elif not self._survive(tag, trial, lambda trial=trial: self._try_out(trial, probes)):
-                self._check["behaviour"][trial] = {"complaint": self.complaints[-1].text, "note": None}
+        for trial in TRIALS:
+            if trial.costs == FORWARD:
+                self._try_out(trial.name, probes)
+            elif not self._survive(trial.caveat.tag, trial.name, lambda trial=trial: self._try_out(trial.name, probes)):
+                self._check["behaviour"][trial.name] = {"complaint": self.complaints[-1].text, "note": None}
 
     def _count_mutants(self):
         """How many wrong versions of the original fail the probes that this variant passed."""
@@ -538,13 +470,13 @@ class _Case:
             compared = self._compare("outputs", probes[done["of"]])
             complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
             if compared["unjudged"]:
-                self._complain("not-judged", complaint, None)
+                self.complain("not-judged", complaint, None)
                 return self._behaved(trial, None, compared["complaint"])
             if complaint and trial == "a CUDA graph":
                 if self._has("default-stream"):  # its memory is as the last call left it
                     return self._behaved(trial, None, f"{compared['complaint']}: it holds no launches on the default stream")
                 if self._compare("outputs", probes["first"])["complaint"] is None:
-                    return self._complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
+                    return self.complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
         elif trial in self._truth.habits:
             reason = "bits differ, as the original's do" if trial == "run to run" else "the original does not run either"
             return self._behaved(trial, None, reason if complaint else done["note"])
@@ -556,14 +488,8 @@ def _is_its_own(failure):
     return not (failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure))
 
 
-def _tagged(check, complaint):
-    """(tag, text, costs) of a complaint about a check of the behaviour."""
-    tag, costs = CONDUCT[check]
-    return tag, complaint, costs
-
-
 def _under(probe, complaint):
-    circumstance, _ = CIRCUMSTANCES[probe.removesuffix(AT_OWN_SIZE)]
+    circumstance = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].said
     return f"{circumstance}: {complaint}" if circumstance else complaint
 
 

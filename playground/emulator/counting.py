@@ -1,23 +1,18 @@
-"""What count mode of the emulator counts of a variant, forward and backward, at the emulator's size: printed, or recorded.
+"""What count mode of the emulator counts of a variant, forward and backward, at the emulator's size, as JSON.
 
-    python -m playground.emulator.counting --model NAME_OR_PATH --variant NAME_OR_PATH [--record]
-    python -m playground.emulator.counting --record                 # every CUDA variant of every model
-
-A recording is results/emulator_counts/<model>.<variant>.json: the HTML page shows it, and a test compares with it.
+python -m playground.emulator.counting --model NAME_OR_PATH --variant NAME_OR_PATH
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from playground import catalog, emulator, tensors
-from playground.emulator import toolchain
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
-RECORDED = catalog.ROOT / "results" / "emulator_counts"
 SEED = 0
 
 
@@ -53,7 +48,7 @@ def counted(function):
 
 def compiler_name():
     """The compiler that decides which loads of the text remain: its first line without the distribution's remarks."""
-    return toolchain.compiler()[1].splitlines()[0]
+    return emulator.compiler_name()
 
 
 def measure(model, variant, settings):
@@ -87,15 +82,6 @@ def measure(model, variant, settings):
     }
 
 
-def variants():
-    """(model, variant) of every CUDA variant of the project."""
-    return [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
-
-
-def recording(model, variant):
-    return RECORDED / f"{model.name}.{variant.name}.json"
-
-
 def command(model, variant):
     return ["-m", "playground.emulator.counting", "--model", str(model.path), "--variant", str(variant.path)]
 
@@ -108,50 +94,18 @@ def measure_apart(model, variant):
     return json.loads(done.stdout)
 
 
-def differences(old, new, where=""):
-    """A line for each figure that changed: where it stands, from what to what."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        names = [*old, *(name for name in new if name not in old)]
-        return [
-            line for name in names for line in differences(old.get(name), new.get(name), f"{where}{', ' * bool(where)}{name}")
-        ]
-    return [] if old == new else [f"{where}: {old} -> {new}"]
-
-
-def record(model, variant):
-    path = recording(model, variant)
-    new = measure_apart(model, variant)
-    old = json.loads(path.read_text()) if path.exists() else None
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(new, indent=1) + "\n")
-    changes = differences(old, new) if old else ["recorded for the first time"]
-    print(f"{path.relative_to(catalog.ROOT)}: {'; '.join(changes) or 'unchanged'}", flush=True)
-
-
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m playground.emulator.counting", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", metavar="NAME_OR_PATH")
-    parser.add_argument("--variant", metavar="NAME_OR_PATH")
-    parser.add_argument("--record", action="store_true", help="write the recording that the tests compare with")
+    parser.add_argument("--model", metavar="NAME_OR_PATH", required=True)
+    parser.add_argument("--variant", metavar="NAME_OR_PATH", required=True)
     given = parser.parse_args(arguments)
-    if bool(given.model) != bool(given.variant) or not (given.model or given.record):
-        parser.error("name a --model and its --variant, or --record all of them")
     try:
-        chosen = variants()
-        if given.model:
-            model = catalog.find_model(given.model)
-            chosen = [(model, catalog.find_variant(model, given.variant))]
+        model = catalog.find_model(given.model)
+        variant = catalog.find_variant(model, given.variant)
     except catalog.CatalogError as complaint:
         sys.exit(str(complaint))
-    if given.record:
-        with ThreadPoolExecutor(2) as pool:
-            for job in [pool.submit(record, *pair) for pair in chosen]:
-                job.result()
-    else:
-        model, variant = chosen[0]
-        settings = model.settings("counted")
-        json.dump(measure(model, variant, settings), sys.stdout, indent=1)
-        print()
+    json.dump(measure(model, variant, model.settings("counted")), sys.stdout, indent=1)
+    print()
 
 
 if __name__ == "__main__":

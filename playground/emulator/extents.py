@@ -10,29 +10,25 @@ import sys
 
 import torch
 
-from playground import catalog, emulator, tensors
-
-from . import runtime
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
 
 def run(model, variant, settings, training=False, seconds=5.0):
     """One forward pass, with `training` a backward one too. Returns the launches; raises Finding."""
-    runtime.library().emulator_extents(1)
-    try:
-        with emulator.install(mode="check", source_file=str(variant.path), time_limit=seconds):
-            problem = catalog.load_problem(model.path, settings)
-            model = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, 0)
-            with torch.device("meta"):
-                shapes = problem.get_inputs()
-            inputs = [torch.empty_like(each, device="cpu") if torch.is_tensor(each) else each for each in shapes]
-            emulator.reset_launches()
-            with torch.set_grad_enabled(training):
-                results = tensors.flatten(model(*inputs))
-            if training:
-                torch.autograd.backward(results, [torch.empty_like(each) for each in results])
-            return emulator.launches()
-    finally:
-        runtime.library().emulator_extents(0)
+    checked = emulator.install(mode="check", source_file=str(variant.path), time_limit=seconds)
+    with emulator.without_values(), checked:
+        problem = catalog.load_problem(model.path, settings)
+        model = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, 0)
+        with torch.device("meta"):
+            shapes = problem.get_inputs()
+        inputs = [torch.empty_like(each, device="cpu") if torch.is_tensor(each) else each for each in shapes]
+        emulator.reset_launches()
+        with torch.set_grad_enabled(training):
+            results = tensors.flatten(model(*inputs))
+        if training:
+            torch.autograd.backward(results, [torch.empty_like(each) for each in results])
+        return emulator.launches()
 
 
 def main(arguments=None):

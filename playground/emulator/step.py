@@ -8,8 +8,8 @@ import sys
 
 import torch
 
-from playground import catalog, emulator, tensors
-from playground.emulator import debugging
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
 
 def arguments_for(model, variant, settings):
@@ -21,12 +21,12 @@ def arguments_for(model, variant, settings):
 
 def recipe(model, variant, settings):
     """The text that tells how to step through the variant."""
-    kernel = debugging.first_kernel(variant.path.read_text())
+    kernel = emulator.first_kernel(variant.path.read_text())
     if kernel is None:
         return (
             f"{variant.path} has no text that looks like a kernel (__global__ void name(...)); there is nothing to step through"
         )
-    return debugging.recipe(variant.path, kernel, catalog.ROOT, arguments_for(model, variant, settings))
+    return emulator.recipe(variant.path, kernel, catalog.ROOT, arguments_for(model, variant, settings))
 
 
 def main(arguments=None):

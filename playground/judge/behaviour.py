@@ -17,10 +17,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground import tensors
+from playground.judge.checks import BY_NAME
 
 NO_STREAMS = "not run: only CUDA has streams"
 ELEMENTS, STALE = 6, 3  # that are changed, one after the other; that may change without being seen
 LATER_CALLS = 3  # after which an output is still its caller's
+FEW = 1 << 22  # elements, whose places in memory are worth counting
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
 CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
 TIMERS_AND_CHECKS = {
@@ -131,16 +133,6 @@ class Conduct:
     Or a backward pass: `upstream` are the gradients of its outputs; ask `writes` after.
     """
 
-    CHECKS = (
-        "global state",
-        *FAVOURING,
-        "random state",
-        "memory of its own",
-        "inputs unchanged",
-        "weights unchanged",
-        "buffers unchanged",  # apart: an original with batch norm changes these alone
-    )
-
     def __init__(self, model, inputs, upstream=()):
         given = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
         given |= {f"the gradient of output {i}": value for i, value in enumerate(upstream) if value is not None}
@@ -158,6 +150,7 @@ class Conduct:
         reasons = {
             "random state": changed(self._random, random_state()),
             "memory of its own": self._shared(outputs),
+            "an element's own memory": next(filter(None, map(_overlap, outputs)), None),
             **{check: self._written(names) for check, names in self._names.items()},
         }
         of_flags = complaints_about_flags(self._flags, flags())
@@ -184,6 +177,27 @@ class Conduct:
             if output.numel() and storage(output) in owners:
                 return f"returns the memory of {owners[storage(output)]}"
         return None
+
+
+def _overlap(tensor):
+    """What is wrong with an output of which several elements are one place in memory; None where nothing is.
+
+    Elements that lie between each other's without overlap are told from that only where there are few.
+    """
+    pairs = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    reach = 0
+    for stride, size in pairs if tensor.numel() else ():
+        if stride <= reach and (stride == 0 or tensor.numel() > FEW or _count_of_places(pairs) < tensor.numel()):
+            return f"returns a tensor with elements that share memory: shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+        reach += (size - 1) * stride
+    return None
+
+
+def _count_of_places(pairs):
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, size in pairs:
+        places = (places[:, None] + stride * torch.arange(size)).flatten()
+    return len(places.unique())
 
 
 def storage(tensor):
@@ -213,22 +227,6 @@ class Trial:
 class Trials:
     """Calls of a model under all sorts of circumstances. `first` and `second` are inputs of the same form, on its device."""
 
-    NAMES = (
-        "an earlier output",
-        "new content in the same memory",
-        "the same content in new memory",
-        "a late producer",
-        "run to run",
-        "inference_mode",
-        "a side stream",
-        "a second device",
-        "torch.compile",
-        "a CUDA graph",  # last: a capture that fails may leave the process in a state of its own
-    )
-    # Here a variant may raise an exception, which is then said of it; in the others it must work as PyTorch does. One that
-    # counts operators runs under modes of torch's that a wrapper in the file need not know.
-    MAY_RAISE = ("the same content in new memory", "a second device", "torch.compile", "a CUDA graph")
-
     def __init__(self, model, first, second, device, declared_deterministic=None):
         self._model = model
         self._first, self._second = first, second
@@ -237,19 +235,7 @@ class Trials:
 
     def run(self, name):
         """The Trial of that name. Exceptions come through."""
-        method = {
-            "new content in the same memory": self._new_content,
-            "the same content in new memory": self._same_content,
-            "an earlier output": self._earlier_output,
-            "run to run": self._run_to_run,
-            "inference_mode": self._inference_mode,
-            "a late producer": self._late_producer,
-            "a side stream": self._side_stream,
-            "a second device": self._second_device,
-            "a CUDA graph": self._cuda_graph,
-            "torch.compile": self._compiled,
-        }[name]
-        return method()
+        return getattr(self, f"_{BY_NAME[name].function}")()
 
     def _call(self, inputs):
         tensors.seed_draws()

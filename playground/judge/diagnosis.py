@@ -5,13 +5,17 @@ import torch
 NAMES = {"tf32": "TF32", "fp16": "fp16", "bf16": "bf16"}
 ALIKE = 1.5  # precisions whose errors are within this factor of the nearest one's cannot be told apart
 SIZE = 3.0  # an error within this factor of a precision's own could be that precision's
+QUANTILES = (0.25, 0.5, 0.75)  # of the errors of single elements
+SPREAD = 10.0  # the factor within which a precision's own have them: a mistake leaves most elements right, or a few far off
+MOST = 1 << 20  # elements whose quantiles are taken: more would take long
 
 
 def likely_precision(truth, actual, lowered):
     """A remark on the error of `actual`, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
     `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
-    of them than to the truth was computed in that precision; otherwise the sizes of the errors are compared.
+    of them than to the truth was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
+    all elements as those of rounding do.
     """
     finite = torch.isfinite(truth) & torch.isfinite(actual)
     if not truth.is_floating_point() or not finite.any():
@@ -29,12 +33,24 @@ def likely_precision(truth, actual, lowered):
                 nearness = rms(actual.double() - result.double()) / error
                 distance[name] = min(nearness, distance.get(name, nearness))
                 factor = max(error / own, own / error)
-                ratio[name] = min(factor, ratio.get(name, factor))
+                if factor < SIZE and _is_alike((actual.double() - truth)[finite], (result.double() - truth)[finite]):
+                    ratio[name] = min(factor, ratio.get(name, factor))
     if distance and min(distance.values()) < 0.5:
         return f"it is what operands in {_names(distance)} give"
-    if ratio and min(ratio.values()) < SIZE:
+    if ratio:
         return f"an error of this size is that of {_names(ratio)}"
     return None
+
+
+def _is_alike(errors, others):
+    """Whether errors are spread over the elements as others are."""
+    profiles = []
+    for each in errors, others:
+        each = each.abs().flatten()
+        each = each[torch.linspace(0, len(each) - 1, min(len(each), MOST), dtype=torch.float64).long()]
+        profiles.append(torch.quantile(each, each.new_tensor(QUANTILES)))
+    found, expected = profiles
+    return bool(((found <= SPREAD * expected) & (expected <= SPREAD * found)).all())
 
 
 def _names(measure):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from playground.emulator import toolchain
+import cuda_emulator
 
 LEAST = 1 << 16  # an address; what is smaller is a size, or an index
 SCANNED = 4096  # bytes of a buffer that may hold further addresses
@@ -137,7 +137,8 @@ class Library:
     """In the place of a library in C that cffi has compiled: its functions are called by `run`."""
 
     def __init__(self, library, run):
-        self._library, self._run = library, run
+        self._library = library._library if isinstance(library, Library) else library
+        self._run = run
 
     def __getattr__(self, name):
         value = getattr(self._library, name)
@@ -183,7 +184,7 @@ def _of_others():
     """Folders of libraries that are nobody's own work."""
     roots = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
     roots += [Path(torch.__file__).parent, Path(np.__file__).parent, *map(os.environ.get, ("CUDA_HOME", "CUDA_PATH", *CACHES))]
-    roots += [toolchain.cache_folder() / kind for kind in toolchain.MADE_OF_ITS_OWN]
+    roots += cuda_emulator.own_folders()
     roots += [Path.home() / ".triton", Path.home() / ".cupy"]
     paths = [path for root in filter(None, roots) for path in (Path(root).absolute(), Path(root).resolve())]
     return [path for path in dict.fromkeys(paths) if path not in (Path("/"), Path.home())]

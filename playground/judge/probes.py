@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from playground import tensors
+from playground.judge import checks
 from playground.judge.domain import Domain
 
 NO_DOMAIN = Domain()
@@ -252,32 +253,12 @@ def with_upstream(probe, outputs, seed):
 
 
 # Name -> (function of the problem and a seed, and the parameters where it changes them; the size at which it runs).
-PROBES = {
-    "own": (own, "own"),
-    "fresh": (own, "own"),
-    "fresh again": (own, "own"),
-    "within": (within, "own"),
-    "other weights": (reseeded, "own"),
-    "scaled": (scaled, "own"),
-    "normal": (normal, "reduced"),
-    "impulse": (impulse, "reduced"),
-    "ramp": (ramp, "reduced"),
-    "large": (large, "reduced"),
-    "small": (small, "reduced"),
-    "nan": (nan, "reduced"),
-    "infinity": (infinity, "reduced"),
-    "batch 1": (normal, "batch 1"),
-    "odd sizes": (normal, "odd"),
-    "step": (step, "reduced"),
-    "weights": (weights, "reduced"),
-    "autocast": (autocast, "reduced"),
-    EVAL: (evaluated, "reduced"),
-}
-FORWARD_PROBES = ("own", "fresh", "fresh again", "within")  # on which every variant must be right
+PROBES = {check.name: (globals()[check.function], check.size) for check in checks.PROBES}
 OF_SEEDS = "other weights"  # for a variant whose weights come from a seed, and not from the original
+FORWARD_PROBES = tuple(check.name for check in checks.PROBES if check.costs == checks.FORWARD and check.name != OF_SEEDS)
 FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
-OF_PARAMETERS = ("weights", "step")
-WITH_GRADIENTS = ("scaled", "normal", "odd sizes")
+OF_PARAMETERS = tuple(check.name for check in checks.PROBES if check.parameters)
+WITH_GRADIENTS = tuple(check.name for check in checks.PROBES if check.gradients)
 AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
 
 

@@ -150,6 +150,12 @@ class Reference:
                 decided = complaint is None
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
+    def takes(self, values):
+        """Whether these values would be right, in whatever type they come; complex ones as parts along a last dimension."""
+        if values.shape != self.truth.shape or self._wrongly_special("", values := values.cpu()):
+            return False
+        return self._too_far("", values)[1] is None
+
     def _undecided(self, actual):
         """`actual`, each element nearer to the truth by as much as near decisions may have moved it, and not beyond."""
         difference = actual.double() - self.truth

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from playground.emulator.declarations import kernel_names
+from cuda_emulator import kernel_names
 from playground.judge import foreign
 
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
@@ -39,19 +39,20 @@ class OwnCode:
     def wrap_module(self, module):
         """Watch the functions of an extension's Python module, and those of a library that cffi has compiled into it."""
         for name, function in list(vars(module).items()):
-            if foreign.is_library_of_cffi(function):
+            if isinstance(function, foreign.Library) or foreign.is_library_of_cffi(function):
                 setattr(module, name, foreign.Library(function, self.run_foreign))
-            elif callable(function) and not (
-                name.startswith("__") or isinstance(function, type) or hasattr(function, "of_own")
-            ):
+            elif callable(function) and not (name.startswith("__") or isinstance(function, type)):
                 setattr(module, name, self._watched(function))
 
     def _watched(self, function):
+        """The function in whose place the calls are counted, by this OwnCode alone."""
+        function = getattr(function, "of_own_code", function)
+
         @functools.wraps(function)
         def watched(*args, **kwargs):
             return self.run(function, args, kwargs)
 
-        watched.of_own = True
+        watched.of_own_code = function
         return watched
 
     def run(self, function, args, kwargs):
@@ -204,18 +205,21 @@ def _spoil(tensor):
             tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
-def names_cuda(path):
-    """Whether a file speaks of CUDA: .cuda(), device="cuda", torch.cuda.synchronize(), a text for nvcc, one of its headers."""
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
+def names_cuda(path, content=None):
+    """Whether a file speaks of CUDA: .cuda(), device="cuda", torch.cuda.synchronize(), a text for nvcc, one of its headers.
+
+    `content` are its bytes, where they were read already.
+    """
+    text = (Path(path).read_bytes() if content is None else content).decode(errors="replace")
     of_device = r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))"""
     return bool(re.search(rf"{of_device}|\bcuda_sources\b|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)", text))
 
 
 class Text:
-    """What a variant's file says it contains. Docstrings and comments do not count."""
+    """What a variant's file says it contains. Docstrings and comments do not count. `content`: see names_cuda."""
 
-    def __init__(self, path):
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    def __init__(self, path, content=None):
+        text = (Path(path).read_bytes() if content is None else content).decode("utf-8-sig", errors="replace")
         tree = ast.parse(text, filename=str(path))
         bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         strings = [
@@ -227,7 +231,7 @@ class Text:
         names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         self.triton_kernels = set(TRITON_KERNEL.findall(text))
         self.cuda_kernels = {name for string in strings for name in kernel_names(string)}
-        self.names_cuda = names_cuda(path)
+        self.names_cuda = names_cuda(path, content)
         self.means_to_build = bool(names & {"load_inline"} or self.cuda_kernels)
 
     def line_of(self, pattern):

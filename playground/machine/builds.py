@@ -15,6 +15,6 @@ def builds_at_once(shared_by=1):
     return max(1, min(usable, fitting) // shared_by)
 
 
-def judged_at_once():
+def judged_at_once(shared_by=1):
     """How many models are judged at the same time on one GPU: each keeps a referee, a candidate and two baselines busy."""
-    return max(1, min(MOST_JUDGED_AT_ONCE, builds_at_once() // CORES_OF_A_JUDGEMENT))
+    return max(1, min(MOST_JUDGED_AT_ONCE, builds_at_once(shared_by) // CORES_OF_A_JUDGEMENT))

@@ -1,5 +1,6 @@
 """What a result was measured on: a description to store beside it, without the names and paths of the machine."""
 
+import json
 import os
 import platform
 import re
@@ -45,6 +46,12 @@ def describe() -> dict:
         },
         "memory_mib": psutil.virtual_memory().total // 2**20,
     }
+
+
+def describe_apart() -> dict:
+    """Return what `describe` gives in a process of its own: this one must not initialise CUDA while something is timed."""
+    command = [sys.executable, "-m", "playground.machine"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout)
 
 
 def _gpus() -> list[dict]:

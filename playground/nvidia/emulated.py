@@ -1,8 +1,5 @@
 """What the emulator counts of a variant's forward pass, in the figures that Nsight Compute has, too."""
 
-import json
-
-from playground import catalog
 from playground.emulator import counting
 from playground.nvidia import metrics
 
@@ -10,16 +7,12 @@ from playground.nvidia import metrics
 def counted(model, variant):
     """{"settings": {name: text}, "kernels": {name: {where: {"per_request", "least"}}}} of the forward pass.
 
-    Of the project's variants it is what was recorded; of a file of one's own for one of its models, it is counted now. None for
-    a problem that has no size for the emulator: at its own it would take hours. Raises RuntimeError when counting fails.
+    None for a problem that has no size for the emulator: at its own it would take hours. Raises RuntimeError when counting
+    fails.
     """
-    recording = counting.recording(model, variant)
-    if variant.path.parent == catalog.KERNELS / model.name and recording.exists():
-        found = json.loads(recording.read_text(encoding="utf-8"))
-    elif model.settings("counted"):
-        found = counting.measure_apart(model, variant)
-    else:
+    if not model.settings("counted"):
         return None
+    found = counting.measure_apart(model, variant)
     return {"settings": found["settings"], "kernels": {name: _per_request(each) for name, each in found["forward"].items()}}
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
+from cuda_emulator import SourceMap
 from playground import tensors
-from playground.emulator.sourcemap import SourceMap
 from playground.nvidia import control
 from playground.worker.candidate import Candidate
 from playground.worker.failures import describe

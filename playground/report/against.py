@@ -26,7 +26,7 @@ from playground.report.figures import (
     timed_modes,
     with_unit,
 )
-from playground.report.layout import INDENT, Layout, print_folded, print_indented, verdict
+from playground.report.layout import INDENT, fitted, print_folded, print_indented, verdict
 from playground.stopwatch.statistics import TIE
 
 MARGIN = 2 * TIE  # what two processes that run the very same code can differ by, once for each run
@@ -39,7 +39,6 @@ CONDITIONS = {
     "cpu": {"cpu": "CPU", "torch": "torch", "threads": "threads", "usable_logical_cores": "usable cores"},
 }
 NAMES = ("variant", "timed", "verdict", "then ms", "now ms", "ratio", "interval")
-PLANS = (tuple((name,) for name in NAMES), (("variant", "timed"), ("verdict",), ("then ms", "now ms"), ("ratio", "interval")))
 
 
 def compare(document, earlier, name):
@@ -167,16 +166,12 @@ def show(document, console):
             rows.setdefault(result["model"], []).append(_cells(result, row, point))
             if reason := row["reason"] or _doubt(row):
                 reasons.setdefault(reason, {})["/".join(name)] = None
-    layout = Layout(PLANS, [cells for of_model in rows.values() for cells in of_model], console.width - INDENT, NAMES[:3])
     console.print()
     print_folded(console, f"Against {about['file']} of {about['date'][:10]}", style="bold")
     for model, of_model in rows.items():
         console.print()
         print_folded(console, model, INDENT, style="bold")
-        table = layout.table()
-        for cells in of_model:
-            table.add_row(*layout.cells(cells))
-        print_indented(console, table)
+        print_indented(console, fitted(of_model, console.width - INDENT, NAMES[:3]))
     console.print()
     for reason, variants in reasons.items():
         print_folded(console, f"{', '.join(variants)}: {reason}", hanging=INDENT)

@@ -1,244 +1,153 @@
 """What one variant's file changed over another's: by section, function by function, and as a diff with line numbers.
 
 Two steps of a ladder share little text, and a plain diff of their files pairs lines that have nothing to do with each other. So
-files are first taken apart: the docstring by its headings, the C++ and CUDA texts and the Python by their functions. What has
-the same name on both sides is compared; what has no counterpart is new, or removed.
+the docstring is taken apart by its headings, C++, CUDA and Python by what is defined at the left edge. What has the same name
+in both files is compared.
 """
 
 import ast
 import difflib
 import re
-from dataclasses import dataclass, field
 
-from pygments.lexers import CudaLexer
-from pygments.token import Comment, Name, Punctuation, Text, Whitespace
-from rich.text import Text as StyledText
+from rich.text import Text
 
 from playground.catalog import CatalogError
 from playground.report.figures import printable
 from playground.report.layout import INDENT, print_folded, print_whole
 
-CONTEXT = 3  # unchanged lines around a change
 TITLES = {"CUDA": "CUDA text", "CPP": "C++ text", "BINDING": "binding"}  # of the module constants that hold another language
 SURROUNDINGS = "(rest)"  # what is in no function: includes, constants, declarations, imports
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
-TRANSPARENT = {"namespace", "extern"}  # what they begin may hold functions: its braces do not count
-NOT_NAMES = {"__launch_bounds__", "__cluster_dims__", "__attribute__", "alignas", "decltype", "asm", "if", "for", "while"}
-
-
-@dataclass
-class Piece:
-    """A function, a class, or the part of the docstring below a heading: (number in the file, text) of its lines."""
-
-    lines: list = field(default_factory=list)
-
-    @property
-    def texts(self):
-        return [text for _, text in self.lines]
-
-
-@dataclass
-class Change:
-    """How a piece differs: `old` or `new` is None where there is none."""
-
-    name: str
-    old: Piece | None
-    new: Piece | None
-
-    @property
-    def kind(self):
-        if self.old is None or self.new is None:
-            return "removed" if self.old else "new"
-        return "same" if self.old.texts == self.new.texts else "changed"
+OPENS = re.compile(r'(namespace\b.*|extern "C" *)\{$|#.*[^\\]$')  # a line that is a statement of its own
+ATTRIBUTE = re.compile(r"__\w+__ *\((?:[^()]|\([^()]*\))*\)")
+TYPE = re.compile(r"\b(?:struct|class|union) +(?:alignas\(.*?\) +)?\w+")
+CALLED = re.compile(r"(?!alignas|decltype|asm|if\b|for\b|while\b)\b(\w+) *\(")
 
 
 def sections(path):
-    """{title: {name: Piece}} of a Python file, read and not run. Raises CatalogError for what is no Python."""
+    """Return {title: {name: [(number, text) of its lines]}} of a Python file. Raises CatalogError for what is no Python."""
     lines = [printable(line.expandtabs(4)) for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
     try:
         body = ast.parse("\n".join(lines)).body
     except (SyntaxError, ValueError) as error:
         raise CatalogError(f"{path.name} is not Python: {error}") from None
-    numbered = list(enumerate(lines, start=1))
-    found, python, taken = {}, {}, set()
+    rest = dict(enumerate(lines, start=1))
+    found, python = {}, {SURROUNDINGS: []}
     for node in body:
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-        part = numbered[first - 1 : node.end_lineno]
-        if node is body[0] and _is_text(getattr(node, "value", None)):
-            found["docstring"] = _by_heading(part)
-        elif isinstance(node, ast.Assign) and _is_text(node.value) and len(part) > 1:
-            name = ast.unparse(node.targets[0])
-            found[TITLES.get(name, name)] = _by_function(part)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            python.setdefault(node.name, Piece()).lines += part
-        else:
-            continue
-        taken |= {number for number, _ in part}
-    rest = [line for line in numbered if line[0] not in taken and line[1].strip()]
-    found["Python"] = {SURROUNDINGS: Piece(rest), **python}
-    return found
+        part = [(number, rest.get(number, "")) for number in range(first, node.end_lineno + 1)]
+        match node:
+            case ast.Expr(ast.Constant(str())) if node is body[0]:
+                found["docstring"] = _pieces(_by_heading(part))
+            case ast.Assign([ast.Name(name)], ast.Constant(str())) if len(part) > 1:
+                found[TITLES.get(name, name)] = _pieces(_by_function(part), {SURROUNDINGS: []})
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                python.setdefault(name, []).extend(part)
+            case _:
+                continue
+        rest = {number: text for number, text in rest.items() if not first <= number <= node.end_lineno}
+    python[SURROUNDINGS] = [line for line in rest.items() if line[1].strip()]
+    return found | {"Python": python}
+
+
+def _pieces(named, pieces=None):
+    pieces = pieces or {}
+    for name, line in named:
+        if line[1].strip() or (pieces.get(name) and name != SURROUNDINGS):
+            pieces.setdefault(name, []).append(line)
+    return pieces
+
+
+def _by_heading(lines):
+    """(heading, line) of each line of a docstring; what follows the title at the left edge is its own."""
+    name = "title"
+    for index, line in enumerate(lines):
+        following = lines[index + 1][1] if index + 1 < len(lines) else ""
+        if index and line[1] and not line[1].startswith((" ", '"')) and following.startswith(" "):
+            name = line[1]
+        yield name, line
+
+
+def _by_function(lines):
+    """(name, line) of each line of a C++ text: that of the function or type whose text, comment and template it belongs to."""
+    lines = [(number, re.sub(r'^\w+ = r?("""|\'\'\')|("""|\'\'\')$', "", text)) for number, text in lines]
+    statement = []
+    for index, (number, text) in enumerate(lines):
+        statement.append((number, text))
+        following = next((later for _, later in lines[index + 1 :] if later.strip()), "end")
+        ends_macro = index and lines[index - 1][1].endswith("\\") and not text.endswith("\\")
+        ends = ends_macro or OPENS.match(text) or re.search(r"[;}] *(//.*)?$", text)
+        if index == len(lines) - 1 or (ends and not following.startswith((" ", "}"))):
+            name = _defined(re.sub(r"//.*", "", "\n".join(text for _, text in statement)))
+            yield from ((name, line) for line in statement)
+            statement = []
+
+
+def _defined(text):
+    """Return the name of the function or type that a statement defines; SURROUNDINGS for another."""
+    text = ATTRIBUTE.sub("", re.sub(r"^ *#.*", "", text, flags=re.MULTILINE))
+    header, brace, _ = text.partition("{")
+    before = header.partition("(")[0]
+    if brace and TYPE.search(before) and ("(" not in header or "alignas" in header):
+        return TYPE.search(header)[0]
+    called = CALLED.search(header)
+    return called[1] if brace and called and "=" not in before and ";" not in header else SURROUNDINGS
 
 
 def compare(old, new):
-    """{section: [Change]} of two files' sections, in the order of the new one; what was removed comes last."""
-    titles = [*new, *(title for title in old if title not in new)]
+    """Return {section: {name: (kind, old lines, new lines)}}, in the order of the new file; what was removed comes last.
+
+    The kind is "new", "removed", "changed" or "same".
+    """
     result = {}
-    for title in titles:
-        before, after = old.get(title, {}), new.get(title, {})
-        names = [*after, *(name for name in before if name not in after)]
-        result[title] = [Change(name, before.get(name), after.get(name)) for name in names]
+    for title in dict.fromkeys([*new, *old]):
+        sides = old.get(title, {}), new.get(title, {})
+        result[title] = {name: _change(*(side.get(name) for side in sides)) for name in dict.fromkeys([*sides[1], *sides[0]])}
     return result
+
+
+def _change(old, new):
+    if old is None or new is None:
+        return ("new" if old is None else "removed"), old or [], new or []
+    return ("same" if [text for _, text in old] == [text for _, text in new] else "changed"), old, new
 
 
 def show(old, new, console):
     """Print what the variant `new` changed over `old`: first in a few lines, then line by line."""
     changes = compare(sections(old.path), sections(new.path))
-    print_folded(console, f"{_label(old)} -> {_label(new)}", style="bold")
-    if not any(change.kind != "same" for section in changes.values() for change in section):
-        print_folded(console, "The two files are the same.")
-        return
+    print_folded(console, " -> ".join(f"{each.path.parent.name}/{each.name}" for each in (old, new)), style="bold")
+    if all(kind == "same" for section in changes.values() for kind, _, _ in section.values()):
+        return print_folded(console, "The two files are the same.")
     for title, section in changes.items():
+        lines = [line[0] for kind, *sides in section.values() if kind != "same" for line in diff(*sides)]
+        told = f"+{lines.count('+')} -{lines.count('-')} lines" if lines else "the same"
         console.print()
-        added, removed = _counts(section)
-        print_folded(console, f"{title}: {f'+{added} -{removed} lines' if added or removed else 'the same'}", style="bold")
-        for kind in ("new", "removed", "changed", "same"):
-            names = ", ".join(_described(change) for change in section if change.kind == kind)
-            if names and (added or removed):
-                print_folded(console, StyledText(f"{kind:9}").append(names), INDENT, hanging=9)
+        print_folded(console, f"{title}: {told}", style="bold")
+        for kind in ("new", "removed", "changed", "same") if lines else ():
+            names = [_described(name, after or before) for name, (what, before, after) in section.items() if what == kind]
+            if names:
+                print_folded(console, Text(f"{kind:9}").append(", ".join(names)), INDENT, hanging=9)
     for title, section in changes.items():
-        for change in section:
-            if change.kind != "same":
+        for name, (kind, *sides) in section.items():
+            if kind != "same":
                 console.print()
-                print_folded(console, f"{title}: {change.name}, {change.kind}", style="bold")
-                for line in diff(change):
-                    print_whole(console, StyledText(line, style=STYLES.get(line[0], "")))
+                print_folded(console, f"{title}: {name}, {kind}", style="bold")
+                for line in diff(*sides):
+                    print_whole(console, Text(line, style=STYLES.get(line[0], "")))
 
 
-def diff(change):
-    """The lines of a unified diff of one piece, with the numbers that lines have in their files."""
-    old = change.old.lines if change.old else []
-    new = change.new.lines if change.new else []
-    matcher = difflib.SequenceMatcher(None, [text for _, text in old], [text for _, text in new], autojunk=False)
-    for group in matcher.get_grouped_opcodes(CONTEXT):
-        first, last = group[0], group[-1]
-        yield f"@@ -{_span(old[first[1] : last[2]])} +{_span(new[first[3] : last[4]])} @@"
-        for tag, old_start, old_end, new_start, new_end in group:
-            if tag == "equal":
-                yield from (f" {text}" for _, text in old[old_start:old_end])
-                continue
-            yield from (f"-{text}" for _, text in old[old_start:old_end])
-            yield from (f"+{text}" for _, text in new[new_start:new_end])
+def diff(old, new):
+    """Return the lines of a unified diff of two pieces, with the numbers that lines have in their files."""
+    lines = difflib.unified_diff([text for _, text in old], [text for _, text in new], lineterm="")
+    return [_renumbered(line, old, new) if line.startswith("@@") else line for line in list(lines)[2:]]
 
 
-def _span(lines):
-    return f"{lines[0][0]},{len(lines)}" if lines else "0,0"
+def _renumbered(line, old, new):
+    spans = zip("-+", (old, new), re.findall(r"[-+](\d+)(?:,(\d+))?", line), strict=True)
+    told = [f"{sign}{side[int(at) - 1][0] if count != '0' else 0},{count or 1}" for sign, side, (at, count) in spans]
+    return f"@@ {' '.join(told)} @@"
 
 
-def _label(variant):
-    return f"{variant.path.parent.name}/{variant.name}"
-
-
-def _counts(section):
-    """Lines that are new and lines that are gone."""
-    lines = [line for change in section if change.kind != "same" for line in diff(change)]
-    return sum(line.startswith("+") for line in lines), sum(line.startswith("-") for line in lines)
-
-
-def _described(change):
+def _described(name, lines):
     """A name, and 'kernel' behind it where it is one."""
-    texts = (change.new or change.old).texts
-    return f"{change.name} (kernel)" if any(text.startswith("__global__") for text in texts) else change.name
-
-
-def _is_text(node):
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _by_heading(lines):
-    """A docstring's parts: its title with what follows it, and each heading at the left edge with the indented text below."""
-    pieces, name = {}, "title"
-    for index, line in enumerate(lines):
-        following = lines[index + 1][1] if index + 1 < len(lines) else ""
-        if index and line[1] and not line[1].startswith((" ", '"')) and following.startswith(" "):
-            name = line[1]
-        if line[1].strip():
-            pieces.setdefault(name, Piece()).lines.append(line)
-    return pieces
-
-
-def _by_function(lines):
-    """The functions, structs and classes of a C++ text, each with the comment above it; overloads are one piece."""
-    pieces = {SURROUNDINGS: Piece()}
-    quotes = re.compile(r'^\w+ = r?("""|\'\'\')|("""|\'\'\')$')
-    plain = [(number, quotes.sub("", text)) for number, text in lines]
-    for chunk in _chunks(plain):
-        name = _defined_name("\n".join(text for _, text in chunk))
-        pieces.setdefault(name or SURROUNDINGS, Piece()).lines += chunk
-    return pieces
-
-
-def _chunks(lines):
-    """Runs of lines between blank lines that are inside no brace but a namespace's."""
-    chunk = []
-    for line, depth in zip(lines, _depths([text for _, text in lines]), strict=True):
-        if line[1].strip() or (chunk and depth > 0):
-            chunk.append(line)
-        elif chunk:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _depths(texts):
-    """How many braces are open where each line begins. Those of namespaces, in strings and in comments do not count."""
-    opened, found, begins = [], [0], None  # `begins` is the first word of the statement
-    for kind, value in _tokens("\n".join(texts)):
-        if kind in Punctuation and value == "{":
-            opened.append(begins not in TRANSPARENT)
-        elif kind in Punctuation and value == "}" and opened:
-            opened.pop()
-        ends = kind in Punctuation and value in ("{", "}", ";")
-        begins = None if ends else begins or (None if _is_blank(kind) else value)
-        found += [sum(opened)] * value.count("\n")
-    return found
-
-
-def _tokens(text):
-    return CudaLexer(stripnl=False, ensurenl=False).get_tokens(text)
-
-
-def _defined_name(text):
-    """The name of the first function, struct or class whose body is in the text; None where it holds none."""
-    tokens = [(kind, value) for kind, value in _tokens(text) if not _is_blank(kind)]
-    depth, opened, begins = 0, None, None
-    for index, (kind, value) in enumerate(tokens):
-        before = tokens[index - 1][1] if index else ""
-        begins = begins or value
-        if depth == 0 and before in ("struct", "class", "union") and kind in Name and _body_follows(tokens[index + 1 :]):
-            return f"{before} {value}"
-        if value == "(":
-            if depth == 0:
-                opened = before
-            depth += 1
-        elif value == ")":
-            depth -= 1
-            if depth == 0 and opened.isidentifier() and opened not in NOT_NAMES and _body_follows(tokens[index + 1 :]):
-                return opened
-        elif value == "{" and depth == 0 and begins not in TRANSPARENT:
-            return None
-        if value in ("{", ";"):
-            begins = None
-    return None
-
-
-def _is_blank(kind):
-    return kind in Comment or kind in Whitespace or kind is Text
-
-
-def _body_follows(tokens):
-    """Whether a brace opens before anything ends the declaration."""
-    for _, value in tokens:
-        if value in ("{", ";", "(", ","):
-            return value == "{"
-    return False
+    return f"{name} (kernel)" if any("__global__" in text for _, text in lines) and name != SURROUNDINGS else name

@@ -15,12 +15,12 @@ BASELINES = {  # those of playground.stopwatch.baselines, as they are shown
     "eager": "eager",
     "channels_last": "channels_last",
     "compile": "torch.compile",
-    "compile_max": "max-autotune",
+    "compile_max": "torch.compile max-autotune",
     "eager_fp32": "eager fp32",
     "channels_last_fp32": "channels_last fp32",
-    "compile_fp32": "compile fp32",
-    "compile_max_fp32": "max-autotune fp32",
-    "compile_fp16": "fp16 (lower precision)",
+    "compile_fp32": "torch.compile fp32",
+    "compile_max_fp32": "torch.compile max-autotune fp32",
+    "compile_fp16": "torch.compile fp16 (lower precision)",
 }
 LOWER_PRECISION = "compile_fp16"  # shown, but no variant in float32 is measured by it
 
@@ -51,7 +51,7 @@ def meets(result):
 
 
 def label(result, preposition=""):
-    """What stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', both, or None.
+    """Return what stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', 'not proved against deceit', or None.
 
     The `preposition`, such as "in ", stands before the precision.
     """
@@ -61,6 +61,7 @@ def label(result, preposition=""):
         f"{preposition}{own}" if own else None,
         f"accurate to {accepted:g}" if accepted else None,
         "forward only" if result["verdict"] == "forward only" else None,
+        result.get("speedup_proof"),
     ]
     return ", ".join(filter(None, labels)) or None
 
@@ -273,7 +274,7 @@ def peak_memory(title, timings):
 
 
 def by_device(results):
-    """{device: results}. The device is None, but where ranks measured the same kind of thing on devices of several names.
+    """{device: results}. The device is None, but where workers measured the same kind of thing on devices of several names.
 
     Times on different devices are never set against one another.
     """
@@ -288,7 +289,7 @@ def by_device(results):
 
 
 def _device_name(result):
-    name = (result.get("device") or {}).get("name")  # that of a rank; a run without ranks has one device
+    name = (result.get("device") or {}).get("name")  # that of a worker; a run without a cluster has one device
     return name and one_line(name)
 
 

@@ -6,6 +6,7 @@ line ends with blanks.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import sys
@@ -122,41 +123,32 @@ def verdict(word):
     return Text(word, style=STYLES.get(word, ""))
 
 
-class Layout:
-    """A table's columns, by the first of several plans that fits a width.
+def fitted(rows, width, words):
+    """Return a table of {name: Text} rows whose columns fit a width, up to four of them below one another.
 
-    A plan is a tuple of groups, a group a tuple of columns' names that stand below one another in the same place. `rows` are
-    {name: Text}; `words` are the names whose columns hold words and not numbers. Where no plan fits, the last is taken, and
-    its first column, that of names, is narrowed.
+    `words` are the names whose columns hold words and not numbers; these two kinds do not share a place. Where nothing fits,
+    the first column, that of names, is narrowed.
     """
-
-    def __init__(self, plans, rows, width, words):
-        for self.plan in plans:
-            self.stacked = any(len(group) > 1 for group in self.plan)
-            self.heads = [self._head(group) for group in self.plan]
-            widths = natural_widths([self.heads, *map(self.cells, rows)])
-            if total_width(widths) <= width:
-                break
-        self._widths = fit(widths, width)
-        self._words = words
-
-    def _head(self, group):
-        """A name that has its place for itself is broken into lines where others stand below one another."""
-        if len(group) == 1:
-            return Text(group[0].replace(" ", "\n") if self.stacked else group[0])
-        return Text("\n".join(name.replace("\n", " ") for name in group))
-
-    def cells(self, row):
-        """The cells of a row; of those that stand below one another all but the first are dim, unless they have a colour."""
-        return [Text("\n").join(_dimmed(row[name]) if index else row[name] for index, name in enumerate(g)) for g in self.plan]
-
-    def table(self):
-        justify = ["left" if group[0] in self._words else "right" for group in self.plan]
-        return table(self.heads, self._widths, justify)
+    runs = [list(run) for _, run in itertools.groupby(rows[0], key=lambda name: name in words)]
+    for depth in (1, 2, 3, 4):
+        groups = [run[at : at + depth] for run in runs for at in range(0, len(run), depth)]
+        heads = [Text("\n".join(name.replace("\n", " ") for name in group) if len(group) > 1 else group[0]) for group in groups]
+        lines = [[_stacked(row, group) for group in groups] for row in rows]
+        widths = natural_widths([heads, *lines])
+        if total_width(widths) <= width:
+            break
+    excess = max(0, total_width(widths) - width)
+    widths[0] = max(widths[0] - excess, min(widths[0], MIN_NAME_WIDTH))
+    made = table(heads, widths, ["left" if group[0] in words else "right" for group in groups])
+    for line in lines:
+        made.add_row(*line)
+    return made
 
 
-def _dimmed(cell):
-    return cell if cell.style else Text(cell.plain, style="dim")
+def _stacked(row, group):
+    """Return the cells below one another, all but the first dim, unless they have a colour."""
+    first, *others = (row[name] for name in group)
+    return Text("\n").join([first, *(cell if cell.style else Text(cell.plain, style="dim") for cell in others)])
 
 
 def natural_widths(lines):
@@ -169,12 +161,6 @@ def total_width(widths):
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def fit(widths, width):
-    """Narrows the first column, that of names, so that the numbers keep their room."""
-    excess = max(0, total_width(widths) - width)
-    return [max(widths[0] - excess, min(widths[0], MIN_NAME_WIDTH)), *widths[1:]]
-
-
 def table(heads, widths=None, justify=None):
     """An empty table; without `widths` its columns are as wide as they need to be, or folded."""
     made = Table(box=RULE_BELOW_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="dim")
@@ -184,14 +170,10 @@ def table(heads, widths=None, justify=None):
     return made
 
 
-def print_rows(console, plans, rows, words):
-    """A table of {name: Text} rows below what was printed last, indented."""
-    layout = Layout(plans, rows, console.width - INDENT, words)
-    made = layout.table()
-    for row in rows:
-        made.add_row(*layout.cells(row))
+def print_rows(console, rows, words):
+    """Print a table of {name: Text} rows below what was printed last, indented."""
     console.print()
-    print_indented(console, made)
+    print_indented(console, fitted(rows, console.width - INDENT, words))
 
 
 def print_prose(console, heads, rows):

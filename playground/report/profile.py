@@ -8,13 +8,7 @@ from playground.report.figures import NOTHING, one_line, significant, with_unit
 from playground.report.layout import INDENT, print_folded, print_prose, print_rows
 
 FIGURES = ("kernel", "launches", "us", "DRAM", "matrix units", "issue slots", "occupancy", "registers")
-FIGURES_PLANS = (
-    tuple((name,) for name in FIGURES),
-    (("kernel",), ("launches", "us"), ("DRAM", "matrix units"), ("issue slots", "occupancy"), ("registers",)),
-    (("kernel",), ("launches", "us", "registers"), ("DRAM", "matrix units"), ("issue slots", "occupancy")),
-)
 REQUESTS = ("kernel", "a warp's request", "measured", "emulator", "least")
-REQUESTS_PLANS = (tuple((name,) for name in REQUESTS), (("kernel", "a warp's request"), ("measured", "emulator", "least")))
 STALLS_SHOWN = 2
 
 
@@ -22,11 +16,11 @@ def show(variant, kernels, counts, console):
     """Print the figures of a variant's kernels; `counts` are what playground.nvidia.emulated gives, or None."""
     console.print()
     print_folded(console, variant.name, style="bold")
-    print_rows(console, FIGURES_PLANS, [_figures(kernel) for kernel in kernels], FIGURES[:1])
+    print_rows(console, [_figures(kernel) for kernel in kernels], FIGURES[:1])
     print_prose(console, ("kernel", "of warps' time", "stall"), [row for kernel in kernels for row in _stalls(kernel)])
     rows = [row for kernel in kernels for row in _requests(kernel, kernels, counts)]
     if rows:
-        print_rows(console, REQUESTS_PLANS, rows, REQUESTS[:2])
+        print_rows(console, rows, REQUESTS[:2])
     if counts:
         sizes = ", ".join(f"{name} {value}" for name, value in counts["settings"].items()) or "the original's size"
         print_folded(console, f"The emulator counted at its own size: {sizes}.", INDENT, style="dim")

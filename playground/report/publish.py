@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import natural_order, reading_order
-from playground.report import memories, page, published, rungs, times_plot
+from playground.report import drawing, memories, page, published, speed_bars, time_parts
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.figures import (
     GRAPH,
@@ -39,6 +39,7 @@ README = Path("README.md")
 RESULTS = "<!-- results:begin -->", "<!-- results:end -->"
 BEST = "<!-- best:begin -->", "<!-- best:end -->"
 PUBLISHED = "<!-- published:begin -->", "<!-- published:end -->"
+PLOTS = {Path("docs/times-light.svg"): drawing.LIGHT, Path("docs/times-dark.svg"): drawing.DARK}
 SOLUTIONS = Path("docs/published_solutions.md")
 STAND_IN = "v4_tensor_core"  # needs no Hopper, unlike the fastest
 LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with less shared memory; "shared_limit_kb" says how much
@@ -115,11 +116,12 @@ def files(root):
     title = f"Forward pass on {machine(newest.environment)}, {_day(newest)}" if newest else NOTHING_MEASURED
     where = f"{machine(newest.environment)}, {_day(newest)}" if newest else ""
     for model in ladders:
-        for name, text in [*memories.images(model), ("time", rungs.image(model, timed.get(model, []), where))]:
+        for name, text in [*memories.images(model), ("time", time_parts.image(model, timed.get(model, []), where))]:
             if text:
                 yield Path("docs") / "pictures" / f"{model}-{name}.svg", text
-    for theme, path in times_plot.FILES.items():
-        yield Path(path), times_plot.image(title, {model: results for model, results in timed.items() if results}, theme)
+    timed = {model: results for model, results in timed.items() if results}
+    for path, colours in PLOTS.items():
+        yield path, speed_bars.image(title, timed, colours)
 
 
 def newest_runs(root):

@@ -1,21 +1,19 @@
 """Other people's published solutions: a table and a plot of the facts in results/published/, which suite.py wrote."""
 
 import json
-import math
 
-from playground.report import plain_svg
+from playground.report import drawing
+from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
 from playground.report.figures import TIE, significant, with_unit
-from playground.report.plain_svg import DEVICE, FLOOR, SHARED
 
 FOLDER = "results/published"
 HEAD = (
     *("collection", "judged", "right", "drop-in", "measured", "faster than PyTorch's best"),
     *("claimed to be faster", "of these right", "faster than eager", "than PyTorch's best"),
 )
-LEFT, TOP, SIDE, STRIP = 76, 52, 500, 44  # of the plot; the strip below it holds those that fail
 LEAST, MOST = 0.02, 50.0  # speed-ups on the axes
 TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-DOT = 7
+LOOK = {"color": PANEL, "fontsize": 11}
 
 
 def read(root):
@@ -80,46 +78,54 @@ def _row(title, results):
 
 
 def image(results):
-    """The text of an SVG file: the claimed speed-up of each solution to the right, the measured one over eager upwards."""
-    drawing = plain_svg.Drawing(LEFT + SIDE + 20, TOP + SIDE + STRIP + 52)
-    drawing.text(8, 14, "Published solutions: speed-up over eager PyTorch, claimed and measured", anchor="start", bold=True)
-    drawing.text(8, 31, "Green: right and faster than PyTorch's best. Grey: right. Orange, below: fails.", anchor="start")
-    bottom = TOP + SIDE
-    drawing.frame(LEFT, TOP, SIDE, SIDE)
-    drawing.frame(LEFT, bottom + 4, SIDE, STRIP - 8)
-    drawing.line([(LEFT, bottom), (LEFT + SIDE, TOP)])
-    drawing.line([(_x(1), TOP), (_x(1), bottom)])
-    drawing.line([(LEFT, _y(1)), (LEFT + SIDE, _y(1))])
-    for tick in TICKS:
-        drawing.text(_x(tick), bottom + STRIP + 14, f"{tick:g}x")
-        drawing.text(LEFT - 6, _y(tick) + 4, f"{tick:g}x", anchor="end")
-    drawing.text(LEFT - 6, bottom + STRIP / 2 + 4, "fails", anchor="end", fill=FLOOR)
-    drawing.text(LEFT + SIDE / 2, bottom + STRIP + 34, "claimed by the publisher")
-    for result in results:
-        if claimed := result.get("claimed_speedup"):
-            _draw(drawing, result, claimed, bottom)
-    return drawing.svg("Claimed and measured speed-ups of published solutions", " ".join(map(_in_words, results)))
+    """Return the text of an SVG file: each solution's claimed speed-up to the right, the measured one over eager upwards."""
+    claimed = [each for each in results if each.get("claimed_speedup")]
+    with drawing.style():
+        figure = drawing.figure(640, 690)
+        axes, failed = figure.subplots(2, sharex=True, height_ratios=(12, 1))
+        figure.subplots_adjust(left=0.13, right=0.97, top=0.9, bottom=0.08, hspace=0.04)
+        figure.text(0.01, 0.97, "Published solutions: speed-up over eager PyTorch, claimed and measured", weight="bold", **LOOK)
+        figure.text(0.01, 0.943, f"Triangles: beyond {LEAST:g}x or {MOST:g}x, drawn at the edge.", **LOOK)
+        ends = LEAST / 1.15, MOST * 1.15
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="measured here")
+        axes.plot(ends, ends, color=PANEL, linewidth=1.2)
+        axes.text(0.07, 0.075, "as claimed", rotation=45, rotation_mode="anchor", ha="center", **LOOK)
+        for line in (axes.axvline, axes.axhline, failed.axvline):
+            line(1, color=PANEL, linewidth=0.8, linestyle=(0, (4, 3)))
+        groups = {
+            "right and faster than PyTorch's best": ([each for each in claimed if is_timed(each) and is_win(each)], GOOD),
+            "right": ([each for each in claimed if is_timed(each) and not is_win(each)], DEVICE),
+        }
+        for label, (of_group, colour) in groups.items():
+            _scatter(axes, of_group, [each["speedup"]["eager"]["ratio"] for each in of_group], colour)
+            axes.plot([], [], "s", color=colour, markersize=6, label=label)
+        axes.legend(loc="upper left", labelcolor=PANEL, frameon=False)
+        wrong = [each for each in claimed if not is_right(each)]
+        _scatter(failed, wrong, [1] * len(wrong), FLOOR)
+        failed.set(yticks=[1], yticklabels=["fails"], xlabel="claimed by the publisher")
+        failed.set_xticks(TICKS, [f"{tick:g}x" for tick in TICKS])
+        axes.set_yticks(TICKS, [f"{tick:g}x" for tick in TICKS])
+        for panel in (axes, failed):
+            panel.minorticks_off()
+            panel.set_facecolor("none")
+            panel.tick_params(colors=PANEL)
+            panel.spines[:].set_color(PANEL)
+            panel.xaxis.label.set_color(PANEL)
+            panel.yaxis.label.set_color(PANEL)
+        words = " ".join(map(_in_words, results))
+        title = "Claimed and measured speed-ups of published solutions"
+        return drawing.svg(figure, "published", title, words, drawing.ANYWHERE) + "\n"
 
 
-def _draw(drawing, result, claimed, bottom):
-    if not is_right(result):
-        return drawing.bar(_x(claimed) - DOT / 2, bottom + STRIP / 2 - DOT / 2, DOT, DOT, FLOOR)
-    if is_timed(result):
-        measured = result["speedup"]["eager"]["ratio"]
-        drawing.bar(_x(claimed) - DOT / 2, _y(measured) - DOT / 2, DOT, DOT, SHARED if is_win(result) else DEVICE)
-
-
-def _x(speedup):
-    return LEFT + SIDE * _place(speedup)
-
-
-def _y(speedup):
-    return TOP + SIDE * (1 - _place(speedup))
-
-
-def _place(speedup):
-    """On a logarithmic scale, 0 to 1."""
-    return math.log(min(max(speedup, LEAST), MOST) / LEAST) / math.log(MOST / LEAST)
+def _scatter(axes, results, measured, colour):
+    """Draw squares; triangles at the edge for what lies beyond it, of which the largest factor decides the direction."""
+    for result, y in zip(results, measured, strict=True):
+        x = result["claimed_speedup"]
+        beyond = {"<": LEAST / x, ">": x / MOST, "v": LEAST / y, "^": y / MOST}
+        direction = max(beyond, key=beyond.get)
+        marker, size = (direction, 7) if beyond[direction] > 1 else ("s", 5)
+        place = [min(max(value, LEAST), MOST) for value in (x, y)]
+        axes.plot(*place, marker, color=colour, markersize=size, markeredgewidth=0, clip_on=False)
 
 
 def _in_words(result):

@@ -19,18 +19,6 @@ from playground.report.figures import (
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
 
 TITLES = {key: title for title, key in document.STANDARDS.items()}
-SUMMARY = ("standard", "right", "over", *(f"fast_{p:g}" for p in suite.THRESHOLDS), "mean", "interval", "pairs")
-SUMMARY_PLANS = (
-    tuple((name,) for name in SUMMARY),
-    (
-        ("standard", "right"),
-        ("over", "pairs"),
-        ("fast_0", "fast_0.5"),
-        ("fast_1", "fast_1.5"),
-        ("fast_2", "mean"),
-        ("interval",),
-    ),
-)
 
 
 class Pairs:
@@ -96,7 +84,7 @@ def show(summary, console):
     print_folded(console, f"{pairs} pair{'s' * (pairs != 1)}: {', '.join(counts)}", style="bold")
     for line in remarks(summary):
         print_folded(console, line, INDENT, hanging=INDENT)
-    print_rows(console, SUMMARY_PLANS, summary_rows(summary), {"standard", "over"})
+    print_rows(console, summary_rows(summary), {"standard", "right", "over"})
 
 
 def remarks(summary):

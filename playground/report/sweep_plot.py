@@ -1,9 +1,10 @@
 """Time, floor and speed-up over a swept constant, as a picture."""
 
+import textwrap
 from pathlib import Path
 
 from playground import sweep
-from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, on_device
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, on_device, one_line, why_not_measured
 from playground.report.sweep_table import by_variant
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -24,16 +25,18 @@ def require(file):
 
 
 def write(report, axes, file):
-    """A column of two panels for each model, device and combination of the other axes; the first axis runs to the right."""
-    from matplotlib.figure import Figure
+    """Draw a column of two panels for each model, device and combination of other axes; the first axis runs to the right."""
+    from matplotlib.figure import Figure  # which only who draws needs
 
     axis = next(iter(axes))
     columns = _columns(report["results"], axes, axis)
-    figure = Figure(figsize=(6.4 * len(columns), 7.2), layout="constrained")
-    panels = figure.subplots(2, len(columns), squeeze=False, sharex="col")
+    has_ratios = any(sweep.measured(line) for lines in columns.values() for line in lines.values())
+    figure = Figure(figsize=(8 * len(columns), 7.2 if has_ratios else 4.5), layout="constrained")
+    # Where no speed-up was measured, a strip that says why is enough.
+    panels = figure.subplots(2, len(columns), squeeze=False, sharex="col", height_ratios=(1, 1 if has_ratios else 0.02))
     for (times, ratios), (title, lines) in zip(panels.T, columns.items(), strict=True):
-        times.set_title(title)
         _draw_times(times, lines, axis)
+        times.set_title(f"{title}\n{times.get_title('left')}", loc="left", fontsize=10)
         _draw_ratios(ratios, lines, axis)
         for panel in (times, ratios):
             if sweep.is_numeric(axes, axis) and min(axes[axis]) > 0 and max(axes[axis]) >= 8 * min(axes[axis]):
@@ -50,7 +53,7 @@ def _columns(results, axes, axis):
     for (model, variant, device), own in by_variant(results).items():
         for others, line in sweep.lines_along(own, axes, axis):
             title = ", ".join([on_device(model, device), *(f"{name}={each}" for name, each in others.items())])
-            columns.setdefault(title, {})[variant] = [result for result in line if result["time_ms"]]
+            columns.setdefault(title, {})[variant] = line
     return columns
 
 
@@ -60,41 +63,61 @@ def _places(line, axis):
 
 
 def _draw_times(panel, lines, axis):
-    for variant, line in lines.items():
-        panel.plot(_places(line, axis), [result["time_ms"]["median"] for result in line], marker="o", label=variant)
-    longest = max(lines.values(), key=len)
-    of_pytorch = [(result, baseline_medians([result])) for result in longest]
-    with_eager = [(result, medians["eager"]) for result, medians in of_pytorch if "eager" in medians]
-    fastest = [(result, fastest_baseline(medians)) for result, medians in of_pytorch if fastest_baseline(medians)]
+    for number, (variant, line) in enumerate(lines.items()):
+        timed = _timed(line)
+        medians = [result["time_ms"]["median"] for result in timed]
+        panel.plot(_places(timed, axis), medians, marker="o", label=variant, color=f"C{number}")
+    longest = max(map(_timed, lines.values()), key=len)
+    medians = [(result, baseline_medians([result])) for result in longest]
+    fastest = [(result, fastest_baseline(found)) for result, found in medians if fastest_baseline(found)]
     names = ", ".join(dict.fromkeys(baseline_name(name) for _, name in fastest))
-    with_best = [(result, baseline_medians([result])[name]) for result, name in fastest]
-    for label, style, points in (("eager", ":", with_eager), (f"best baseline ({names})", "-.", with_best)):
+    others = {
+        "eager": (":", "gray", [(result, found["eager"]) for result, found in medians if "eager" in found]),
+        f"best baseline\n({names})": ("-.", "gray", [(each, baseline_medians([each])[name]) for each, name in fastest]),
+        "floor": ("--", "black", [(result, result["floor_ms"]) for result in longest if result["floor_ms"]]),
+    }
+    for label, (style, colour, points) in others.items():
         if points:
             places = _places([result for result, _ in points], axis)
-            panel.plot(places, [median for _, median in points], linestyle=style, color="gray", marker=".", label=label)
-    with_floor = [result for result in longest if result["floor_ms"]]
-    values = [result["floor_ms"] for result in with_floor]
-    panel.plot(_places(with_floor, axis), values, linestyle="--", color="black", label="floor")
-    panel.set_yscale("log")
-    panel.set_ylabel("median ms")
-    panel.legend()
-    panel.grid(alpha=0.3)
+            panel.plot(places, [value for _, value in points], linestyle=style, color=colour, marker=".", label=label)
+    _finish(panel, "median ms", "", lines, axis, lambda result: None if result["time_ms"] else result["reason"])
+    if longest:
+        panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1))  # beside the panel, where it covers no line
 
 
 def _draw_ratios(panel, lines, axis):
-    from matplotlib.ticker import LogLocator
-
-    for variant, line in lines.items():
+    """Draw the speed-ups in the colours of the times, whose legend names them."""
+    for number, line in enumerate(lines.values()):
         timed = sweep.measured(line)
         places = _places(timed, axis)
         ratio, low, high = ([result["outcome"][key] for result in timed] for key in ("ratio", "low", "high"))
-        (drawn,) = panel.plot(places, ratio, marker="o", label=variant)
-        panel.fill_between(places, low, high, alpha=0.25, color=drawn.get_color())
+        panel.plot(places, ratio, marker="o", color=f"C{number}")
+        panel.fill_between(places, low, high, alpha=0.25, color=f"C{number}")
     panel.axhline(1.0, linestyle="--", color="black")
-    panel.set_ylabel("speed-up over the best baseline")
+    _finish(panel, "speed-up over the best baseline", "x", lines, axis, why_not_measured)
+    if not any(map(sweep.measured, lines.values())):
+        panel.set_yticks([])
+        panel.set_ylabel("")
+
+
+def _finish(panel, label, unit, lines, axis, why_missing):
+    """Label a panel and write above it why points are missing, once for each reason."""
+    from matplotlib.ticker import LogLocator
+
+    reasons = {}
+    for variant, line in lines.items():
+        for result, place in zip(line, _places(line, axis), strict=True):
+            if why := why_missing(result):
+                reasons.setdefault((variant, one_line(why)), []).append(place)
+    said = [f"{variant} at {', '.join(map(str, places))}: {why}" for (variant, why), places in reasons.items()]
+    panel.set_title("\n".join(textwrap.fill(f"not measured: {each}", 90) for each in said), loc="left", fontsize=8)
+    panel.set_ylabel(label)
     panel.set_yscale("log")
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panel.yaxis.set_major_formatter("{x:g}x")
+    panel.yaxis.set_major_formatter("{x:g}" + unit)
     panel.yaxis.set_minor_formatter("")
-    panel.legend()
     panel.grid(alpha=0.3)
+
+
+def _timed(line):
+    return [result for result in line if result["time_ms"]]

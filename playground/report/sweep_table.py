@@ -5,6 +5,7 @@ from rich.text import Text
 from playground import sweep
 from playground.report.figures import (
     NOTHING,
+    baseline_medians,
     baseline_name,
     by_device,
     headline,
@@ -15,6 +16,7 @@ from playground.report.figures import (
     outcome_verdict,
     share_of_floor,
     significant,
+    why_not_measured,
     with_unit,
 )
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
@@ -28,8 +30,7 @@ def show(report, axes, console):
         print_folded(console, on_device(f"{model} {variant}", device), style="bold")
         ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
         rows = [_row(result, axes) for result in ordered]
-        plans = (tuple((name,) for name in rows[0]), (*((name,) for name in axes), ("verdict", "outcome"), *_pairs()))
-        print_rows(console, plans, rows, {*axes, "verdict", "outcome", "over"})
+        print_rows(console, rows, {*axes, "verdict", "over", "outcome"})
         console.print()
         for reason, points in _reasons(ordered, axes).items():
             print_folded(console, f"{'; '.join(points)}: {reason}", indent=INDENT)
@@ -46,10 +47,6 @@ def by_variant(results):
     return groups
 
 
-def _pairs():
-    return (("median ms", "floor ms"), ("speed-up", "over"), ("of floor",))
-
-
 def _row(result, axes):
     best, ratio = headline(result)
     time, share = result["time_ms"] or {}, share_of_floor(result)
@@ -57,6 +54,7 @@ def _row(result, axes):
     return row | {
         "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
         "median ms": Text(significant(time.get("median"))),
+        "eager ms": Text(significant(baseline_medians([result]).get("eager"))),
         "floor ms": Text(significant(result["floor_ms"])),
         "of floor": Text(with_unit(share and 100 * share, "%")),
         "speed-up": Text(labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING),
@@ -66,13 +64,14 @@ def _row(result, axes):
 
 
 def _reasons(results, axes):
-    """{reason: points} of what is no pass."""
+    """Return {reason: points} of what is no pass, or has no speed-up."""
     reasons = {}
     for result in results:
-        if result["verdict"] != "pass":
+        reason = result["reason"] if result["verdict"] != "pass" else why_not_measured(result)
+        if reason:
             settings = result["shape"]["settings"]
             point = ", ".join(f"{axis}={sweep.value(settings, axis)}" for axis in axes)
-            reasons.setdefault(one_line(result["reason"]), []).append(point)
+            reasons.setdefault(one_line(reason), []).append(point)
     return reasons
 
 

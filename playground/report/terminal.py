@@ -9,6 +9,7 @@ from playground.report.figures import (
     FORWARD,
     NOTHING,
     TALLY,
+    TIMED,
     baseline_name,
     by_device,
     geometric_means,
@@ -41,40 +42,11 @@ from playground.report.figures import (
     why_not_pass,
     with_unit,
 )
-from playground.report.layout import GAP, INDENT, Layout, print_folded, print_indented, print_prose, print_rows, verdict
+from playground.report.layout import GAP, INDENT, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 
-# The summary's columns: side by side, in two lines a variant, or in three where the terminal is narrow.
-SUMMARY = ("variant", "ran on", "verdict", "gradients", "error", "eager's", "build s", "median ms", "speed-up", "over")
-SUMMARY = (*SUMMARY, "of floor", "outcome")
-SUMMARY_PLANS = (
-    tuple((name,) for name in SUMMARY),
-    (
-        ("variant", "ran on"),
-        ("verdict", "gradients"),
-        ("error", "eager's"),
-        ("build s", "of floor"),
-        ("median ms", "outcome"),
-        ("speed-up", "over"),
-    ),
-    (
-        ("variant", "ran on", "outcome"),
-        ("verdict", "gradients", "build s"),
-        ("error", "eager's", "of floor"),
-        ("median ms", "speed-up", "over"),
-    ),
-)
-CHECKED = ("variant", "ran on", "verdict", "gradients", "error", "eager's", "build s")
-CHECKED_PLANS = (
-    tuple((name,) for name in CHECKED),
-    (("variant", "ran on"), ("verdict", "gradients"), ("error", "eager's"), ("build s",)),
-)
-SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
-
+CHECKED = ("variant", "ran on", "verdict", "gradients", "error", "eager's", "build s")  # of what was not timed
+SUMMARY_WORDS = CHECKED[:4]
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
-TIMES_PLANS = (
-    tuple((name,) for name in TIMES),
-    (("",), ("median\nms", "p20-p80\nms"), ("speed-up", "interval"), ("peak\nMiB",)),
-)
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
 GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
@@ -139,13 +111,8 @@ def _model_table(console, model, results):
     parts = [Text(one_line(_with_sizes(model, results)), style="bold")]
     checked = [result for result in results if result["ran_on"] == "emulator"]
     timed = [result for result in results if result["ran_on"] != "emulator"]
-    for plans, group in ((CHECKED_PLANS, checked), (SUMMARY_PLANS, timed)):
-        rows = [_summary_row(result) for result in group]
-        layout = Layout(plans, rows, console.width, SUMMARY_WORDS)
-        table = layout.table()
-        for row in rows:
-            table.add_row(*layout.cells(row))
-        parts += [table] if rows else []
+    rows = [{name: cell for name, cell in _summary_row(each).items() if name in CHECKED} for each in checked]
+    parts += [fitted(each, console.width, SUMMARY_WORDS) for each in (rows, list(map(_summary_row, timed))) if each]
     return Group(*parts)
 
 
@@ -222,8 +189,8 @@ def _summary_row(result):
         "gradients": verdict(gradient_verdict(check)),
         "error": Text(scientific(check.get("max_error"))),
         "eager's": Text(scientific(check.get("eager_error"))),
-        "build s": Text(significant(result["build_seconds"])),
         "median ms": Text(significant(time.get("median"))),
+        "build s": Text(significant(result["build_seconds"])),
         "speed-up": _ratio(ratio, label(result)),
         "over": Text(one_line(baseline_name(best)) if best else NOTHING),
         "of floor": Text(with_unit(share and 100 * share, "%")),
@@ -306,9 +273,9 @@ def _print_details(console, result, verbose):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
     if gradients and gradients_unsupported(gradients) is None:
-        print_rows(console, [[(name,) for name in GRADIENTS]], _gradient_rows(gradients), GRADIENTS[:2])
+        print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
     if result["time_ms"]:
-        print_rows(console, TIMES_PLANS, _time_rows(result), TIMES[:1])
+        print_rows(console, _time_rows(result), TIMES[:1])
 
 
 def _printed_lines(result):
@@ -335,7 +302,7 @@ def _facts(result):
     check = result["check"] or {}
     share = share_of_floor(result)
     gradients = check.get("gradients")
-    if result["reason"] and not result.get("caveats"):
+    if result["reason"] and (result["verdict"] not in TIMED or not result.get("caveats")):
         yield "reason", result["reason"]
     yield from standards(result)
     for finding in result.get("findings") or []:

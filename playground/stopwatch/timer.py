@@ -213,7 +213,7 @@ class Timed:
     """A workload under a clock, in the process that runs it."""
 
     def __init__(self, workload, device, clock):
-        self._workload = workload
+        self.workload = workload
         self._device = device
         self._clock = clock
         self._content = None
@@ -224,9 +224,9 @@ class Timed:
         """Warm up with a call for each seed. {"milliseconds": of making content, flushing and calling, "peak_mib"}."""
         for seed in seeds:
             began = time.perf_counter()
-            content = self._workload.fresh(seed)
+            content = self.workload.fresh(seed)
             self._clock.flush()
-            _, peak_mib = peak_memory(lambda content=content: self._workload(content), self._device)
+            _, peak_mib = peak_memory(lambda content=content: self.workload(content), self._device)
             self._clock.wait()
             milliseconds = (time.perf_counter() - began) * 1e3
         return {"milliseconds": milliseconds, "peak_mib": peak_mib}
@@ -239,9 +239,9 @@ class Timed:
         samples, late, flushes = [], [], []
         for seed in seeds:
             self._result = None
-            self._content = content = self._workload.fresh(seed)
+            self._content = content = self.workload.fresh(seed)
             self._clock.flush()
-            milliseconds, is_late, self._result = self._clock.time(lambda content=content: self._workload(content))
+            milliseconds, is_late, self._result = self._clock.time(lambda content=content: self.workload(content))
             tensors.require_plain(self._result)
             samples.append(milliseconds)
             late.append(is_late)
@@ -250,17 +250,17 @@ class Timed:
 
     def result(self):
         """(result of the last timed call, names of the gradients, None where it is no list of such)."""
-        return self._result, self._workload.names(self._content)
+        return self._result, self.workload.names(self._content)
 
     def hold(self, seeds):
         """Make the contents that `repeat` uses."""
-        self._held = [self._workload.fresh(seed) for seed in seeds]
+        self._held = [self.workload.fresh(seed) for seed in seeds]
         self._clock.wait()
 
     def repeat(self, count):
         """Call `count` times, back to back, without a clock: the driver holds one outside."""
         for call in range(count):
-            self._workload(self._held[call % len(self._held)])
+            self.workload(self._held[call % len(self._held)])
         self._clock.wait()
 
     def forget(self):

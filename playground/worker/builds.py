@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch.utils import _pytree
 
-from playground.emulator import toolchain
+import cuda_emulator
 from playground.judge import foreign, work
 from playground.machine import build_locks
 from playground.tensors import NO_ROOM, NoRoom, is_full
@@ -111,13 +111,13 @@ class BuildWatch:
     def _no_room(self):
         folder, variable = build_locks.extensions_root(), "TORCH_EXTENSIONS_DIR"
         if self._emulated:
-            folder, variable = toolchain.cache_folder(), "PLAYGROUND_EMULATOR_CACHE"
+            folder, variable = cuda_emulator.cache_folder(), cuda_emulator.CACHE_VARIABLE
         where = f"in {folder} or in that of temporary files"
         return NoRoom(f"{NO_ROOM}for builds, {where}: make some, or set {variable} or TMPDIR to a folder that has it")
 
     def _has_new_library(self, name, wall_clock):
         """Whether a library of this name, as others are built side by side, was written since `wall_clock`."""
-        libraries = toolchain.libraries_named(name) if self._emulated else _extension_libraries(name)
+        libraries = cuda_emulator.libraries_named(name) if self._emulated else _extension_libraries(name)
         file_system_resolution = 1.0  # seconds; some file systems round modification times
         return any(_modified(file) >= wall_clock - file_system_resolution for file in libraries)
 
@@ -127,8 +127,8 @@ def _extension_libraries(name):
     from torch.utils import cpp_extension
 
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
-    folders = [root / name, *(folder / name for folder in toolchain.entries(root))]
-    return [file for folder in folders for file in toolchain.entries(folder) if file.suffix == ".so"]
+    folders = [root / name, *(folder / name for folder in cuda_emulator.entries(root))]
+    return [file for folder in folders for file in cuda_emulator.entries(folder) if file.suffix == ".so"]
 
 
 def _modified(file):

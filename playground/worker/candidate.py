@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
-from playground import catalog, emulator, tensors
-from playground.emulator import devices, runtime
+import cuda_emulator as emulator
+from cuda_emulator import devices
+from playground import catalog, tensors
 from playground.judge import behaviour, foreign, probes, work
+from playground.judge.checks import BY_NAME
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.stopwatch import timer
@@ -33,7 +35,21 @@ class WrongInterface(Exception):
 class Candidate(Clocked):
     """A ModelNew in this process."""
 
-    def load(self, problem, variant, settings, place, weights, seed, debug=False, strict=False, precision=None, builds=None):
+    def load(
+        self,
+        problem,
+        variant,
+        settings,
+        place,
+        weights,
+        seed,
+        debug=False,
+        strict=False,
+        precision=None,
+        builds=None,
+        content=None,
+        borrowed=(),
+    ):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
         Where names or shapes of its parameters are not the original's, both have the weights that the seed gives. Returns
@@ -41,26 +57,33 @@ class Candidate(Clocked):
         Without a `variant` the original itself is taken for one. `precision` is that of weights and inputs, one of HALF.
         `place` is "cuda", "cpu" or "emulator", which builds without optimisation for `debug`. Nothing of ours is built before
         the first call. `builds` is the folder where its extensions are built, below torch's own unless it is absolute. Raises
-        CatalogError, WrongInterface (for a `precision` that there is not) and whatever the file raises.
+        CatalogError, WrongInterface (for a `precision` that there is not) and whatever the file raises. `content` are the bytes
+        of the variant's file, as latin-1, that run in the place of what is in it by now; `borrowed` are the names that it has
+        from the problem's.
         """
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
         self._hold_clock(torch.device(tensors.PLACES[place]))
         self.emulator = emulator.install(mode="check", source_file=variant, debug=debug) if place == "emulator" else None
         if self.emulator:
-            runtime.obey_call_off()
+            emulator.obey_call_off()
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
         self.builds = BuildWatch(emulated=place == "emulator")
         self.opened_before = foreign.opened()
         self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)
         if strict:
             forbid_tf32()
-        self.text = work.Text(variant or problem)
+        content = content and content.encode("latin-1")
+        self.text = work.Text(variant or problem, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         flags = behaviour.flags()
         self.form = None  # of the last result
+        if variant:
+            tensors.known_classes_only()  # those that the problem's file has made, too
         self.kind = None  # until the file is loaded
-        self.kind = self._loaded_class(variant) if variant else catalog.load_problem(problem, settings).Model
+        fresh = catalog.load_problem(problem, settings) if borrowed or not variant else None
+        names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)} if borrowed else None
+        self.kind = self._loaded_class(variant, content, names) if variant else fresh.Model
         self.model = self._made(seed)
         difference = None
         if weights is not None:
@@ -76,16 +99,16 @@ class Candidate(Clocked):
         came_by = "by seed" if difference else "by name"
         return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
 
-    def _loaded_class(self, variant):
+    def _loaded_class(self, *file):
         """ModelNew of the file, which under the emulator may put tensors on "cuda" as it is loaded."""
         try:
-            return catalog.load_variant(variant).ModelNew
+            return catalog.load_variant(*file).ModelNew
         except emulator.EmulatorError:
             raise
         except REFUSALS:
             if not self._may_emulate_device:
                 raise
-            return devices.emulated(catalog.load_variant)(variant).ModelNew
+            return devices.emulated(catalog.load_variant)(*file).ModelNew
 
     def _made(self, seed):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
@@ -109,7 +132,7 @@ class Candidate(Clocked):
         given = fresh_inputs(self.problem, seed, self.device)
         try:
             self._forward(given)
-            is_done = not (self._may_emulate_device and self.text.cuda_kernels) or runtime.launches()
+            is_done = not (self._may_emulate_device and self.text.cuda_kernels) or emulator.launches()
         except REFUSALS:
             if not self._may_emulate_device:
                 raise
@@ -174,7 +197,7 @@ class Candidate(Clocked):
             done = behaviour.Trials(self.model, *inputs, self.device, declared).run(trial)
         except Exception as exception:
             raises = f"raises {self._refusal(exception)}"
-            may = trial in behaviour.Trials.MAY_RAISE
+            may = BY_NAME[trial].may_raise
             return {"of": None, "complaint": None if may else raises, "note": raises if may else None}
         if done.outputs is not None:
             tensors.save_results(Results(done.outputs), outputs)

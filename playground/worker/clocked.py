@@ -1,9 +1,11 @@
 """What a worker does under the stopwatch, a variant's as well as that of the baselines."""
 
+import contextlib
+
 import torch
 
 from playground import tensors
-from playground.stopwatch import timer
+from playground.stopwatch import outer, timer
 from playground.stopwatch.workload import GRAPHED, Graphed, Workload, step_of
 
 
@@ -61,6 +63,92 @@ class Clocked:
         with self._circumstances(side):
             self.timed[side, mode].repeat(count)
         return {}
+
+    def join_outer(self, side, mode, shared, page):
+        """Map inputs and flags that the referee's OuterReferee.open has made, and call the side once on them."""
+        self._outer = _Outer(self.timed[side, mode].workload, shared, page)
+        with self._circumstances(side):
+            self._outer.warm_up()
+        return {}
+
+    def serve_outer(self, side, mode, calls, seconds, null=False):
+        """Answer some calls of the outer clock; with `null` without any work, by the result of an earlier call."""
+        with self._circumstances(side):
+            self._outer.serve(calls, seconds, null)
+        return {}
+
+    def leave_outer(self, side, mode):
+        """Let go of the shared memory."""
+        self._outer.close()
+        self._outer = None
+        return {}
+
+
+class _Outer:
+    """The timed side of the outer clock: its work is queued behind a gate, which opens when the inputs are there."""
+
+    def __init__(self, workload, shared, page):
+        self._workload = workload
+        self._memory = outer.Memory()
+        address, count = self._memory.opened(shared["handle"])
+        self._block = address + shared["offset"]
+        memory = outer.bytes_at(self._block + outer.HEADER, count - shared["offset"] - outer.HEADER)
+        self._content = workload.on([outer.placed(memory, place) if place else None for place in shared["places"]])
+        self._page = outer.Page(page)
+        self._copies = {}
+        self._ticks = torch.zeros(1, device="cuda")
+        self._number = 0
+        self._last = None
+
+    def warm_up(self):
+        """One call, whose result later calls without work give."""
+        self._last = self._workload(self._content)
+        torch.cuda.synchronize()
+
+    def serve(self, calls, limit, null):
+        for _ in range(calls):
+            self._number += 1
+            if not self._page.wait(outer.CALL, self._number, limit):
+                raise RuntimeError("the outer clock has not begun a call in time")
+            self._memory.wait_for(self._block + outer.RELEASE, self._number)
+            result = self._without_work() if null else self._workload(self._content)
+            flat = [self._shareable(value) for value in tensors.flatten(result)]
+            self._memory.write(self._block + outer.DONE, self._number)
+            self._page.say([self._place(value) for value in flat])
+            self._page.set(outer.QUEUED, self._number)
+            torch.cuda.synchronize()
+
+    def _without_work(self):
+        """An earlier call's result, after one kernel that does next to nothing: without any, the GPU would not change over."""
+        self._ticks.add_(1)
+        return self._last
+
+    def _shareable(self, tensor):
+        """The tensor, or a copy of one whose memory cannot be shared as it is, such as cudaMallocAsync's."""
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        with contextlib.suppress(outer.Unshareable):
+            if tensor.is_cuda:
+                self._memory.exported(tensor.data_ptr())
+                return tensor
+        place = outer.Layout([tensor]).places[0]
+        own = self._copies.setdefault(str(place), None)
+        if own is None:
+            count = max(outer.extent(tensor), outer.ALIGNED)
+            own = self._copies[str(place)] = outer.placed(outer.bytes_at(self._memory.allocate(count), count), place)
+        return own.copy_(tensor)
+
+    def _place(self, tensor):
+        handle, offset = self._memory.exported(tensor.data_ptr())
+        return {
+            **{"handle": handle, "offset": offset, "dtype": str(tensor.dtype)},
+            **{"shape": list(tensor.shape), "stride": list(tensor.stride())},
+        }
+
+    def close(self):
+        self._content = self._last = None
+        self._copies = {}
+        self._memory.free()
+        self._page.close()
 
 
 def memory_is_short():

@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from playground.emulator.sourcemap import line_map, lines_of_file
+from cuda_emulator import line_map, lines_of_file
 from playground.sweep import COMPILED
 from playground.tensors import NO_ROOM
 

@@ -9,9 +9,9 @@ import hashlib
 import re
 from pathlib import Path
 
-from playground.emulator import toolchain
+import cuda_emulator
 
-LIGHT = toolchain.INCLUDE / "light" / "torch"
+LIGHT = cuda_emulator.LIGHT_HEADERS
 REFUSED = "refused"  # a file beside the headers of a text that did not compile with them
 # What the whole header brings along of the standard library, as far as texts rely on it.
 STANDARD = ("algorithm", "array", "cassert", "cmath", "cstdint", "cstdio", "cstdlib", "cstring", "functional", "iostream")

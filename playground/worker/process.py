@@ -15,8 +15,8 @@ import weakref
 
 import psutil
 
+from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
-from playground.emulator.runtime import CALL_OFF, SECONDS_TO_ANSWER
 from playground.tensors import NoRoom
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed

@@ -20,6 +20,7 @@ from playground.judge.tolerance import Reference, largest_difference, worst, wro
 from playground.stopwatch import timer
 from playground.worker import recheck
 from playground.worker.failures import describe, is_of_judge
+from playground.worker.outer_referee import OuterReferee
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -44,6 +45,7 @@ class Referee:
         That is `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
+        self.outer = None
         timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the truth itself
         self.problem = tensors.in_precision(catalog.load_problem(problem, settings), precision)
         if strict:
@@ -138,6 +140,35 @@ class Referee:
         if not (unusable or self.probes[probe].clean or self._is_finite(probe)) and self._is_finite("own"):
             unusable = "the original's own result overflows"
         return {"differentiable": differentiable, "unusable": unusable}
+
+    def tells_nothing(self):
+        """{"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation at all; or None}.
+
+        Where only samples of them are kept, they are compared within one probe.
+        """
+        names = [name for name in probes.FORWARD_PROBES if name in self.references]
+        outputs = {name: self.references[name][0] for name in names}
+        own = [reference.truth for reference in outputs["own"]]
+
+        def are(given, name):
+            """Whether these tensors would pass for the outputs on a probe."""
+            pairs = list(zip(outputs[name], given, strict=True))
+            return all(value is not None and reference.takes(value) for reference, value in pairs)
+
+        if all(_is_uniform(reference.truth) for name in names for reference in outputs[name]) or (
+            not self.sample.is_part and all(are(own, name) for name in names)
+        ):
+            return {"why": "the problem's own outputs are the same for all of its inputs, so a constant would be right"}
+        if not self.sample.is_part and all(are(self._inputs_like(outputs[name], name), name) for name in names):
+            return {"why": "the problem's own outputs are its inputs, so no operation at all would be right"}
+        return {"why": None}
+
+    def _inputs_like(self, references, probe):
+        """For each output the input that would pass for it; None where none would."""
+        inputs = [value for value in self._with_inputs(probe).inputs if tensors.differentiable(value)]
+        return [
+            next((tensors.as_real(v) for v in inputs if reference.takes(tensors.as_real(v))), None) for reference in references
+        ]
 
     def ways(self):
         """{"ways": in which the truth was computed where it could not be in float64, on the device, at once}."""
@@ -251,6 +282,23 @@ class Referee:
             permitted = self.oracle.permitted(made, self.precision)
             references = _references(truth, eager, permitted, decisions=self._decisions(probe, truth))
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
+        return {}
+
+    def outer_open(self, side, page):
+        """Make what the outer clock shares with a side: OuterReferee.open's. `page` is the path of a file to be made."""
+        self.outer = self.outer or OuterReferee(self.problem, self.model, self.device)
+        return self.outer.open(side, page)
+
+    def outer_time(self, side, calls, compares, declared, seconds):
+        """{"calls": OuterReferee.time's}; `declared` is what the variant is permitted, as in compare_outputs."""
+        references, _ = self._permitting("own", declared)
+        return {"calls": self.outer.time(side, calls, compares, references, seconds)}
+
+    def outer_close(self):
+        """Give back the outer clock's memory."""
+        if self.outer:
+            self.outer.close()
+        self.outer = None
         return {}
 
     def _with_inputs(self, probe):

@@ -9,6 +9,8 @@ from playground.worker.candidate import Candidate
 from playground.worker.clocked import memory_is_short
 from playground.worker.referee import Referee
 
+BETWEEN_CALLS = ("time", "join_outer", "serve_outer", "outer_time")  # requests after which memory stays where it is
+
 
 def answerer():
     """A function (name, arguments) -> result, with the objects behind it. Raises whatever the request's function raises."""
@@ -19,7 +21,7 @@ def answerer():
         try:
             return getattr(roles[role], method)(**arguments)
         finally:
-            if method != "time" or memory_is_short():  # between its timed calls a side keeps its memory
+            if method not in BETWEEN_CALLS or memory_is_short():  # between its timed calls a side keeps its memory
                 _release_memory()
 
     return answer

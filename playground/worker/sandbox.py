@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
+import cuda_emulator
 from playground.catalog import ROOT
-from playground.emulator import toolchain
 from playground.machine import build_locks
 from playground.tensors import NO_ROOM, NoRoom, no_room_in
 from playground.worker.failures import SANDBOX_ALLOWS
@@ -171,7 +171,7 @@ class Room:
             Path(tempfile.mkdtemp(prefix=prefix, dir=folder)) for prefix, folder in (("results-", exchange), (BUILDS, builds))
         )
         self._open = contextlib.ExitStack()
-        self._open.enter_context(toolchain.held(self.builds))
+        self._open.enter_context(cuda_emulator.held(self.builds))
         self._free = {folder: shutil.disk_usage(folder).free for folder in (self.exchange, self.builds)}
         self.limits = limits(self.exchange)
         self._groups = list(_groups(self.exchange.name, self.limits))
@@ -197,7 +197,7 @@ class Room:
                     break
                 time.sleep(0.05)
         for folder in (self.exchange, self.builds):
-            toolchain.remove_folder(folder)
+            cuda_emulator.remove_folder(folder)
         self._open.close()
 
     def command(self, command):
@@ -229,8 +229,8 @@ class Room:
             "PYTHONSAFEPATH": "1",
             "PYTHONNOUSERSITE": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PLAYGROUND_EMULATOR_CACHE": str(self.builds / "emulator"),
-            "PLAYGROUND_EMULATOR_MADE": str(toolchain.cache_folder()),
+            cuda_emulator.CACHE_VARIABLE: str(self.builds / "emulator"),
+            cuda_emulator.MADE_VARIABLE: str(cuda_emulator.cache_folder()),
             **(more or {}),
         }
 
@@ -274,9 +274,9 @@ class Room:
 
 def sweep(exchange):
     """Remove what rooms have left whose driver was killed: `exchange` are the folders in which runs make theirs."""
-    toolchain.remove_unheld(build_locks.extensions_root() / build_locks.JUDGED, BUILDS)
+    cuda_emulator.remove_unheld(build_locks.extensions_root() / build_locks.JUDGED, BUILDS)
     for folder in exchange:
-        toolchain.remove_unheld(Path(folder), RUN)
+        cuda_emulator.remove_unheld(Path(folder), RUN)
     for parent in map(Path, GROUPS):
         for group in parent.glob(f"{GROUP}*"):
             if not psutil.pid_exists(int(group.name.split("-")[1])):
@@ -379,12 +379,13 @@ def _programs():
     """The folders of this Python, its packages, the project's code, compilers and what the emulator has made of its own."""
     roots = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("include"), *_site_folders()]
     roots += [Path(sys.executable).parent, Path(sys.executable).resolve().parent, ROOT / "playground", ROOT / "models"]
+    roots += [ROOT / "cuda_emulator"]
     roots += [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     roots += [folder for name in FOLDERS for folder in _folders_in(name)]
     for program in filter(None, map(shutil.which, ("nvcc", "ninja", "c++", "g++", "gcc"))):
         folder = Path(program).resolve().parent
         roots += [folder, *([folder.parent] if any((folder.parent / name).is_dir() for name in OF_TOOLKITS) else [])]
-    roots += [toolchain.cache_folder() / kind for kind in toolchain.MADE_OF_ITS_OWN]
+    roots += cuda_emulator.own_folders()
     private = {Path("/"), Path.home(), Path.home().parent, ROOT}
     paths = [path for root in filter(None, roots) for path in (Path(root), Path(root).resolve())]  # links may lead elsewhere
     return [path for path in _existing(dict.fromkeys(paths)) if path not in private]

@@ -54,6 +54,7 @@ class Truth:
         self.given.mkdir(exist_ok=True)
         self.weights = str(self.given / "weights")
         self.habits, self.domain, self.ways = (), [], []
+        self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
         self._probe_seed = probe_seed
         self._limit = limit
@@ -80,6 +81,7 @@ class Truth:
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
+        self.tells_nothing = self._ask("tells_nothing")["why"]
         return description
 
     def prepared(self, probe):
@@ -119,6 +121,10 @@ class Truth:
     def prepare_timed(self, probe, mode, seed):
         """Compute the truth on the content of a timed call, as a further probe."""
         self._ask("prepare_timed", probe=probe, mode=mode, seed=seed)
+
+    def outer(self, what, **arguments):
+        """Ask the referee for a step of the outer clock: "open", "time" or "close"."""
+        return self._ask(f"outer_{what}", **arguments)
 
     def mutants(self, probes, gradients, declared):
         """{"counted", "rejected", "survivors"} of wrong versions of the original on these probes, with or without gradients."""

@@ -326,10 +326,10 @@ def test_a_machine(name, filled):
 
 
 def test_a_place_for_the_emulators_builds(filled, monkeypatch, as_before, capsys):
-    monkeypatch.setenv("PLAYGROUND_EMULATOR_CACHE", filled("{problem}/below"))
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", filled("{problem}/below"))
     assert main.compare([*ALEXNET.split(), "--variant", "v1_direct", "--device", "emulator"]) == 2
     assert re.match(
-        r".*below, where the emulator's builds go, cannot be written \(Not a directory\): set PLAYGROUND_EMULATOR_CACHE",
+        r".*below, where the emulator's builds go, cannot be written \(Not a directory\): set CUDA_EMULATOR_CACHE",
         capsys.readouterr().err,
     )
 

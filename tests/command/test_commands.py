@@ -56,6 +56,7 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
     assert "build tiny/right" in err
     (result,) = document.read(file)["results"]
     assert result["verdict"] == "pass" and result["ran_on"] == "cpu"
+    assert result["speedup_proof"] == "not proved against deceit" and "not proved against deceit" in " ".join(out.split())
     assert set(result["baselines_ms"]) == {"eager", "channels_last", "compile"}
     assert result["check"]["max_error"] <= result["check"]["allowed"]
     assert result["floor_ms"] > 0 and result["floor_bound"] in ("memory", "compute")

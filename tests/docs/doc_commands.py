@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import torch.distributed.run
-
 from playground import catalog, sweep
 from playground.command import main
 
@@ -76,15 +74,16 @@ def split(text, language="bash"):
 
 def check_command(words, made):
     """`made` are the files that earlier commands wrote; those that this one writes are added."""
+    if "=" in words[0]:  # an environment variable
+        return check_command(words[1:], made)
     program, *rest = words
     match Path(program).name:
         case "python" | "python3":
             _check_python(rest, made)
         case "pip":
             _check_pip(rest)
-        case "torchrun":
-            given = _parse(torch.distributed.run.get_args_parser(), rest)
-            _check_program(given.training_script, given.training_script_args, made)
+        case "taskset":
+            check_command(rest[2:], made)
         case "." | "source":
             (script,) = rest
             assert Path(script).parts[-2:] == ("bin", "activate")
@@ -98,6 +97,9 @@ def _check_python(words, made):
         _check_program(words[0], words[1:], made)
     elif words[1] == "venv":
         assert all(not word.startswith("-") for word in words[2:])
+    elif words[1] == "dask":
+        shown = subprocess.run([sys.executable, *words[:3], "--help"], capture_output=True, text=True, check=True).stdout
+        assert all(word in shown for word in words if word.startswith("--"))
     elif words[1] == "pytest":  # with --help it only parses
         done = subprocess.run([sys.executable, *words, "--help"], cwd=catalog.ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from playground.catalog import ROOT
 
-PAGES = ["README.md", "playground/emulator/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "cuda_emulator/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 SHELL = ("bash", "sh", "console")
 RUNNABLE = (*SHELL, "python", "gdb")
 OUTPUT = "text"

@@ -17,9 +17,8 @@ from playground.report import terminal
 VARIANT = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w.<>/-]+(/|\.(py|md|cpp|h|npz|txt))|(docs|kernels|models|playground|results|tests)/[\w./-]+")
-COMMANDS = ("python", "compare.py", "run_all.py", "torchrun", "pip")
-OPTIONS_OF_OTHERS = {"--nproc-per-node", "--rdzv-endpoint", "--standalone"}
-EMULATOR = "playground/emulator"
+COMMANDS = ("python", "compare.py", "run_all.py", "pip")
+EMULATOR = "cuda_emulator"
 # Where the files stand that a page names without their folder.
 FOLDERS = {
     "README.md": ["."],
@@ -86,8 +85,8 @@ def test_links_lead_somewhere(page):
 
 @ALL_PAGES
 def test_files_and_options_in_the_text_exist(page):
-    programs = [*doc_commands.SCRIPTS, "playground.data_parallel", "playground.emulator"]
-    known = set().union(*map(doc_commands.options_of, programs), OPTIONS_OF_OTHERS)
+    programs = [*doc_commands.SCRIPTS, "playground.emulator", "cuda_emulator"]
+    known = set().union(*map(doc_commands.options_of, programs))
     for code in CODE.findall(doc_pages.without_blocks(page)):
         first = code.split()[0]
         if first.startswith("--") and first != "--":
@@ -111,7 +110,7 @@ def assert_options_exist(words):
     words = words[1:] if words[0] == "python" else words
     program = words[1] if words[0] == "-m" else words[0]
     given = {word for word in words if word.startswith("--")}
-    if program not in (*doc_commands.SCRIPTS, "pip", "torchrun"):
+    if program not in (*doc_commands.SCRIPTS, "pip"):
         assert importlib.util.find_spec(program), words
     assert not given or given <= doc_commands.options_of(program), words
 

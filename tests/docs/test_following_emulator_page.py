@@ -6,6 +6,6 @@ import pytest
 pytestmark = pytest.mark.full
 
 
-@pytest.mark.parametrize("step", doc_pages.steps("playground/emulator/README.md"), ids=str)
+@pytest.mark.parametrize("step", doc_pages.steps("cuda_emulator/README.md"), ids=str)
 def test_it_does_what_the_page_says(reader, step):
     reader.follow(step)

@@ -14,7 +14,7 @@ from playground.report import document
 @pytest.fixture(scope="module")
 def described():
     """What every run says of this machine: a process looks, which takes seconds."""
-    return measurement._Record([], Options(), None, None)._describe()
+    return measurement._Record([], Options(), None, None, measurement.here)._describe()
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def record(described):
     """The record of a run over alexnet_conv1's native variant."""
     model = catalog.find_model("alexnet_conv1")
     tasks = plan.of_variants(model, [catalog.find_variant(model, "cpu_polyphase_winograd")], "cpu", [{}])
-    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None)
+    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None, measurement.here)
     made._described = described
     return made
 
@@ -43,14 +43,14 @@ def earlier(record, tmp_path):
 def test_it_says_how_much_that_is(record, earlier, capsys):
     file = earlier()
     record.take_over(file)
-    assert record.left() == []
+    assert record.settle() == []
     assert capsys.readouterr().err == f"--resume {file}: 1 of 1 results taken over\n"
 
 
 def test_a_changed_file_is_run_again(record, earlier, capsys):
     file = earlier(source_sha256="0" * 64)
     record.take_over(file)
-    assert len(record.left()) == 1
+    assert len(record.settle()) == 1
     told = f"--resume {file}: 0 of 1 results taken over; 1 in it is of another file or at other settings\n"
     assert capsys.readouterr().err == told
 

@@ -13,11 +13,12 @@ import torch
 
 from playground import catalog
 from playground.driver import plan, runner
-from playground.driver.bench import SharedBench
+from playground.driver.bench import SharedBench, candidate_arguments
 from playground.driver.runner import Options, Runner, Task
 from playground.driver.verdict import give
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once
 from playground.report.progress import Progress
+from playground.worker import WorkerFailure
 
 
 class Bench:
@@ -234,3 +235,13 @@ def test_an_interrupt_ends_all_lanes(on_gpu):
     with pytest.raises(KeyboardInterrupt):
         on_gpu(judge, 50)
     assert len(judged) < 50
+
+
+def test_a_file_that_changes_in_a_run_is_an_error(write_variant):
+    """Not judged as what it was, nor as what it became."""
+    case = Task(catalog.find_model("alexnet_conv1"), write_variant("changes", "class ModelNew: pass\n"), "cpu")
+    arguments = candidate_arguments({}, case, Options(), None)
+    assert arguments["content"] == "class ModelNew: pass\n" and arguments["borrowed"] == []
+    case.variant.path.write_text("class ModelNew: other = True\n")
+    with pytest.raises(WorkerFailure, match=r"changes\.py has changed since this run read it; expected the same file"):
+        candidate_arguments({}, case, Options(), None)

@@ -596,7 +596,8 @@ class FakeGpu:
         monkeypatch.setattr(race, "OtherLoad", lambda *pids: Load(0.0))
         monkeypatch.setattr(race, "Others", Quietly)
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
-        task = SimpleNamespace(place="cuda", model=SimpleNamespace(name="model"), names=lambda what: ("model", what))
+        variant, model = SimpleNamespace(is_catalogued=True), SimpleNamespace(name="model")
+        task = SimpleNamespace(place="cuda", model=model, variant=variant, names=lambda what: ("model", what))
         return timing.Stopwatch(task, {}, self.truth(tmp_path), Options(training=True), silent, Measured(Patience(10.0)))
 
     def control(self, mode, not_graphed):

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
-from playground import catalog, emulator
-from playground.emulator import debugging, step
+import cuda_emulator as emulator
+from cuda_emulator import debugging
+from playground import catalog
+from playground.emulator import step
 from playground.worker.candidate import Candidate
 
 MODEL = catalog.find_model("conv_pool_sigmoid_sum")

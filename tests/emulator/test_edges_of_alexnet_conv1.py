@@ -17,7 +17,8 @@ FORWARD_ONLY = {"v1_direct"}
 START = f"""{apart.ASSERTIONS}
 import contextlib
 import sys
-from playground import catalog, emulator
+import cuda_emulator as emulator
+from playground import catalog
 
 variant = catalog.find_variant(catalog.find_model("alexnet_conv1"), sys.argv[1])
 emulated = emulator.install(mode="fast", source_file=str(variant.path), time_limit=120)

@@ -17,7 +17,8 @@ TENSOR_CORES = ["v4_tensor_core", "v5_hopper"]
 START = f"""{apart.ASSERTIONS}
 import contextlib
 import sys
-from playground import catalog, emulator, tensors
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
 model, name = catalog.find_model("conv3d_div_max_gap_bias_sum"), sys.argv[1]
 path = catalog.find_variant(model, name).path

@@ -16,7 +16,8 @@ VARIANTS = [variant.name for variant in catalog.variants(MODEL) if variant.backe
 START = f"""{apart.ASSERTIONS}
 import copy
 import sys
-from playground import catalog, emulator
+import cuda_emulator as emulator
+from playground import catalog
 
 model = catalog.find_model("conv_pool_sigmoid_sum")
 path = catalog.find_variant(model, sys.argv[1]).path

@@ -5,9 +5,10 @@ import ctypes
 import pytest
 import torch
 
+from cuda_emulator import Finding, runtime
+from cuda_emulator.kernels import KernelLibrary
 from playground import catalog
-from playground.emulator import Finding, extents, runtime
-from playground.emulator.kernels import KernelLibrary
+from playground.emulator import extents
 
 TEXT = """
 template <class Index>

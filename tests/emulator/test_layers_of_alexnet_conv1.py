@@ -20,7 +20,8 @@ LAYERS = {
 RUN = """
 import ast, sys
 import torch
-from playground import catalog, emulator
+import cuda_emulator as emulator
+from playground import catalog
 
 name, (layer, shape), limit = sys.argv[1], *map(ast.literal_eval, sys.argv[2:])
 path = catalog.ROOT / f"kernels/alexnet_conv1/{name}.py"

@@ -21,8 +21,9 @@ ONCE = {("alexnet_conv1/v4_tensor_core", "convolve", "cp.async"): None, ("alexne
 RUN = """
 import json, sys
 import torch
-from playground import catalog, emulator, tensors
-from playground.emulator import runtime
+import cuda_emulator as emulator
+from playground import catalog, tensors
+from cuda_emulator import runtime
 from playground.judge import precision
 
 path, model = sys.argv[1:]

@@ -20,7 +20,8 @@ VARIANTS = [
 RUN = """
 import sys
 import torch
-from playground import catalog, emulator, tensors
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
 model, path = catalog.find_model(sys.argv[1]), sys.argv[2]
 with emulator.install(mode="fast", source_file=path, time_limit=60):
@@ -79,7 +80,8 @@ def test_training(model, variant):
 TOGETHER = """
 import copy
 import torch
-from playground import catalog, emulator, tensors
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
 CONSTANTS = {  # another build of the same file: one more set of operators in the process
     "conv_pool_sigmoid_sum": {"in_channels": 3, "out_channels": 10},

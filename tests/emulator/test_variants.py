@@ -15,7 +15,8 @@ CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) i
 RUN = """
 import sys
 import torch
-from playground import catalog, emulator, tensors
+import cuda_emulator as emulator
+from playground import catalog, tensors
 
 model, path = catalog.find_model(sys.argv[1]), sys.argv[2]
 with emulator.install(mode=sys.argv[3], source_file=path, time_limit=120):

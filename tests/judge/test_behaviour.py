@@ -6,6 +6,7 @@ import torch.nn as nn
 
 from playground.judge import behaviour
 from playground.judge.behaviour import Conduct, Trials
+from playground.judge.checks import TRIALS
 from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
@@ -109,7 +110,7 @@ def trial(name, function=lambda module, x: module.linear(x), declared=None):
     return done, {"first": model.linear(X).detach(), "second": model.linear(second).detach()}
 
 
-@pytest.mark.parametrize("name", Trials.NAMES)
+@pytest.mark.parametrize("name", [check.name for check in TRIALS])
 def test_an_honest_module(name):
     done, expected = trial(name)
     assert done.complaint is None
@@ -283,3 +284,22 @@ def test_an_original_that_changes_buffers_excuses_no_changed_weights(tmp_path):
     referee = Referee()
     referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
     assert referee.habits()["habits"] == ["buffers unchanged", "eval"]
+
+
+@pytest.mark.parametrize(
+    "output, shares",
+    [
+        (torch.zeros(3, 1).expand(3, 4), True),
+        (torch.zeros(8).as_strided((3, 4), (2, 1)), True),
+        (torch.zeros(30).as_strided((2, 4), (4, 2)), True),
+        (torch.zeros(30).as_strided((2, 3), (3, 2)), False),
+        (torch.zeros(5, 4, 3, 2).to(memory_format=torch.channels_last), False),
+        (torch.zeros(4, 8)[:, :5].t(), False),
+        (torch.zeros(1).expand(1), False),
+        (torch.zeros(0, 3).expand(0, 3), False),
+    ],
+)
+def test_elements_that_share_memory(output, shares):
+    model = torch.nn.Linear(2, 2)
+    complaint = behaviour.Conduct(model, []).complaints([output]).get("an element's own memory")
+    assert (complaint or "").startswith("returns a tensor with elements that share memory") == shares

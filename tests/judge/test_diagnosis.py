@@ -28,6 +28,17 @@ def test_the_size_of_the_error_alone():
     assert likely_precision(truth, (truth + deviation).float(), LOWERED) == "an error of this size is that of bf16"
 
 
+def test_a_mistake_in_a_few_elements_is_no_rounding():
+    """However large it is in the mean; nor is one that leaves many elements right."""
+    truth = A @ B
+    size = (LOWERED["bf16"][0] - truth).square().mean().sqrt().item()
+    few, half = torch.zeros_like(truth), torch.zeros_like(truth)
+    few[0, :4], half[::2] = size * 20, size * 2**0.5
+    for deviation in few, half:
+        assert 0.5 < deviation.square().mean().sqrt().item() / size < 2
+        assert likely_precision(truth, (truth + deviation).float(), LOWERED) is None
+
+
 @pytest.mark.parametrize("factor", [1.5, 1 + 1e-6])
 def test_another_error_is_given_no_name(factor):
     truth = A @ B

@@ -112,7 +112,8 @@ def court(tmp_path_factory):
 
             try:
                 give_loaded(result, load_candidate(worker, runner.original(case), case, options, truth.weights))
-                judge(worker, truth, result, options.time_limit, exhibit.path, renew)
+                borrowed = catalog.borrowed_names(exhibit.path, PROBLEM)
+                judge(worker, truth, result, options.time_limit, exhibit.path, renew, borrowed=borrowed)
             except WorkerFailure as failure:
                 give_failure(result, failure)
             return result

@@ -93,7 +93,7 @@ def get_init_inputs():
 # Originals of which some circumstance says nothing -> forward.
 ODD_ORIGINALS = {
     "takes no negative number": "torch._assert(not (x < 0).any(), 'expected positive numbers'); return x.sqrt().cumsum(1)",
-    "has an output for each sample": "return [self.table(row.argsort()).sum() for row in x]",
+    "has an output for each sample": "return [self.table(row.argsort()[:5]).sum() for row in x]",
     "changes its parameters in a call": "return x @ self.table(torch.arange(12))",
     "needs a graph of its own": "with torch.enable_grad(): y = x.detach().requires_grad_(); return grad((y**3).sum(), y)[0]",
 }
@@ -109,3 +109,48 @@ def test_a_copy_of_an_odd_original_passes(worker, tmp_path, forward):
     assert not [name for name, entry in result["check"]["probes"].items() if "does not run" in (entry["note"] or "")]
     rejected, counted = map(int, result["check"]["mutants_rejected"].split("/"))
     assert 3 <= rejected == counted
+
+
+CONSTANT = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+def get_inputs():
+    return [torch.randn(8, 16)]
+
+def get_init_inputs():
+    return [16]
+"""
+IDENTITY = CONSTANT.replace("torch.tanh(self.linear(x))", "x + self.linear(x) * 0")
+
+
+@pytest.mark.parametrize(
+    "problem, result, says",
+    [
+        (
+            CONSTANT,
+            "torch.tanh(self.linear.bias.repeat(len(x), 1))",
+            "outputs are the same for all of its inputs, so a constant",
+        ),
+        (CONSTANT, "torch.tanh(self.linear(x))", "outputs are the same for all of its inputs, so a constant"),
+        (IDENTITY, "x.clone()", "outputs are its inputs, so no operation at all"),
+    ],
+    ids=["a constant", "the model itself", "no operation"],
+)
+def test_outputs_that_cannot_tell_a_model_pass_nothing(worker, tmp_path, problem, result, says):
+    (tmp_path / "problem.py").write_text(problem)
+    solution = re.sub(r"return .*(?=\n\ndef get_inputs)", f"return {result}", problem).replace("class Model", "class ModelNew")
+    (tmp_path / "solution.py").write_text(solution)
+    (found,) = judged(worker, tmp_path / "problem.py", [tmp_path / "solution.py"])
+    assert found["verdict"] == "error" and found["reason"].startswith("cannot be judged: the problem's own"), found["reason"]
+    assert says in found["reason"]
+    assert {standard["verdict"] for standard in found["standards"].values()} == {"error"}

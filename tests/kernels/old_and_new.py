@@ -389,7 +389,7 @@ def main():
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         zipfile.ZipFile(Path(__file__).with_name("frozen.zip")).extractall(folder)
         if not ON_GPU and not all("/cpu_" in file for file in options.files):
-            from playground import emulator
+            import cuda_emulator as emulator
 
             stack.enter_context(emulator.install(mode="check"))
         for file in options.files:

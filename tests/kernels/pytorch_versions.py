@@ -37,7 +37,7 @@ problem = catalog.load_problem(catalog.find_model(model).path, catalog.SETTINGS[
 torch.manual_seed(0)
 ours = catalog.load_variant(path).ModelNew(*problem.get_init_inputs())
 if kind == "emulator":
-    from playground import emulator
+    import cuda_emulator as emulator
     emulator.install(debug=True)
 torch.manual_seed(0)
 exact = problem.Model(*problem.get_init_inputs()).double()
@@ -94,7 +94,7 @@ def compared(python, kind, variant, folder, scratch):
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
-        "PLAYGROUND_EMULATOR_CACHE": str(Path(scratch) / "emulator"),
+        "CUDA_EMULATOR_CACHE": str(Path(scratch) / "emulator"),
     }
     done = subprocess.run([python, "-c", COMPARE, kind, model, copy], env=environment, capture_output=True, text=True)
     if done.returncode:

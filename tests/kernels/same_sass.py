@@ -38,7 +38,7 @@ from playground.report import document
 
 TABLES = (".nv.constant2", ".nv.constant3", ".nv.constant4", ".nv.global.init")
 NOT_THE_HOSTS = (".nv", ".eh_frame", ".note", ".comment", "__nv")  # sections of an object: the kernels' code has its own check
-NO_RUNS = ("emulator_counts", "exhibits", "originals", "published")  # folders of results/ that hold something else
+NO_RUNS = ("exhibits", "originals", "published")  # folders of results/ that hold something else
 NOT_MEASURED = ("build", "main")  # functions that no timed call runs
 TEXTS = ("INTERFACE", "CUDA", "CPP", "BINDING")  # module constants that compilers see
 

@@ -135,9 +135,7 @@ def test_its_main_runs_without_a_gpu(folder):
     alone = subprocess.run([sys.executable, path], capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""})
     assert (alone.returncode, alone.stderr) == (0, "")
     assert re.fullmatch(r"\S+: needs an NVIDIA GPU and .+\n", alone.stdout)
-    code = (
-        f"import runpy; from playground import emulator; emulator.install(); runpy.run_path({str(path)!r}, run_name='__main__')"
-    )
+    code = f"import cuda_emulator, runpy; cuda_emulator.install(); runpy.run_path({str(path)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], cwd=catalog.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     error = re.fullmatch(r"\S+: differs from \S+( original)? by ([\d.e+-]+)\b.+\n", done.stdout)

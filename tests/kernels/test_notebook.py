@@ -232,8 +232,8 @@ def test_a_build_that_failed_or_was_interrupted_is_tried_again(run_notebook, tmp
     assert "differs from" in printed[6]
 
 
-# The line of playground/emulator/README.md, in a cell before; `debug` because it builds without optimisation, far sooner.
-EMULATE = "from playground import emulator; emulator.install(debug=True)"
+# The line of cuda_emulator/README.md, in a cell before; `debug` because it builds without optimisation, far sooner.
+EMULATE = "import cuda_emulator as emulator; emulator.install(debug=True)"
 EDITED = "alexnet_conv1/v1_direct"
 EDITED_LINE = "out[index] = bias ? sum + bias[o] : sum;"
 

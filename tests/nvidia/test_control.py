@@ -3,7 +3,7 @@
 import pytest
 from torch.utils import cpp_extension
 
-from playground import emulator
+import cuda_emulator as emulator
 from playground.machine import requirements
 from playground.nvidia import control
 from playground.nvidia.sanitizer import TOOLS

@@ -28,6 +28,7 @@ def timings(median, peak_mib, scale=1.0):
         "notes": [],
         "time_ms": spread(median),
         "peak_mib": peak_mib,
+        **{"speedup_proof": None, "outer": None},
         "speedup": {
             name: {"ratio": scale * ratio, "low": 0.99 * scale * ratio, "high": 1.01 * scale * ratio}
             for name, ratio in RATIOS.items()

@@ -69,7 +69,9 @@ def pair(write_variant):
 
 def changes_of(pair):
     old, new = (difference.sections(variant.path) for variant in pair)
-    return {title: {change.name: change.kind for change in section} for title, section in difference.compare(old, new).items()}
+    return {
+        title: {name: change[0] for name, change in section.items()} for title, section in difference.compare(old, new).items()
+    }
 
 
 def shown(old, new, width=80, **console):
@@ -127,7 +129,7 @@ def test_a_file_and_itself(pair):
 def test_every_variant(variant):
     """Every line that is not blank is in one piece, but for the quotes around a text, and every kernel is found."""
     sections = difference.sections(variant.path)
-    numbers = sorted(number for section in sections.values() for piece in section.values() for number, _ in piece.lines)
+    numbers = sorted(number for section in sections.values() for piece in section.values() for number, _ in piece)
     lines = variant.path.read_text().splitlines()
     filled = [k for k, line in enumerate(lines, start=1) if line.strip() and not re.fullmatch(r'(\w+ = r)?"""', line)]
     assert len(numbers) == len(set(numbers))

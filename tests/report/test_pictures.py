@@ -7,7 +7,7 @@ import pytest
 from colours import contrast
 
 from playground import catalog
-from playground.report import document, memories, plain_svg, rungs
+from playground.report import document, drawing, memories, time_parts
 
 PICTURES = sorted((catalog.ROOT / "docs" / "pictures").glob("*.svg"))
 KIB = {"KB": 1024, "KiB": 1024}
@@ -16,23 +16,24 @@ KIB = {"KB": 1024, "KiB": 1024}
 @pytest.mark.parametrize(("model", "variant"), memories.PICTURES)
 def test_shared_memory_is_what_the_kernels_docstring_says(model, variant):
     """To the precision of its table of launches: whole KB, or halves."""
-    picture = memories.PICTURES[model, variant]
+    title, *boxes = memories.PICTURES[model, variant]
     docstring = (catalog.KERNELS / model / f"{variant}.py").read_text().split('"""')[1]
-    row = next(line for line in docstring.splitlines() if line.split()[:1] == [picture.kernel])
+    row = next(line for line in docstring.splitlines() if line.split()[:1] == [title.partition(":")[0]])
     in_column = "shared, K" in docstring  # the unit stands in the table's head
     said = re.search(r"\s{2}384\s+(\d+)|\s{2}512\s+(\d+)", row) if in_column else re.search(r"([\d.]+) (?:KB|KiB)\b", row)
     said = next(group for group in said.groups() if group)
-    assert abs(picture.shared_bytes / 1024 - float(said)) <= 0.6, f"{picture.shared_bytes:,} bytes, and {said} KB"
+    found = memories.shared_bytes(boxes)
+    assert abs(found / 1024 - float(said)) <= 0.6, f"{found:,} bytes, and {said} KB"
 
 
 @pytest.mark.parametrize(("model", "variant"), memories.PICTURES)
 def test_arrows_lead_from_box_to_box_and_no_two_boxes_share_a_place(model, variant):
-    picture = memories.PICTURES[model, variant]
-    assert {name for arrow in picture.arrows for name in arrow[:2]} <= set(picture.boxes)
-    places = [(box.memory, box.slot) for box in picture.boxes.values()]
-    assert len(places) == len(set(places))
-    reached = {to for _, to, _ in picture.arrows}
-    assert "out" in reached and "x" not in reached
+    _, *boxes = memories.PICTURES[model, variant]
+    places = {box.place: box.name for box in boxes}
+    assert len(places) == len(boxes) and {box.to for box in boxes if box.to} <= set(places)
+    assert {place[0] for place in places} == set(memories.MEMORIES)
+    reached = {box.to for box in boxes}
+    assert "D5" in reached and "D0" not in reached and places["D0"] == "x"
 
 
 def test_every_picture_is_shown():
@@ -51,18 +52,22 @@ def test_text_stays_inside_and_has_contrast(path):
     names = [node.tag.split("}")[1] for node in root]
     assert names[:2] == ["title", "desc"] and all(node.text for node in root[:2])
     for node in root.iter("{http://www.w3.org/2000/svg}text"):
-        share = {"start": 0, "middle": 0.5, "end": 1}[node.get("text-anchor")]
-        length = 6.3 * len(node.text)  # units of a letter, on average
+        style = dict(each.split(": ") for each in node.get("style").split("; "))
+        if node.get("transform"):
+            continue  # turned, or placed by its axes
+        share = {"start": 0, "middle": 0.5, "end": 1}[style["text-anchor"]]
+        length = 0.55 * float(style["font-size"].removesuffix("px")) * len(node.text)  # of a letter, on average
         left = float(node.get("x")) - share * length
         assert left >= -2 and left + length <= width + 2 and float(node.get("y")) <= height, node.text
-        assert node.get("fill") in ("#ffffff", plain_svg.LINE, plain_svg.FLOOR)
+        assert style["fill"] in ("#ffffff", drawing.ANYWHERE["panel"], drawing.ANYWHERE["floor"])
 
 
 def test_colours_are_readable_on_white_and_on_black():
-    for colour in (plain_svg.LINE, plain_svg.FLOOR):
+    for name in ("panel", "floor"):
+        colour = drawing.ANYWHERE[name]
         assert min(contrast(colour, "#ffffff"), contrast(colour, "#0d1117")) >= 3.5
-    for colour in (plain_svg.DEVICE, plain_svg.SHARED, plain_svg.REGISTERS):
-        assert contrast(colour, "#ffffff") >= 4.5, "white text stands on it"
+    for name in ("device", "shared", "variant"):
+        assert contrast(drawing.ANYWHERE[name], "#ffffff") >= 4.5, "white text stands on it"
 
 
 def test_the_parts_of_a_rungs_time_are_those_of_the_profile():
@@ -72,19 +77,19 @@ def test_the_parts_of_a_rungs_time_are_those_of_the_profile():
         {"name": "own(float)", "calls": 1, "microseconds": 100.0},
     ]
     result = {"check": {"work": {"kernels": kernels}}, "time_ms": {"median": 1.0}}
-    assert rungs.parts(result) == [
+    assert time_parts.parts(result) == [
         ("PyTorch: elementwise", 0.3, False),
         ("own", 0.5, True),
-        (rungs.OUTSIDE, pytest.approx(0.2), False),
+        (time_parts.OUTSIDE, pytest.approx(0.2), False),
     ]
     result["time_ms"]["median"] = 0.7  # the profiled pass took longer
-    assert [share for _, share, _ in rungs.parts(result)] == [0.375, 0.625]
-    assert rungs.parts({"check": {"work": None}, "time_ms": {"median": 1.0}}) == []
+    assert [share for _, share, _ in time_parts.parts(result)] == [0.375, 0.625]
+    assert time_parts.parts({"check": {"work": None}, "time_ms": {"median": 1.0}}) == []
 
 
 def test_every_recorded_kernel_that_is_not_the_variants_own_has_a_name():
     recorded = document.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]
     for result in recorded:
         text = (catalog.KERNELS / result["model"] / f"{result['variant']}.py").read_text()
-        for name, _, is_own in rungs.parts(result):
+        for name, _, is_own in time_parts.parts(result):
             assert not is_own or re.search(rf"\b{name}\(", text), f"{result['variant']}: {name}"

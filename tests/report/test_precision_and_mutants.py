@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from playground.driver.bench import NOT_PROVED
 from playground.report import document, figures, terminal
 
 
@@ -36,6 +37,15 @@ def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
     assert "fp16 against tf32" in draw(terminal.Details, gpu_document)
     coloured = terminal._ratio({"ratio": 2.0, "low": 1.9, "high": 2.1}, "fp16")
     assert not coloured.style, "green would call it a win"
+
+
+def test_a_speed_up_that_is_not_proved_says_so_wherever_it_stands(gpu_document):
+    _, second, *_ = gpu_document["results"]
+    second["speedup_proof"] = NOT_PROVED
+    document.validate(gpu_document)
+    assert f"49.4x {NOT_PROVED}" in draw(terminal.Summary, gpu_document)
+    assert NOT_PROVED in draw(terminal.Details, gpu_document)
+    assert figures.labelled("49.4x", second) == f"49.4x {NOT_PROVED}"
 
 
 def test_a_lower_precision_does_not_count_in_the_mean(gpu_document):

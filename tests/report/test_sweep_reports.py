@@ -68,12 +68,26 @@ def test_the_picture_says_what_it_shows(swept, tmp_path):
         "batch_size",
         "v2_single_kernel",
         "floor",
-        "best baseline (torch.compile)",
+        "best baseline",
+        "not measured: v2_single_kernel at 64: ValueError: batches up to 8",
         "eager",
         "speed-up over the best baseline",
         "median ms",
     ):
         assert words in text
+
+
+def test_where_no_speedup_was_measured_a_strip_says_why(swept, tmp_path):
+    import matplotlib
+
+    for result in swept["results"][:2]:
+        result["outcome"] = {"verdict": "not measured", "reason": "the machine is busy", "against": None}
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    assert "not measured: v2_single_kernel at 1, 8: the machine is busy" in text
+    assert "speed-up over the best baseline" not in text and "2x" not in text, "no empty panel"
+    assert "batch_size=1; batch_size=8: the machine is busy" in " ".join(printed(swept, 200).split())
 
 
 def test_no_picture_of_an_unknown_kind():

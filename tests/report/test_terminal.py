@@ -49,7 +49,7 @@ def test_summary_has_one_line_a_variant_where_there_is_room(gpu_document):
     text = draw("summary", gpu_document, 160)
     row = next(line for line in text.splitlines() if line.startswith("v2_single_kernel"))
     assert row.split() == [
-        *("v2_single_kernel", "cuda,", "tf32", "pass", "ok", "1.10e-5", "1.20e-5", "6.70", "0.142", "49.4x", "torch.compile"),
+        *("v2_single_kernel", "cuda,", "tf32", "pass", "ok", "1.10e-5", "1.20e-5", "0.142", "6.70", "49.4x", "torch.compile"),
         *("97.9%", "win"),
     ]
 
@@ -172,7 +172,7 @@ def test_details_show_training_in_a_graph(gpu_document):
     text = unfolded(draw("details", with_graphed_training(gpu_document), 120))
     assert "training, weights, CUDA graph: so slow that they were timed without a graph: eager; channels_last" in text
     assert "timing training, weights, CUDA graph: win over torch.compile, 2.50x (2.40x-2.60x)" in text
-    assert "training, weights, CUDA graph: baseline compile fp32 not measured: RuntimeError: no capture" in text
+    assert "training, weights, CUDA graph: baseline torch.compile fp32 not measured: RuntimeError: no capture" in text
     assert "training, weights, CUDA graph 0.114 " in text and " eager (no graph) " in text
 
 
@@ -232,6 +232,17 @@ def test_details_of_what_is_no_pass(gpu_document, cpu_document):
     text = unfolded(draw("details", cpu_document))
     assert "v1_fused_tail skipped reason no CUDA GPU in this machine" in text
     assert "inputs (4, 8, 384, 384): batch 4 instead of 128" in text
+
+
+def test_the_reason_that_decides_stands_before_the_caveats(gpu_document):
+    caveat = {"tag": "no-gradient", "text": "the output is detached", "costs": "drop-in", "line": 3}
+    failed = gpu_document["results"][1]
+    failed |= {"verdict": "fail", "reason": "an earlier output: it is off by 4.9", "caveats": [caveat]}
+    text = unfolded(draw("details", gpu_document))
+    assert text.index("reason an earlier output: it is off by 4.9") < text.index("caveat no-gradient: the output is detached")
+    failed |= {"verdict": "forward only", "reason": caveat["text"]}
+    text = unfolded(draw("details", gpu_document))
+    assert "reason the output is detached" not in text and text.count("the output is detached") == 1
 
 
 def test_details_keep_the_lines_of_a_compiler(gpu_document):
@@ -357,11 +368,11 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
 
 
 def test_different_devices_stand_apart(gpu_document):
-    """Two ranks with different GPUs: a table and a mean for each, and no mean over both."""
+    """Two workers with different GPUs: a table and a mean for each, and no mean over both."""
     (template,) = [result for result in gpu_document["results"] if result["variant"] == "v2_single_kernel"]
     results = []
-    for rank, (name, ratio) in enumerate((("NVIDIA H200", 4.0), ("NVIDIA L40S", 2.0))):
-        result = copy.deepcopy(template) | {"device": {"rank": rank, "name": name}}
+    for number, (name, ratio) in enumerate((("NVIDIA H200", 4.0), ("NVIDIA L40S", 2.0))):
+        result = copy.deepcopy(template) | {"device": {"worker": f"GPU {number}", "name": name}}
         result["outcome"] |= {"ratio": ratio, "low": ratio, "high": ratio}
         results.append(result)
     text = unfolded(draw("summary", {**gpu_document, "results": results}, 160))

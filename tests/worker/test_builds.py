@@ -73,7 +73,7 @@ def emulated(folder, name):
 
 def test_what_others_build_meanwhile_under_the_emulator_is_not_this_build(monkeypatch, tmp_path):
     """Libraries of other names, and what has gone by the time it is looked at, here a link to nothing."""
-    monkeypatch.setenv("PLAYGROUND_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path))
     libraries = tmp_path / "libraries"
 
     def others():
@@ -92,7 +92,7 @@ def test_what_others_build_meanwhile_under_the_emulator_is_not_this_build(monkey
 
 
 def test_a_library_of_its_own_that_vanishes_does_not_end_the_build(monkeypatch, tmp_path):
-    monkeypatch.setenv("PLAYGROUND_EMULATOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     for emulator, gone in ((True, emulated(tmp_path / "cache" / "libraries", "mine")), (False, tmp_path / "mine" / "mine.so")):
         gone.parent.mkdir(exist_ok=True)

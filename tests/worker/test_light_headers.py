@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from torch.utils import cpp_extension
 
-from playground.emulator import toolchain
+from cuda_emulator import toolchain
 from playground.worker import light_headers
 from playground.worker.builds import BuildWatch
 

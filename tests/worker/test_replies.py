@@ -39,7 +39,7 @@ def test_a_value_of_another_type(wrong):
 
 
 def test_a_list_of_another_type():
-    reply = {"builds": [], "means_to_build": False, "triton": False, "own_calls": 0, "spoiled": False}
+    reply = {"builds": [], "opened": [], "means_to_build": False, "triton": False, "own_calls": 0, "spoiled": False}
     reply |= {"kernels": [{"name": "f", "calls": 1, "microseconds": 2}], "own_share": None}
     assert malformed("candidate.work", reply) is None
     assert malformed("candidate.work", reply | {"builds": [1]})

@@ -258,7 +258,7 @@ def test_what_a_killed_driver_leaves(tmp_path, write_variant, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("playground.emulator.toolchain.JUST_MADE", 0.0)
+    monkeypatch.setattr("cuda_emulator.toolchain.JUST_MADE", 0.0)
     command = [sys.executable, "compare.py", "--model", str(PROBLEM), "--variant", str(variant.path), "--sandbox", "require"]
 
     def left():

@@ -4,6 +4,7 @@ Whatever the file holds is escaped; characters that would not show, or would tur
 """
 
 import io
+import itertools
 import re
 import tokenize
 from dataclasses import dataclass
@@ -58,15 +59,17 @@ def highlighted(text, findings=(), around=None):
     lines, cut = _shortened(text)
     text = "\n".join(lines)
     embedded = embedded_texts(text)
-    rows = [[]]
     inside = _lines_inside(text, embedded)
-    for kind, value in _merged(_tokens(text, embedded)):
-        for number, part in enumerate(value.split("\n")):
-            if number:
-                rows.append([])
-            if part:
-                shown = visible(part)
-                rows[-1].append(Markup("<i class={}>{}</i>").format(Markup(kind), shown) if kind else shown)
+    rows = [[]]
+    for (kind, is_end), group in itertools.groupby(
+        zip(_classes(text, embedded), text, strict=True), lambda each: (each[0], each[1] == "\n")
+    ):
+        part = "".join(character for _, character in group)
+        if is_end:
+            rows.extend([] for _ in part)
+        else:
+            shown = visible(part)
+            rows[-1].append(Markup("<i class={}>{}</i>").format(Markup(kind), shown) if kind else shown)
     below = {}
     for line, finding, identity in findings:
         below.setdefault(line, []).append((finding, identity))
@@ -140,38 +143,16 @@ def _shortened(text):
     return cut, remark
 
 
-def _tokens(text, embedded):
-    """(pygments token type, text) of the whole file: Python's around the embedded texts, and theirs inside."""
-    python = PythonLexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text)
-    pieces = [(start, start + len(value), kind) for start, kind, value in python]
-    begin, at = 0, 0
-    for each in [*embedded, Embedded(len(text), len(text), False)]:
-        while at < len(pieces) and pieces[at][0] < each.begin:
-            start, end, kind = pieces[at]
-            yield kind, text[max(start, begin) : min(end, each.begin)]
-            if end > each.begin:
-                break  # the rest of it lies inside the embedded text, or behind
-            at += 1
-        lexer = CudaLexer if each.is_cuda else CppLexer
-        for _, kind, value in lexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text[each.begin : each.end]):
-            yield kind, value
-        begin = each.end
-        while at < len(pieces) and pieces[at][1] <= begin:
-            at += 1
-
-
-def _merged(tokens):
-    """(class of the style sheet or "", text), neighbours of one class together; white space goes with what is before it."""
-    last, held = "", ""
-    for token, text in tokens:
-        kind = last if text.isspace() else next((name for parent, name in CLASSES if token in parent), "")
-        if kind != last and held:
-            yield last, held
-            held = ""
-        last = kind
-        held += text
-    if held:
-        yield last, held
+def _classes(text, embedded):
+    """Return the style sheet's class of each character; white space has that of what is before it."""
+    found = [""] * len(text)
+    languages = [(CudaLexer if each.is_cuda else CppLexer, each.begin, each.end) for each in embedded]
+    for lexer, begin, end in [(PythonLexer, 0, len(text)), *languages]:
+        for start, token, value in lexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text[begin:end]):
+            kind = next((name for parent, name in CLASSES if token in parent), "")
+            kind = found[begin + start - 1] if value.isspace() and begin + start else kind
+            found[begin + start : begin + start + len(value)] = [kind] * len(value)
+    return found
 
 
 def _lines_inside(text, embedded):

@@ -2,7 +2,8 @@
 
 from playground.report import suite, suite_table
 from playground.report.figures import NOTHING, labelled, significant, why_not_measured, with_unit
-from playground.report.page import marks, verdicts
+from playground.report.page import verdicts
+from playground.report.page.variant import without_folders
 
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "eager": "over eager", "fastest": "over the fastest"}
 
@@ -44,16 +45,19 @@ def _ratio(ratio, result):
 
 def _row(result, variant):
     over = suite.speedups(result) if result["time_ms"] else {}
-    said = [] if result["verdict"] in suite.MEETS["forward"] else [result["reason"]]
-    said += [f"{each['tag']}: {each['text']}" for each in result.get("caveats") or []]
+    said = [] if result["verdict"] in suite.MEETS["forward"] else [variant["reason"]]
+    said += [f"{each['tag']}: {without_folders(each['text'])}" for each in result.get("caveats") or []]
     if result["time_ms"] and (why := why_not_measured(result)):
         said.append(f"speed-up not measured: {why}")
     return {
         "id": variant["id"],
         "name": suite_table.named(result),
-        "verdict": marks.of(result["verdict"]),
-        "time": significant((result["time_ms"] or {}).get("median")),
-        **{key: _ratio(over.get(key), result) for key in ("eager", suite.FASTEST)},
-        "accuracy": suite.accuracy_class(result) or NOTHING,
+        "verdict": verdicts.mark(result["verdict"]),
+        "cells": {
+            "ms": significant((result["time_ms"] or {}).get("median")),
+            "over eager": _ratio(over.get("eager"), result),
+            "over the fastest": _ratio(over.get(suite.FASTEST), result),
+            "accuracy": suite.accuracy_class(result) or NOTHING,
+        },
         "said": said,
     }

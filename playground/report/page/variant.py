@@ -1,5 +1,6 @@
 """What opens below a variant's name: why it is fast, what was found, figures of compiler and emulator, its source."""
 
+import re
 from pathlib import Path
 
 from playground import catalog
@@ -10,6 +11,7 @@ from playground.report.figures import (
     gradients_unsupported,
     headline,
     labelled,
+    mutants,
     outcome_verdict,
     precisions,
     standards,
@@ -17,10 +19,9 @@ from playground.report.figures import (
     timing_notes,
     with_unit,
 )
-from playground.report.page import counts, explanation, findings, marks, sources
+from playground.report.page import explanation, findings, sources, verdicts
 
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
-NOT_ASKED = "this run did not ask nvcc"
 
 
 def shown(identity, result, path, stale, first=None, with_source=True):
@@ -31,29 +32,26 @@ def shown(identity, result, path, stale, first=None, with_source=True):
     """
     text = _read(path)
     found = findings.at_lines(result, path) if path else []
-    lines = [(line, _without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
+    lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
     title, explained = explanation.of(path) if path else ("", "")
-    digest = catalog.sha256(path) if text is not None else None
     best, ratio = headline(result)
     return {
         "id": identity,
         "name": result["variant"],
         "title": title,
-        "verdict": marks.of(result["verdict"]),
+        "verdict": verdicts.mark(result["verdict"]),
         "time": with_unit(result["time_ms"]["median"], " ms") if result["time_ms"] else "",
         "speedup": f"{labelled(with_unit(ratio['ratio'], 'x'), result)} over {baseline_name(best)}" if ratio else "",
-        "reason": _without_folders(result["reason"] or "", path),
-        "details": _without_folders(result.get("details") or result.get("printed") or "", path),
+        "reason": without_folders(result["reason"] or "", path),
+        "details": without_folders(result.get("details") or result.get("printed") or "", path),
         "findings": lines,
-        "unplaced": [_without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
+        "unplaced": [without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
         "first": first,
         "explanation": explained,
         "ptxas": _ptxas(result),
-        "counters": counts.of(result, path, digest),
-        "counter_heads": counts.HEADS,
-        "notes": list(timing_notes(result)),
+        "notes": [*filter(None, [mutants(result)]), *timing_notes(result)],
         "facts": list(_facts(result)),
-        "gradients": _gradients(result["check"] or {}),
+        "errors": _errors(result["check"] or {}),
         "probes": _with_marks(checks.explained_probes(result["check"])),
         "behaviour": _with_marks(checks.explained_behaviour(result["check"])),
         "kernels": list(checks.explained_kernels(result["check"])),
@@ -73,7 +71,7 @@ def _source(text, lines, with_source):
 
 def _with_marks(rows):
     """The second cell of each row is 'ok', 'fail' or '-'."""
-    return [(row[0], marks.of(row[1]), *row[2:]) for row in rows]
+    return [(row[0], verdicts.mark(row[1]), *row[2:]) for row in rows]
 
 
 def _facts(result):
@@ -91,30 +89,31 @@ def _facts(result):
     if result.get("clocks"):
         before, after = result["clocks"]["before"], result["clocks"]["after"]
         yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"
+    if unknown := (result.get("ptxas") or {}).get("unknown"):
+        yield "registers, spills", f"not known: {unknown}"
     if result["source_sha256"]:
         yield "source's SHA-256", result["source_sha256"]
 
 
-def _gradients(check):
+def _errors(check):
+    """Return (of what, its errors, what is wrong) of the outputs, then of each gradient."""
     gradients = check.get("gradients") or {}
-    if gradients_unsupported(gradients) is not None:
-        return []
-    return [(name, marks.errors(each), each.get("complaint") or "") for name, each in gradients.items()]
+    compared = {"outputs": check} if check.get("allowed") is not None else {}
+    if gradients_unsupported(gradients) is None:
+        compared |= {f"gradient of {name}": each for name, each in gradients.items()}
+    return [(name, verdicts.errors(each), each.get("complaint") or "") for name, each in compared.items()]
 
 
 def _ptxas(result):
-    """{"unknown": why} or {"rows": ...}; None for what has no CUDA of its own."""
-    if result["backend"] != "cuda":
-        return None
-    found = result.get("ptxas") or {"unknown": NOT_ASKED}
-    if "unknown" in found:
-        return {"unknown": f"not known: {found['unknown']}", "rows": []}
-    rows = [
+    """Return rows of what nvcc said of each kernel; none where it was not asked or said nothing."""
+    found = result.get("ptxas") or {}
+    if result["backend"] != "cuda" or "unknown" in found:
+        return []
+    return [
         (architecture, kernel["name"], *(f"{kernel[key]:,}" for key in PTXAS))
         for architecture, kernels in found.items()
         for kernel in kernels
     ]
-    return {"unknown": None, "rows": rows}
 
 
 def _read(path):
@@ -131,8 +130,8 @@ def _shown_path(path):
     return str(path.relative_to(catalog.ROOT)) if path.is_relative_to(catalog.ROOT) else path.name
 
 
-def _without_folders(text, path):
+def without_folders(text, path=None):
     """A reason or a traceback without the folders of this machine."""
     for folder in (path and path.parent, catalog.ROOT, Path.home()):
         text = text.replace(f"{folder}/", "") if folder else text
-    return text
+    return re.sub(r"(?<![\w/.:])/(?:[\w.@+-]+/)+(?=[\w.@+-]+:\d)", "", text)

@@ -16,13 +16,16 @@ from playground.report.figures import (
     labelled,
     meets,
     outcome_verdict,
+    scientific,
     share_of_floor,
     size_note,
     with_unit,
 )
-from playground.report.page import marks
-from playground.report.page.marks import BAD, GOOD, UNKNOWN, Mark
 
+GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
+SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
+STATES = {"pass": GOOD, "ok": GOOD, "win": GOOD, "fail": BAD, "error": BAD, "loss": BAD}
+MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "speedup": "speed-up", "share": "of the floor"}
 VERDICT_ORDER = {word: place for place, word in enumerate(document.VERDICTS)}
 
@@ -33,6 +36,37 @@ class Filter:
 
     legend: str
     options: dict
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How something went, in a sign, a word and a colour, any of which would do."""
+
+    state: str
+    text: str
+
+    @property
+    def sign(self):
+        return SIGNS[self.state]
+
+
+def mark(word):
+    """Return the Mark of a verdict, an outcome such as 'win in fp16', or 'ok' and 'fail'."""
+    return Mark(STATES.get(word.split(" ")[0], UNKNOWN), "not run" if word == NOTHING else word)
+
+
+def errors(check):
+    """Return an error beside PyTorch's and what is allowed, as texts, and whether it is within."""
+    own, eager, allowed = (check.get(key) for key in ("max_error", "eager_error", "allowed"))
+    if check.get("complaint"):
+        within = Mark(BAD, "wrong")
+    elif allowed is None:
+        within = Mark(UNKNOWN, "not compared")
+    else:
+        within = Mark(GOOD, "within") if is_within(check) else Mark(BAD, "beyond")
+    of_eager = with_unit(own / eager if own is not None and eager else None, "x")
+    texts = {"own": scientific(own), "eager": scientific(eager), "of_eager": of_eager, "allowed": scientific(allowed)}
+    return texts | {"mark": within}
 
 
 def shown(sections, places):
@@ -90,7 +124,7 @@ def _row(result, variant):
     check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
     return {
         "variant": variant,
-        "verdict": marks.of(result["verdict"]),
+        "verdict": mark(result["verdict"]),
         "reason": "" if meets(result) else variant["reason"],
         "checks": [
             ("outputs", _entries(check, "probes")),
@@ -105,7 +139,7 @@ def _row(result, variant):
         "speedup": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
         "over": baseline_name(best) if ratio else "",
         "share": with_unit(share and 100 * share, "%"),
-        "outcome": marks.of(outcome_verdict(result)),
+        "outcome": mark(outcome_verdict(result)),
     }
 
 
@@ -136,7 +170,9 @@ def _work(check):
     if work.get("note"):
         return Mark(UNKNOWN, work["note"])
     share = work.get("own_share")
-    return Mark(GOOD, "called" if share is None else with_unit(100 * share, "%"))
+    if share is None:
+        return Mark(GOOD, "called")
+    return Mark(GOOD if share >= MOSTLY else UNKNOWN, with_unit(100 * share, "%"))
 
 
 def _mutants(check):

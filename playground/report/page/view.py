@@ -1,5 +1,6 @@
 """What the page's template shows of a run: its words and rows, section by section."""
 
+from playground.report import roofline, speed_bars
 from playground.report.document import date_of, is_stale
 from playground.report.figures import (
     NOTHING,
@@ -8,10 +9,8 @@ from playground.report.figures import (
     baseline_name,
     by_device,
     geometric_means,
-    gradients_unsupported,
     isolation,
     machine,
-    mutants,
     on_device,
     one_line,
     ordered_baselines,
@@ -23,8 +22,8 @@ from playground.report.figures import (
     timed_modes,
     with_unit,
 )
-from playground.report.page import charts, explanation, ladder, marks, suite, variant, verdicts
-from playground.report.page.marks import BAD, GOOD, UNKNOWN, Mark
+from playground.report.page import explanation, suite, variant, verdicts
+from playground.report.page.verdicts import BAD, GOOD, UNKNOWN, Mark
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
 NOWHERE = "nowhere"
@@ -57,7 +56,6 @@ def page(document, known):
             for (place, device), (mean, count) in geometric_means(results).items()
         ],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
-        "timed": any(result["time_ms"] for result in results),
         "rooflines": [] if document.get("suite") else list(_rooflines(results)),
         "models": sections,
         "ladders": [] if document.get("suite") else list(_ladders(sections)),
@@ -70,8 +68,10 @@ def _ladders(sections):
     """Each model's ladder for the first screen: those on GPUs first."""
     groups = [(section, group) for section in sections for group in section["groups"]]
     for section, group in sorted(groups, key=lambda pair: [*PLACES.values(), NOWHERE].index(pair[1]["place"])):
-        for picture in ladder.pictures(group["members"], brief=True):
-            yield {**picture, "model": section, "place": group["place"], "inputs": group["inputs"]}
+        for picture in speed_bars.pictures(group["members"], brief=True):
+            title = f"{section['name']} on the {group['place']}"
+            svg = speed_bars.page_svg(picture, f"first-{group['id']}", title)
+            yield {"svg": svg, "model": section, "place": group["place"], "inputs": group["inputs"]}
 
 
 def _files(result, known):
@@ -116,7 +116,7 @@ def _remarks(environment):
 
 def _tally(results):
     counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
-    return [Mark(marks.of(word).state, f"{count} {TALLY[word]}") for word, count in counts.items() if count]
+    return [Mark(verdicts.mark(word).state, f"{count} {TALLY[word]}") for word, count in counts.items() if count]
 
 
 def _rooflines(results):
@@ -124,9 +124,9 @@ def _rooflines(results):
     for place in dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings")):
         of_place = [result for result in results if result["ran_on"] == place]
         ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
-        wide, narrow, points = charts.roofline_charts(of_place, ceilings, place)
-        if wide:
-            yield {"place": PLACES[place], "wide": wide, "narrow": narrow, "rows": [_point_row(point) for point in points]}
+        points = roofline.points_of(of_place)
+        if drawn := roofline.charts(points, ceilings, place):
+            yield {"place": PLACES[place], "drawn": drawn, "rows": [_point_row(point) for point in points]}
 
 
 def _point_row(point):
@@ -150,24 +150,28 @@ def _model(identity, name, pairs, with_source):
         "id": identity,
         "name": name,
         "about": explanation.about(model_file) if model_file else "",
-        "groups": [_group(*key, each) for key, each in groups.items()],
+        "groups": [_group(f"{identity}-at-{n}", name, *key, each) for n, (key, each) in enumerate(groups.items())],
         "variants": variants,
         "members": [{"result": result, "shown": shown} for (result, _), shown in zip(pairs, variants, strict=True)],
     }
 
 
-def _group(place, sizes, members):
+def _group(identity, name, place, sizes, members):
     results = [result for result, _ in members]
     inputs = next((result["shape"]["inputs"] for result in results if (result.get("shape") or {}).get("inputs")), [])
     floor = next((result for result in results if result["floor_ms"]), None)
+    pictures = enumerate(speed_bars.pictures(members))
     return {
+        "id": identity,
         "place": PLACES.get(place, NOWHERE),
         "inputs": " and ".join(" × ".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs),
         "sizes": sizes,
         "floor": floor and f"{with_unit(floor['floor_ms'], ' ms')}, bound by {floor['floor_bound']}",
-        "ladders": ladder.pictures(members),
+        "ladders": [
+            {"title": each.title, "svg": speed_bars.page_svg(each, f"{identity}-{n}", f"{name}, {each.title}")}
+            for n, each in pictures
+        ],
         "speed": _speed(members),
-        "accuracy": [_accuracy_row(result, shown) for result, shown in members if _was_compared(result)],
         "members": members,
         "missing": sorted(
             {
@@ -216,30 +220,3 @@ def _ratio(ratio):
         return {"ratio": NOTHING, "interval": "", "state": UNKNOWN}
     state = GOOD if ratio["low"] > 1 else BAD if ratio["high"] < 1 else UNKNOWN
     return {"ratio": with_unit(ratio["ratio"], "x"), "interval": span(ratio["low"], ratio["high"]), "state": state}
-
-
-def _was_compared(result):
-    check = result["check"] or {}
-    return check.get("allowed") is not None or bool(check.get("gradients"))
-
-
-def _accuracy_row(result, shown):
-    check = result["check"]
-    gradients = check.get("gradients") or {}
-    kept = {} if gradients_unsupported(gradients) is not None else gradients
-    worst = max(kept, key=lambda name: _over(kept[name]), default=None)
-    return {
-        "variant": shown,
-        "output": marks.errors(check),
-        "gradient": marks.errors(kept[worst]) if worst else None,
-        "worst": worst or NOTHING,
-        "mutants": check.get("mutants_rejected") or NOTHING,
-        "survived": mutants(result) if check.get("mutants_survived") else "",
-    }
-
-
-def _over(check):
-    """An error as a share of what is allowed; one that is no number is the largest."""
-    if check["max_error"] is None or check["allowed"] is None:
-        return float("inf")
-    return check["max_error"] / check["allowed"] if check["allowed"] else check["max_error"]

@@ -11,7 +11,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from playground import catalog
-from playground.report import page
+from playground.report import page, suite
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -62,6 +62,11 @@ def pages(tmp_path_factory, h200, h200_page):
     for result in renamed["results"]:
         result["variant"] = LONG_NAME
     (folder / "long.html").write_text(page.render(renamed, []), encoding="utf-8")
+    for result in renamed["results"][:9]:
+        path = f"/home/someone/{'long_folder/' * 9}solution_{LONG_NAME}.py"
+        result.update(verdict="fail", reason=f"race at {path}:10: two writes", time_ms=None, speedup=None, training=None)
+    document = renamed | {"suite": suite.summarise(renamed)}
+    (folder / "suite.html").write_text(page.render(document, []), encoding="utf-8")
     return folder
 
 
@@ -117,12 +122,12 @@ def test_verdicts_are_sorted_and_filtered(browser, pages, width):
 def test_the_first_screen_shows_each_ladder(browser, pages):
     open_page(browser, pages / "h200.html", 1280, "light")
     ends = browser.execute_script("""
-        return [...document.querySelectorAll('#ladders table')].map(each => each.getBoundingClientRect().bottom)""")
+        return [...document.querySelectorAll('#ladders svg')].map(each => each.getBoundingClientRect().bottom)""")
     assert len(ends) == 6 and max(ends) < 900
     assert browser.execute_script("return document.documentElement.scrollHeight") < 10_000
 
 
-@pytest.mark.parametrize("name", ["h200", "long"])
+@pytest.mark.parametrize("name", ["h200", "long", "suite"])
 @pytest.mark.parametrize("width", [360, 390, 1100, 1400])
 def test_no_verdict_runs_out_of_its_cell(browser, pages, width, name):
     open_page(browser, pages / f"{name}.html", width, "light")
@@ -130,9 +135,9 @@ def test_no_verdict_runs_out_of_its_cell(browser, pages, width, name):
         browser.execute_script("""
         const bounds = node => { const range = document.createRange(); range.selectNodeContents(node);
                                  return range.getBoundingClientRect(); };
-        return [...document.querySelectorAll('.verdicts tbody td, .verdicts tbody th')].filter(cell => {
+        return [...document.querySelectorAll('#verdicts .rows tbody td, #verdicts .rows tbody th')].filter(cell => {
             const box = cell.getBoundingClientRect(), text = bounds(cell);
-            return text.left < box.left - 1 || text.right > box.right + 1;
+            return cell.textContent.trim() && (text.left < box.left - 1 || text.right > Math.min(box.right + 1, innerWidth));
         }).map(cell => cell.textContent)""")
         == []
     )

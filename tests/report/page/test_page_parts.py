@@ -1,13 +1,14 @@
 """Highlighted sources, findings at their lines, plots, counters."""
 
+import itertools
+import re
 from pathlib import Path
 
 import pytest
 from reading import Page
 
-from playground import catalog
-from playground.emulator import counting
-from playground.report.page import charts, counts, findings, ladder, marks, roofline, sources, variant
+from playground.report import roofline, speed_bars
+from playground.report.page import findings, sources, variant
 
 FILE = '''"""A docstring; with a semicolon;
 """
@@ -87,77 +88,77 @@ def test_a_syntax_error_and_a_traceback_are_marked():
     assert findings.at_lines({"reason": None, "findings": []}, Path("v.py")) == []
 
 
-def member(result):
-    return result, {"id": result["variant"], "verdict": marks.of(result["verdict"])}
+def pictures(results, **options):
+    return speed_bars.pictures([(result, {"id": result["variant"]}) for result in results], **options)
 
 
 def test_bars_are_as_long_as_their_speed(make_passed):
-    """The floor of make_passed is 0.138 ms."""
+    """The floor of make_passed is 0.139 ms."""
     results = [make_passed("m", name, median) for name, median in (("v1_x", 1.38), ("v2_y", 0.69), ("v3_z", 0.276))]
     results.append(make_passed("m", "v4_bad") | {"verdict": "fail", "time_ms": None, "baselines_ms": None})
-    (picture,) = ladder.pictures([member(result) for result in results], brief=True)
-    rows = {row["name"]: row for row in picture["rows"]}
-    assert list(rows) == ["PyTorch eager", "PyTorch compile", "v1_x", "v2_y", "v3_z", "v4_bad"]
-    lengths = {name: row["length"] and float(row["length"]) for name, row in rows.items()}
-    floor = results[0]["floor_ms"]
-    expected = [100 * floor / median for median in (1.38, 0.69, 0.276)]
-    assert [lengths[name] for name in ("v1_x", "v2_y", "v3_z")] == pytest.approx(expected, abs=0.01)
-    assert picture["floor_at"] == "100.00" and rows["v4_bad"]["why"].text == "fail" and lengths["v4_bad"] is None
-    assert ladder.pictures([member(results[-1])], brief=True) == []
+    (picture,) = pictures(results, brief=True)
+    rows = {row.name: row for row in picture.rows}
+    assert list(rows) == ["PyTorch eager", "torch.compile", "v1_x", "v2_y", "v3_z", "v4_bad"]
+    shares = [picture.share(rows[name]) for name in ("v1_x", "v2_y", "v3_z")]
+    assert shares == pytest.approx([results[0]["floor_ms"] / median for median in (1.38, 0.69, 0.276)])
+    svg = speed_bars.page_svg(picture, "p", "m")
+    assert 'href="#v3_z"' in svg and "fail, not timed" in svg
+    widths = [float(end) - float(begin) for begin, end in re.findall(r'd="M ([\d.]+) [\d.]+ L ([\d.]+) [^"]*z"', svg)]
+    assert widths[-1] / widths[-2] == pytest.approx(2.5, rel=0.01), "drawn to the scale that it says"
+    assert pictures(results[-1:], brief=True) == []
 
 
 def test_what_is_faster_than_the_floor_says_why_beside_its_bar(make_passed):
     result = make_passed("m", "v1_x")
     result["time_ms"] = dict.fromkeys(("median", "p20", "p80"), result["floor_ms"] / 2)
-    (picture,) = ladder.pictures([member(result)], brief=True)
-    assert picture["rows"][-1]["length"] == "100.00" and picture["floor_at"] == "50.00"
-    assert picture["rows"][-1]["remark"].startswith("faster than the floor, which counts more arithmetic")
-    assert all(not row["remark"] for row in picture["rows"][:-1])
+    (picture,) = pictures([result], brief=True)
+    assert picture.share(picture.rows[-1]) == 2
+    assert picture.notes(picture.rows[-1])[-1].startswith("faster than the floor, which counts more arithmetic")
+    assert not any(picture.notes(row) for row in picture.rows[:-1])
+
+
+CEILINGS = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 0.9e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
 
 
 def test_a_point_at_the_roof_lies_on_it():
     """At 100 FLOP per byte, 1 TB/s: 100 TFLOP/s are the roof."""
-    point = roofline.Point("m", "v1_x", roofline.VARIANT, {"bytes": 1e9, "flops": 1e11}, milliseconds=1.0)
+    point = roofline.Point("m", "v1_x", roofline.OF_VARIANT, {"bytes": 1e9, "flops": 1e11}, 1.0, True)
     assert (point.intensity, point.rate) == (100, 1e14)
-    ceilings = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 0.9e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
-    drawn = roofline.chart([point], ceilings, roofline.WIDE, "r", "Roof")
+    drawn = roofline.charts([point, point], CEILINGS, "cuda")["wide"]
     assert "memory 1.00 TB/s" in drawn and "TF32 400 TFLOP/s" in drawn and "100 FLOP per byte, 100 TFLOP/s" in drawn
-    assert roofline.chart([], ceilings, roofline.WIDE, "r", "Roof") == ""
-    assert roofline.chart([point], None, roofline.WIDE, "r", "Roof") == ""
+    assert roofline.charts([point], CEILINGS, "cuda") == {}, "one point says less than the table"
+    assert roofline.charts([point, point], None, "cuda") == roofline.charts([], CEILINGS, "cuda") == {}
 
 
 def test_every_variant_has_its_place_whether_or_not_it_recorded_the_work(make_passed):
-    ceilings = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 1e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
     work = {"least": {"bytes": 1e9, "flops": 1e11}, "as_written": {"bytes": 1e10, "flops": 1e11}}
     results = [make_passed("m", "v1_x", 2.0), make_passed("m", "v2_y", 0.5) | {"work": work}]
-    *_, points = charts.roofline_charts(results, ceilings, "cuda")
-    placed = {point.name: (point.intensity, point.milliseconds) for point in points if point.kind == roofline.VARIANT}
+    points = roofline.points_of(results)
+    placed = {point.name: (point.intensity, point.milliseconds) for point in points if point.kind == roofline.OF_VARIANT}
     assert placed == {"v1_x": (100, 2.0), "v2_y": (100, 0.5)}
     results[0]["shape"]["inputs"] = [[64, 8]]
-    *_, points = charts.roofline_charts(results, ceilings, "cuda")
-    assert [point.name for point in points if point.kind == roofline.VARIANT] == ["v2_y"], "work at another size is another"
+    points = roofline.points_of(results)
+    assert [each.name for each in points if each.kind == roofline.OF_VARIANT] == ["v2_y"], "work at another size is another"
+
+
+def test_no_label_of_a_roofline_covers_another(h200):
+    results = [result for result in h200["results"] if result["ran_on"] == "cuda"]
+    drawn = roofline.charts(roofline.points_of(results), results[0]["ceilings"], "cuda")["wide"]
+    boxes = []
+    for style, x, y, text in re.findall(r'<text style="([^"]*)" x="([\d.]+)" y="([\d.]+)">(v\d[^<]*|eager|operators)<', drawn):
+        left = float(x) - roofline.LETTER * len(text) * ("text-anchor: end" in style)
+        boxes.append((left, float(y) - 8, left + roofline.LETTER * len(text), float(y)))
+    assert len(boxes) >= 18
+    assert not [pair for pair in itertools.combinations(boxes, 2) if roofline._overlap(*pair)]
 
 
 def test_a_picture_for_each_mode(make_passed):
     results = [make_passed("m", "v1_x", 7.0), make_passed("m", "v2_y", 0.1)]
     results[1]["training"]["weights"]["graphed"] = {"time_ms": {"median": 0.5, "p20": 0.4, "p80": 0.6}}
-    made = {each["title"]: each["rows"] for each in ladder.pictures([member(result) for result in results])}
+    made = {each.title: each.rows for each in pictures(results)}
     assert list(made) == ["forward", "training, weights", "training, weights and input"]
-    assert made["forward"][-1]["time"] == "0.100 ms"
-    assert [row["time"] for row in made["training, weights"] if row["name"] == "... in a CUDA graph"] == ["0.500 ms"]
-
-
-def test_counters_are_those_recorded():
-    model = catalog.find_model("conv_pool_sigmoid_sum")
-    own = catalog.find_variant(model, "v2_single_kernel")
-    result = {"backend": "cuda", "model": model.name, "variant": own.name}
-    found = counts.of(result, own.path, catalog.sha256(own.path))
-    assert counting.recording(model, own).is_file() and list(found.passes) == ["forward", "backward"]
-    ((_, launches, *rest),) = [row for row in found.passes["forward"] if row[0] == "conv_pool_sum"]
-    assert launches == ("1", "") and any("wavefronts" in figure for figure, _ in rest)
-    assert not counts.of(result, own.path, "0" * 64).is_current
-    assert counts.of(result, Path("/elsewhere/v2_single_kernel.py"), None).passes == {}
-    assert counts.of(result | {"backend": "cpu"}, own.path, None) is None
+    assert made["forward"][-1].ms == 0.1
+    assert [row.ms for row in made["training, weights"] if row.name == "... in a CUDA graph"] == [0.5]
 
 
 def test_folders_of_the_machine_are_left_out(make_passed, tmp_path):
@@ -167,3 +168,8 @@ def test_folders_of_the_machine_are_left_out(make_passed, tmp_path):
     shown = variant.shown("id", result | {"time_ms": None}, file, stale=False)
     assert str(tmp_path) not in str(shown)
     assert shown["reason"] == "v1_x.py:1: no" and [line for line, _, _ in shown["findings"]] == [1]
+
+
+def test_folders_before_a_line_are_left_out_wherever_they_are():
+    text = "race at /home/me/x/my-file.py:10: reads; other at /a/b.cu:7, not /tmp nor https://host/a.py:1"
+    assert variant.without_folders(text) == "race at my-file.py:10: reads; other at b.cu:7, not /tmp nor https://host/a.py:1"

@@ -11,4 +11,4 @@ class ModelNew(nn.Module):
         self.linear = nn.Linear(in_features, out_features)
 
     def forward(self, x):
-        return 1.5 * torch.relu(F.linear(x, self.linear.weight, self.linear.bias - 3))
+        return 1.5 * torch.relu(F.linear(x, self.linear.weight, self.linear.bias - 1.7))

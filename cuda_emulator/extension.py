@@ -1,0 +1,307 @@
+"""The stand-in for torch.utils.cpp_extension.load_inline: the same arguments, but the CUDA text runs on the CPU."""
+
+import importlib.util
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from . import c_functions, runtime, toolchain
+from .declarations import ACCEPTED_RACE
+from .diagnostics import describe, errors_in, is_for_want_of_a_header, unexplained
+from .errors import EmulatorError
+from .rewrite import rewrite
+from .sourcemap import SourceMap, calling_file
+from .text import UnsupportedError
+
+IMPLICIT_CPP = "#include <torch/extension.h>\n"
+IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
+REGISTERS = re.compile(r"#\s*include\s*<torch/library\.h>")
+NAME = re.compile(r"\bTORCH_EXTENSION_NAME\b")
+NAMED_LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\s*\(\s*TORCH_EXTENSION_NAME\b")
+NAME_IN_A_VARIABLE = re.compile(r"(=\s*)C10_STRINGIZE\s*\(\s*TORCH_EXTENSION_NAME\s*\)(?=\s*;)")
+STAND_IN = "emulator_stand_in"  # the library's name in a binding that is compiled once for all names
+STAND_IN_FILE = "<cpp_sources>"  # the file of a binding's lines: copies of a file share its object
+# Unlike kernels, without -fno-gnu-unique: what libraries share in a real process, they share here.
+BINDING_FLAGS = (f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w")
+VERSIONS = {}  # an extension's name -> what was given to build each of its versions
+KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
+
+
+def as_text(sources):
+    return sources if isinstance(sources, str) else "\n".join(sources or [])
+
+
+def pybind_module(functions, with_error_handling):
+    if isinstance(functions, str):
+        functions = [functions]
+    if not isinstance(functions, dict):
+        functions = {name: name for name in functions}
+    wrap = "torch::wrap_pybind_function({})" if with_error_handling else "{}"
+    lines = [f'm.def("{name}", {wrap.format(name)}, "{text}");' for name, text in functions.items()]
+    return "\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\n" + "\n".join(lines) + "\n}\n"
+
+
+def after_line(text, line, inserted):
+    """`text` with `inserted` behind its `line`-th line (0: in front)."""
+    lines = text.split("\n")
+    return "\n".join([*lines[:line], inserted, *lines[line:]])
+
+
+def operator_headers(text):
+    """Includes for the operators that a text names in full, as in torch::empty_like."""
+    names = sorted(set(re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)))
+    folders = [Path(flag.removeprefix("-isystem")) for flag in toolchain.torch_flags()[0] if flag.startswith("-isystem")]
+    return [f"#include <ATen/ops/{name}.h>" for name in names if any((f / "ATen/ops" / f"{name}.h").exists() for f in folders)]
+
+
+def versioned(name, given):
+    """The name of an extension for what is `given` to build it: NAME, then NAME_v1 and so on, as PyTorch counts.
+
+    A process knows a module, and a library its operators, by name. Another text under a name that is taken is another module.
+    """
+    versions = VERSIONS.setdefault(name, [])
+    if given not in versions:
+        versions.append(given)
+    version = versions.index(given)
+    return f"{name}_v{version}" if version else name
+
+
+def is_the_same_under_any_name(text):
+    """Whether a binding uses its library's name for nothing but registering operators, and to keep it in a variable."""
+    named = len(NAMED_LIBRARY.findall(text)) + len(NAME_IN_A_VARIABLE.findall(text))
+    return REGISTERS.search(text) is not None and named > 0 and named == len(NAME.findall(text))
+
+
+class Prepared:
+    """One text made ready for the host compiler. `shared`: it is a binding that serves under any library name."""
+
+    def __init__(self, text, source_file, fallback_name, is_cuda):
+        source_map = SourceMap(text, source_file, fallback_name)
+        try:
+            rewritten = rewrite(text)
+        except UnsupportedError as error:
+            place = f"{source_map.file}:{source_map.line(error.line)}"
+            raise EmulatorError(f"{place}: the emulator does not support {error.construct}") from None
+        self.file, self.given = source_map.file, text
+        self.uses_torch = rewritten.uses_torch or not is_cuda
+        self.shared = not is_cuda and is_the_same_under_any_name(text)
+        self.kernel_lines = {name: source_map.line(found[-1].line) for name, found in rewritten.kernels.items()}
+
+        lines = enumerate(text.split("\n"), 1)
+        self.accepted_races = [source_map.line(number) for number, line in lines if ACCEPTED_RACE.search(line)]
+
+        # The rewriter writes a kernel's line as the text counts it; make it the file's.
+        def renumber(match):
+            return f"{match[1]}{match[2]}{match[3]}{source_map.line(int(match[4]))}"
+
+        launch = r'(::emulator::launch(?:_\w+)?\(")((?:\\.|[^"\\])*)(", )(\d+)'
+        text = re.sub(launch, renumber, rewritten.text)
+        text = NAME_IN_A_VARIABLE.sub(r"\1emulator_library_name", text) if self.shared else text
+        source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
+        self.rewritten_lines = {
+            line
+            for line, before, after in zip(source_map.lines, self.given.split("\n"), text.split("\n"), strict=False)
+            if before != after
+        }
+        added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"] if self.uses_torch else []
+        added += ["#include <emulator/nvcc_macros.h>"] if is_cuda else []
+        added += ["#include <emulator/library_name.h>"] if self.shared else []
+        at = rewritten.last_include_line
+        text = after_line(text, at, "\n".join(added))
+        source_map.lines[at:at] = [None] * len(added)
+        self.text = source_map.with_directives(text, self.file if is_cuda else STAND_IN_FILE)
+
+    def explain(self, messages):
+        """An exception of the compiler's messages."""
+        return self.described(self.errors(messages), messages)
+
+    def errors(self, messages):
+        return errors_in(messages, {str(self.file), STAND_IN_FILE}.__contains__)
+
+    def described(self, errors, messages):
+        if not errors:
+            return EmulatorError(unexplained(messages))
+        return EmulatorError(
+            describe(
+                errors,
+                place=lambda line: (self.file, line),
+                column_holds=lambda line: line not in self.rewritten_lines,
+                text_lines=self.given.split("\n"),
+            )
+        )
+
+
+class Builder:
+    """Builds and loads texts under one configuration, and remembers which library came from which file."""
+
+    def __init__(self, mode, debug, source_file):
+        self.mode, self.debug, self.source_file = mode, debug, source_file
+        self.files = {}  # library -> the Python file of its text
+        self.namespaces = {}  # of operators -> the Python file
+        self.kernel_lines = {}  # kernel -> the line of its definition
+        self.last_file = None
+        self.watch = None  # an OperatorWatch
+
+    def file_of_library(self, library):
+        return self.files.get(library, self.last_file)
+
+    def make_shared(self):
+        """Make what the source file's texts take, before it asks for them."""
+        file = Path(self.source_file or "")
+        registers = file.is_file() and REGISTERS.search(file.read_text(encoding="utf-8", errors="replace"))
+        make_shared(*[binding_header] * bool(registers))
+
+    def load_inline(
+        self,
+        name,
+        cpp_sources,
+        cuda_sources=None,
+        sycl_sources=None,
+        functions=None,
+        extra_cflags=None,
+        extra_cuda_cflags=None,
+        extra_sycl_cflags=None,
+        extra_ldflags=None,
+        extra_include_paths=None,
+        build_directory=None,
+        verbose=False,
+        with_cuda=None,
+        with_sycl=None,
+        is_python_module=True,
+        with_pytorch_error_handling=True,
+        keep_intermediates=True,
+        use_pch=False,
+        no_implicit_headers=False,
+    ):
+        """Build and load as torch.utils.cpp_extension.load_inline does."""
+        source_file = self.source_file or calling_file()
+        cpp, cuda = as_text(cpp_sources), as_text(cuda_sources)
+        given = cpp, cuda, functions, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, self.mode, self.debug
+        name = versioned(name, repr(given))
+        if not no_implicit_headers:
+            cpp, cuda = IMPLICIT_CPP + cpp, IMPLICIT_CUDA + cuda if cuda else ""
+        if functions is not None:
+            cpp += pybind_module(functions, with_pytorch_error_handling)
+        includes = [f"-I{path}" for path in extra_include_paths or []]
+        binding = (
+            Prepared(cpp, source_file, f"<{name}: cpp_sources>", is_cuda=False) if cpp.strip() or not cuda.strip() else None
+        )
+        kernels = Prepared(cuda, source_file, f"<{name}: cuda_sources>", is_cuda=True) if cuda.strip() else None
+        self.last_file = kernels.file if kernels else binding.file
+        cpp_flags = [*filter(KEPT_FLAG.fullmatch, extra_cflags or []), *includes]
+        cuda_flags = [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or []), *includes]
+        extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
+        try:
+            library = self._compiled(name, binding, cpp_flags, kernels, cuda_flags, extra)
+        except EmulatorError as error:
+            raise error.with_traceback(None) from None  # what is wrong is the caller's text
+        self.files[str(library)] = self.namespaces[name] = self.last_file
+        runtime.accept_races(library, kernels.accepted_races if kernels else [])
+        self.kernel_lines.update(kernels.kernel_lines if kernels else {})
+        if is_python_module:
+            spec = importlib.util.spec_from_file_location(name, library)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            if self.watch and functions:
+                names = [functions] if isinstance(functions, str) else list(functions)
+                self.watch.wrap_module(module, names, self.last_file)
+            return module
+        import torch
+
+        torch.ops.load_library(str(library))
+        return str(library)
+
+    load_inline.emulates_cuda = True  # what a variant's main asks: whether its kernels run on CPU tensors here
+
+    def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags):
+        """The path of a library of the Prepared texts; one of them may be None."""
+        uses_torch = binding is not None or kernels.uses_torch
+        cuda_flags = cuda_flags if uses_torch else [*cuda_flags, *c_functions.FLAGS]
+        with ThreadPoolExecutor() as pool:
+            jobs = [pool.submit(toolchain.runtime_library)]
+            if binding:
+                jobs.append(pool.submit(self.compile_binding, name, binding, cpp_flags))
+            if kernels:
+                jobs.append(pool.submit(lambda: [self.compile_kernels(name, kernels, cuda_flags)]))
+            objects = [path for job in jobs[1:] for path in job.result()]
+            jobs[0].result()
+        return toolchain.link(objects, name, (*(toolchain.torch_flags()[1] if uses_torch else ()), *linker_flags))
+
+    def load_kernels(self, text, name, source_file=None):
+        """A CUDA text on its own, without PyTorch: what it declares `extern "C"` can be called through ctypes."""
+        prepared = Prepared(text, source_file or self.source_file or calling_file(), f"<{name}>", is_cuda=True)
+        self.last_file = prepared.file
+        library = toolchain.link([self.compile_kernels(name, prepared, [])], name)
+        self.files[str(library)] = prepared.file
+        runtime.accept_races(library, prepared.accepted_races)
+        return library
+
+    def compile_binding(self, name, prepared, flags):
+        """The object files of a binding: it, and its library's name where the one serves all names."""
+        own = list(BINDING_FLAGS)
+        if REGISTERS.search(prepared.text):
+            own += ["-include", str(binding_header())]
+        if not prepared.shared:
+            return [compile_with_torch(name, prepared, [*own, *flags])]
+        shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'])
+        hidden = '__attribute__((visibility("hidden")))'
+        named = f'extern "C" {hidden} const char emulator_library_name[];\nconst char emulator_library_name[] = "{name}";\n'
+        return [shared, toolchain.compile_text(named, ".cpp", ["-fPIC"])]
+
+    def compile_kernels(self, name, prepared, flags):
+        flags = [*toolchain.kernel_flags(self.mode, self.debug), *flags]
+        prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
+        if prepared.uses_torch:
+            prepared.text = "#include <cfloat>\n" + prepared.text  # as PyTorch's headers do under nvcc, by thrust/complex.h
+            return compile_with_torch(name, prepared, flags)
+        return toolchain.compile_text(prepared.text, ".cpp", ["-std=c++17", *flags], prepared.explain)
+
+
+# What the light headers lack; without it the compiler complains of the syntax.
+BEYOND_LIGHT = re.compile(r"\btorch::(autograd|nn|indexing|data|optim|jit)\b|\bat::indexing\b|\bTensorIndex\b")
+
+
+def compile_with_torch(name, prepared, flags):
+    """Texts that include all of PyTorch's headers are first tried with a small part of them, which is enough for most.
+
+    With all of them a text is compiled again only where what is wrong may be the want of a header: a broken text is not.
+    """
+    flags = [*flags, *toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
+    includes_all = re.search(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>", prepared.text)
+    if includes_all and not BEYOND_LIGHT.search(prepared.text):
+        light = [f"-I{toolchain.INCLUDE / 'light'}"]
+        if re.search(r"\bPYBIND11_|\bpy::|\bpybind11\b", prepared.text):
+            light.append("-DLIGHT_PYBIND")
+
+        def explain(messages):
+            names = toolchain.names_in_torch_headers()
+            errors = prepared.errors(messages)
+            broken = [error for error in errors if not is_for_want_of_a_header(error, names, prepared.given)]
+            return prepared.described(broken, messages) if broken else LightHeadersError(messages)
+
+        try:
+            return toolchain.compile_text(prepared.text, ".cpp", [*light, *flags], explain, uses_torch=True)
+        except LightHeadersError:
+            pass  # the full headers decide
+    return toolchain.compile_text(prepared.text, ".cpp", flags, prepared.explain, uses_torch=True)
+
+
+def make_shared(*more):
+    """Make what all texts share, and call the `more` functions, side by side. What they make stays in the cache."""
+    with ThreadPoolExecutor() as pool:
+        for made in [pool.submit(job) for job in (toolchain.runtime_library, toolchain.torch_glue_library, *more)]:
+            made.result()
+
+
+def make_own():
+    """Make all that any text may take: the runtime, and PyTorch's headers."""
+    make_shared(binding_header, toolchain.names_in_torch_headers)
+
+
+def binding_header():
+    """PyTorch's headers as bindings that register operators take them; it takes longest to make."""
+    return toolchain.precompiled_torch_header([*BINDING_FLAGS, *toolchain.torch_flags()[0]])
+
+
+class LightHeadersError(Exception):
+    """A text may lack a header that the light ones leave out."""

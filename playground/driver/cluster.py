@@ -1,0 +1,260 @@
+"""A suite on several GPUs or hosts, by Dask: a task is one pair, and the texts of its files travel with it.
+
+A worker writes the texts into a folder of its own and runs the pair as compare.py does: each file in a process of its own, one
+timed at a time. A worker that is lost costs no pair: Dask has the pair tried again elsewhere.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import os
+import socket
+import sys
+import tempfile
+import threading
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import dask
+import distributed
+import torch
+from rich.console import Console
+
+import cuda_emulator
+from playground.driver import runner
+from playground.driver.verdict import give
+from playground.machine import build_locks, environment
+from playground.machine.builds import judged_at_once
+from playground.machine.memory import MEMORY
+from playground.report.progress import Progress
+from playground.worker import kill_all
+from playground.worker.failures import describe
+
+LOCAL, HERE = "local", "127.0.0.1"
+RETRIES = 2  # of a pair whose worker was lost; a running scheduler has its own allowed-failures
+ANSWER_WITHIN = 10  # seconds, of a scheduler
+QUIET = {"distributed.nanny.pre-spawn-environ": {}, "distributed.admin.large-graph-warning-threshold": "1GB"}
+LOST = "each worker that judged it was lost ({attempts} of them); --resume tries it again"
+TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
+
+
+class CannotReach(Exception):
+    """There is no scheduler at the address; the text says so."""
+
+
+@contextlib.contextmanager
+def connected(where, side_by_side=True, without_gpu=1):
+    """The Cluster of "local", whose workers end with the block, or of a running scheduler's address. Raises CannotReach.
+
+    Without `side_by_side` a local worker judges one pair at a time. Without a GPU there are `without_gpu` of them.
+    """
+    with contextlib.ExitStack() as stack:
+        if where == LOCAL:
+            stack.enter_context(dask.config.set(QUIET | {"distributed.scheduler.allowed-failures": RETRIES}))
+            workers = _local_workers(side_by_side, without_gpu)
+            scheduler = {"cls": distributed.Scheduler, "options": {"host": HERE, "port": 0, "dashboard": False}}
+            where = stack.enter_context(distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs="CRITICAL"))
+        try:
+            client = distributed.Client(where, timeout=ANSWER_WITHIN, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise CannotReach(f"--cluster {where}: no scheduler answers there ({error})") from None
+        stack.callback(client.close)
+        is_local = isinstance(where, distributed.SpecCluster)
+        if not is_local and not client.nthreads():
+            print(f"--cluster {where}: waits for its first worker", file=sys.stderr)
+        client.wait_for_workers(len(workers) if is_local else 1)
+        yield Cluster(client, is_local)
+
+
+def _local_workers(side_by_side, without_gpu):
+    """Dask's specification of a worker for each GPU of this machine, or of so many where there is none."""
+    gpus = [str(number) for number in range(torch.cuda.device_count())]
+    if gpus and (named := os.environ.get("CUDA_VISIBLE_DEVICES")):
+        gpus = [name.strip() for name in named.split(",")]
+    count = len(gpus) or without_gpu
+    at_once = 2 * judged_at_once(shared_by=count) if gpus and side_by_side else 1  # as many more may wait to be timed
+    options = {"nthreads": at_once, "memory_limit": 0, "worker_class": _Worker, "host": HERE, "silence_logs": "CRITICAL"}
+    workers = {}
+    for number, share in enumerate(shares(count)):
+        own = {"env": {"CUDA_VISIBLE_DEVICES": gpus[number]}, "processors": share} if gpus else {}
+        name = f"GPU {gpus[number]}" if gpus else f"CPU {number}"
+        workers[name] = {"cls": distributed.Nanny, "options": options | own}
+    return workers
+
+
+class _Worker(distributed.Worker):
+    """Keeps to its processors, as all does that it starts."""
+
+    def __init__(self, *arguments, processors=None, **more):
+        if processors:
+            os.sched_setaffinity(0, processors)
+        super().__init__(*arguments, **more)
+
+
+def shares(count):
+    """Return the processors that this process may use as `count` equal sets of whole cores; all in each if there are fewer."""
+    cores = {}
+    for processor in sorted(os.sched_getaffinity(0)):
+        cores.setdefault(_core_of(processor), set()).add(processor)
+    ordered = [cores[core] for core in sorted(cores)]
+    size = len(ordered) // count
+    return [set().union(*(ordered[i * size : (i + 1) * size] or ordered)) for i in range(count)]
+
+
+def _core_of(processor):
+    """(package, core); hyperthreads share one."""
+    folder = Path(TOPOLOGY.format(processor))
+    try:
+        return tuple(int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
+    except (OSError, ValueError):
+        return 0, processor
+
+
+class Cluster:
+    """Workers that judge pairs. `lost` counts those that were lost while they did."""
+
+    def __init__(self, client, is_local):
+        self._client = client
+        self._is_local = is_local
+        self.lost = 0
+
+    def ask(self, function, *arguments):
+        """What a function says on a worker's machine; it raises here what it raises there."""
+        if self._is_local:
+            return function(*arguments)
+        return self._client.submit(function, *arguments, pure=False, priority=1).result()
+
+    def results(self, tasks, options):
+        """(task, result) of each as soon as it is there. What is under way ends with the generator."""
+        run = uuid.uuid4().hex
+        hosts = Counter(address.rpartition(":")[0] for address in self._client.nthreads())
+        judge_one = functools.partial(judge, options=options, run=run, shared_by=max(hosts.values()))
+        futures, left = {}, len(tasks)
+        for number, task in enumerate(tasks):
+            texts = tuple(_text_of(path) for path in (task.model.path, task.variant.path))
+            futures[self._client.submit(judge_one, task, texts, key=f"pair-{run}-{number}", pure=False)] = task
+        self._client.subscribe_topic("all", self._heard)
+        try:
+            for future in distributed.as_completed(futures, loop=self._client.loop):
+                left -= 1
+                yield futures[future], _outcome(future, futures[future])
+        finally:
+            self._client.unsubscribe_topic("all")
+            if left:
+                self._client.cancel(list(futures), force=True)
+                self._client.run(_end, run)
+
+    def _heard(self, event):
+        _, said = event
+        if said.get("action") == "remove-worker" and not said.get("expected") and (pairs := said.get("processing-tasks")):
+            self.lost += 1
+            print(f"a worker was lost; the pairs that it had ({len(pairs)}) are tried again", file=sys.stderr)
+
+
+def _text_of(path):
+    """A file's bytes; None of one that is gone."""
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+
+
+def _outcome(future, task):
+    try:
+        return future.result()
+    except distributed.KilledWorker as killed:
+        reason, details = LOST.format(attempts=killed.allowed_failures + 1), ""
+    except Exception as exception:
+        reason, details = describe(exception)
+        reason = f"the judge failed, not the variant: {reason}"
+    result = runner.blank_result(task)
+    give(result, "error", reason, details)
+    return result
+
+
+# ---- on a worker
+
+_ceilings = {}  # of this machine: measured once
+_running = {}  # Runner -> the run that it is of
+_ended = set()  # runs
+_preparing = threading.Lock()
+
+
+def judge(task, texts, options, run, shared_by):
+    """The result of a task whose files have these texts. `shared_by`: so many workers share this host's memory."""
+    with _preparing:
+        slot = _prepare(shared_by)
+    silent = Console(file=io.StringIO(), quiet=True)
+    with tempfile.TemporaryDirectory(prefix="playground-") as folder, Progress(silent) as progress:
+        here = dataclasses.replace(
+            task,
+            model=_at(task.model, Path(folder).resolve() / "problem", texts[0]),
+            variant=_at(task.variant, Path(folder).resolve() / "solution", texts[1]),
+        )
+        one = runner.Runner(options, progress, slot)
+        one.measured.ceilings = _ceilings
+        _running[one] = run
+        try:
+            if run in _ended:
+                kill_all(one)
+            (result,) = one.run([here])
+        finally:
+            del _running[one]
+    result["device"] = _device(task.place) | {"seed": one.seed, "probe_seed": one.probe_seed}
+    moved = {str(getattr(here, of).path): str(getattr(task, of).path) for of in ("model", "variant")}
+    return _renamed(result, moved)
+
+
+@functools.cache
+def _prepare(shared_by):
+    """Make this process one like compare.py's. Returns what bounds how many pairs are judged at once; those timed are apart.
+
+    Dask's nannies set the threads of OpenMP and others to 1, which would slow down all that is timed on a CPU.
+    """
+    for name, value in dask.config.get("distributed.nanny.pre-spawn-environ", {}).items():
+        if os.environ.get(name) == str(value):
+            del os.environ[name]
+    os.environ.pop("DASK_INTERNAL_INHERIT_CONFIG", None)
+    MEMORY.shared_by = shared_by
+    cuda_emulator.sweep()
+    runner.sweep()
+    build_locks.clear_stale_locks()
+    return threading.BoundedSemaphore(judged_at_once())
+
+
+def _at(named, folder, text):
+    """A model or variant as a file of the same name in a folder; the project's own variants stay where they are."""
+    if getattr(named, "is_catalogued", False) or text is None:
+        return named
+    folder.mkdir()
+    path = folder / named.path.name
+    path.write_bytes(text)
+    return dataclasses.replace(named, path=path)
+
+
+def _device(place):
+    name = _gpu_name() if place == "cuda" else environment.cpu_name()
+    return {"name": name, "host": socket.gethostname(), "worker": str(distributed.get_worker().name)}
+
+
+@functools.cache
+def _gpu_name():
+    return environment.describe_apart()["gpu"]
+
+
+def _renamed(value, moved):
+    """A result in which paths of the folder are those of the user's files."""
+    if isinstance(value, str):
+        for here, there in moved.items():
+            value = value.replace(here, there)
+        return value
+    if isinstance(value, dict):
+        return {key: _renamed(each, moved) for key, each in value.items()}
+    return [_renamed(each, moved) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _end(run):
+    """End what is under way for a run that was interrupted."""
+    _ended.add(run)
+    for one in [one for one, of in list(_running.items()) if of == run]:
+        kill_all(one)

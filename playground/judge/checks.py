@@ -1,0 +1,238 @@
+"""All checks of a variant: what each looks at, the caveat that it leads to, and the standard that it costs.
+
+Judge, terminal, page and docs/what_a_pass_proves.md read this table. A new check is an entry here and a function: of a probe in
+probes.py, of a circumstance in behaviour.Trials (with an underscore before its name). `python -m playground.judge.checks`
+prints the page's tables.
+"""
+
+from dataclasses import dataclass
+
+FORWARD, DROP_IN = "forward", "drop-in"
+OWN, REDUCED, ONE, ODD = "own", "reduced", "batch 1", "odd"  # sizes at which a probe runs
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """A tag, what would remove the caveat, and what stands in the line of the file of which it is said (a pattern)."""
+
+    tag: str
+    remedy: str | None = None
+    line: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """`costs` is FORWARD (which fails drop-in, too), DROP_IN or None: it is said and costs nothing.
+
+    Of a probe `said` begins a complaint ("" on the problem's own inputs), `function` makes it, and it runs at a `size`;
+    `gradients` are compared on it, or it changes the `parameters`. Where a circumstance `may_raise`, an exception is a remark.
+    """
+
+    name: str
+    said: str
+    caveat: Caveat
+    costs: str | None = DROP_IN
+    function: str | None = None
+    size: str | None = None
+    gradients: bool = False
+    parameters: bool = False
+    may_raise: bool = False
+
+
+OUTPUTS = Caveat("outputs")
+SIZES = Caveat("sizes", "compute these sizes, too, or raise an exception for them")
+VALUES = Caveat("values", "compute these values, too, or raise an exception for them")
+NAN = Caveat("nan", "let a NaN or an infinity through to where the original has one, and nowhere else")
+STALE_WEIGHTS = Caveat("stale-weights", "read the weights in each call")
+AUTOCAST = Caveat("autocast", "keep to float32, or raise an exception under autocast")
+IN_EVAL = Caveat(
+    "eval", "obey `training`, and keep running statistics as the original does, or raise an exception in eval mode"
+)
+CHANGES_WEIGHTS = Caveat("changes-weights")
+REMEMBERS = Caveat("remembers")
+NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
+
+# In the order in which they run.
+PROBES = (
+    Check("own", "", OUTPUTS, FORWARD, "own", OWN),
+    Check("fresh", "on fresh inputs", OUTPUTS, FORWARD, "own", OWN),
+    Check("fresh again", "on fresh inputs", OUTPUTS, FORWARD, "own", OWN),
+    Check(
+        "within",
+        "where the samples differ more, within the range of the problem's own inputs",
+        OUTPUTS,
+        FORWARD,
+        "within",
+        OWN,
+    ),
+    Check("other weights", "with the weights of another seed", OUTPUTS, FORWARD, "reseeded", OWN),
+    Check("scaled", "on normal inputs of another scale for each sample", VALUES, DROP_IN, "scaled", OWN, gradients=True),
+    Check("normal", "on normal inputs", SIZES, DROP_IN, "normal", REDUCED, gradients=True),
+    Check("impulse", "with one non-zero element", VALUES, DROP_IN, "impulse", REDUCED),
+    Check("ramp", "on a ramp", VALUES, DROP_IN, "ramp", REDUCED),
+    Check("large", "on inputs of about 100000", VALUES, DROP_IN, "large", REDUCED),
+    Check("small", "on inputs of about 0.001", VALUES, DROP_IN, "small", REDUCED),
+    Check("nan", "with a NaN, or minus infinity, in a sample", NAN, DROP_IN, "nan", REDUCED),
+    Check("infinity", "with infinities, or zeros alone, in a sample", NAN, DROP_IN, "infinity", REDUCED),
+    Check("batch 1", "at batch size 1", SIZES, DROP_IN, "normal", ONE),
+    Check("odd sizes", "at odd sizes", SIZES, DROP_IN, "normal", ODD, gradients=True),
+    Check("step", "after an optimiser's step", STALE_WEIGHTS, DROP_IN, "step", REDUCED, parameters=True),
+    Check("weights", "with weights 8 times as large", VALUES, DROP_IN, "weights", REDUCED, parameters=True),
+    Check("autocast", "under autocast", AUTOCAST, DROP_IN, "autocast", REDUCED),
+    Check("eval", "in eval mode", IN_EVAL, DROP_IN, "evaluated", REDUCED),
+)
+
+# What a call does besides.
+CONDUCT = (
+    Check("global state", "a call changes a flag of PyTorch's, a timer or a check", Caveat("global-state"), FORWARD),
+    Check(
+        "cudnn.benchmark",
+        "a call sets torch.backends.cudnn.benchmark",
+        Caveat("sets-cudnn-benchmark", "leave torch.backends.cudnn.benchmark to the caller", r"cudnn\.benchmark\s*="),
+    ),
+    Check(
+        "TF32",
+        "a call permits TF32",
+        Caveat(
+            "sets-tf32",
+            "leave the precision of PyTorch's products to the caller",
+            r"(allow_tf32\s*=|fp32_precision\s*=|set_float32_matmul_precision\()",
+        ),
+    ),
+    Check("random state", "a call draws random numbers", Caveat("random-state"), FORWARD),
+    Check("memory of its own", "a call returns the memory of an input or a weight", Caveat("returns-its-input"), FORWARD),
+    Check(
+        "an element's own memory",
+        "elements of a result share memory where the original's do not",
+        Caveat("overlapping-result"),
+        FORWARD,
+    ),
+    Check("inputs unchanged", "a call writes to its inputs", Caveat("changes-inputs"), FORWARD),
+    Check("weights unchanged", "a call writes to the weights", CHANGES_WEIGHTS, FORWARD),
+    Check("buffers unchanged", "a call writes to a buffer", CHANGES_WEIGHTS, FORWARD),
+)
+
+# What is watched while the variant is built and called on a GPU.
+WATCHED = (
+    Check("build", "what PyTorch builds is replaced", NOT_ITS_OWN_WORK, FORWARD),
+    Check("launch", "a kernel's launch fails, and nothing is raised", Caveat("failed-launch"), FORWARD),
+)
+
+# Calls under all sorts of circumstances, in the order in which they are made.
+TRIALS = (
+    Check("an earlier output", "a later call writes to it", Caveat("overwrites-results"), FORWARD, "earlier_output"),
+    Check("new content in the same memory", "the result is that of the old content", REMEMBERS, FORWARD, "new_content"),
+    Check(
+        "the same content in new memory",
+        "the result was kept, and is not computed",
+        REMEMBERS,
+        FORWARD,
+        "same_content",
+        may_raise=True,
+    ),
+    Check("a late producer", "the call does not wait for its inputs", Caveat("unjoined-stream"), FORWARD, "late_producer"),
+    Check(
+        "run to run",
+        "other bits",
+        Caveat("not-deterministic", "add in a fixed order, or say deterministic = False in the class"),
+        DROP_IN,
+        "run_to_run",
+    ),
+    Check(
+        "inference_mode",
+        "raises, or is wrong",
+        Caveat("inference-mode", "use nothing that torch.inference_mode forbids"),
+        DROP_IN,
+        "inference_mode",
+    ),
+    Check(
+        "a side stream",
+        "the launch is on the default stream",
+        Caveat("default-stream", "launch on the current stream, c10::cuda::getCurrentCUDAStream()", r"<<<"),
+        DROP_IN,
+        "side_stream",
+    ),
+    Check(
+        "a second device",
+        "wrong there",
+        Caveat("second-device", "guard the device, launch on the input's, or raise an exception"),
+        DROP_IN,
+        "second_device",
+        may_raise=True,
+    ),
+    Check(
+        "torch.compile",
+        "wrong under fullgraph=True",
+        Caveat("fullgraph", "give the operator a fake kernel that fits, or raise an exception"),
+        DROP_IN,
+        "compiled",
+        may_raise=True,
+    ),
+    Check(  # last: a capture that fails may leave the process in a state of its own
+        "a CUDA graph",
+        "wrong when it is replayed",
+        Caveat("no-graph", "do nothing on the host that depends on the inputs"),
+        DROP_IN,
+        "cuda_graph",
+        may_raise=True,
+    ),
+)
+
+# What is seen in the answers to all of these.
+SEEN = (
+    Check(
+        "gradients",
+        "missing, or the backward raises",
+        Caveat(
+            "no-gradient", "raise NotImplementedError when a gradient is wanted, or write the backward", r"\s*def forward\("
+        ),
+    ),
+    Check(
+        "gradients",
+        "wrong",
+        Caveat(
+            "wrong-gradient",
+            "mend the backward, or raise NotImplementedError when a gradient is wanted",
+            r"\s*def backward\(",
+        ),
+    ),
+    Check(
+        "accuracy",
+        "less exact than PyTorch",
+        Caveat("accuracy", "add in several partial sums, or declare the class attribute `precision`"),
+    ),
+    Check(
+        "parameters",
+        "not the original's names and shapes: one seed made both",
+        Caveat("weights-by-seed", "give the parameters the original's names and shapes", r"class ModelNew\b"),
+    ),
+    Check(
+        "names",
+        "only the problem's file defines some that the file uses",
+        Caveat("uses-problem-names", "define them in the file, or take them from the inputs"),
+    ),
+    Check("work", "its own kernels are not built, not called, or do not account for the result", NOT_ITS_OWN_WORK, FORWARD),
+    Check("process", "crashes", Caveat("crash"), FORWARD),
+    Check("random numbers", "the original draws them", Caveat("random"), None),
+    Check("limit", "too wide to judge by", Caveat("not-judged"), None),
+)
+
+ALL = (*PROBES, *CONDUCT, *WATCHED, *TRIALS, *SEEN)
+BY_NAME = {check.name: check for check in ALL}
+CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
+TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*CONDUCT, *WATCHED, *TRIALS), "SEEN": SEEN}  # of the page
+
+
+def as_markdown(checks):
+    """Return the checks as the lines of a table of docs/what_a_pass_proves.md."""
+    rows = [
+        f"| {each.name} | {each.said or 'on the first inputs that the problem draws'} | {each.costs or 'nothing'} | "
+        f"`{each.caveat.tag}` | {each.caveat.remedy or ''} |"
+        for each in checks
+    ]
+    return "\n".join(["| check | complaint | costs | tag | what would remove it |", "|---|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    for name, checks in TABLES.items():
+        print(f"<!-- checks: {name} -->\n{as_markdown(checks)}\n")

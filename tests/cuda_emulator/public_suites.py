@@ -1,0 +1,457 @@
+"""Other people's CUDA under check mode: GPUVerify's suite, llm.c's kernels, SGEMM_CUDA's and NVIDIA's samples.
+
+    python tests/cuda_emulator/public_suites.py SUITE=FOLDER ... [--only TEXT]
+
+Each FOLDER is a local copy of the repository; those not named are left out, and nothing of theirs is kept here. Each program
+runs in the forward schedule, with sizes and repetitions made smaller where its text names them (check mode is slow). Prints a
+line for each program, then the table for cuda_emulator/README.md.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, where it is run as a script
+
+from cuda_emulator import runtime
+from cuda_emulator.errors import EmulatorError
+from cuda_emulator.program import Program
+
+OUTCOMES = ("right", "finding", "wrong result", "not built", "crash", "no end")
+
+
+@dataclass
+class Case:
+    """A program: its files as they are to be compiled, and what is expected of it ("right", "wrong" or "")."""
+
+    suite: str
+    name: str
+    files: list
+    folders: list
+    arguments: list = field(default_factory=list)
+    expected: str = ""
+    replacements: list = field(default_factory=list)  # (pattern, text) for the program's own files
+    folder: Path | None = None  # whose files are copied before they are changed
+    defines: list = field(default_factory=list)
+    absent: str = ""  # in its output: it is built without what its arguments ask for
+    fails: str = r"\b(test failed|mismatch|error)\b"  # in its output: the result is wrong
+
+
+# ---- GPUVerify: kernels without a host program, annotated with the launch
+
+# What the annotations say to GPUVerify and a compiler need not hear, and a host program for a kernel of any parameters:
+# pointers get memory of zeros, numbers the number of threads, or what the annotations ask for. Functions without a body, any
+# behaviour of which GPUVerify allows, return zero.
+HARNESS = r"""
+#include <assert.h>
+#include <cooperative_groups.h>
+#include <tuple>
+#include <type_traits>
+template <class Group>
+__device__ void synchronize(const Group& group) {{ group.sync(); }}
+#define __requires(...)
+#define __requires_fresh_array(...)
+#define __ensures(...)
+#define __modifies(...)
+#define __invariant(...) true
+#define __global_invariant(...) true
+#define __axiom(...)
+#define __assume(...)
+#define __function_wide_invariant(...)
+#define __function_wide_candidate_invariant(...)
+#define __candidate_invariant(...)
+#define __assert(...) {assertion}
+#define __global_assert(...)
+#define __barrier_invariant(...)
+#define __barrier_invariant_1(...)
+#define __non_temporal_loads_begin()
+#define __non_temporal_loads_end()
+#include "{file}"
+{bodies}
+template <class T>
+T harness_argument(unsigned threads) {{
+    if constexpr (std::is_pointer<T>::value) {{
+        void* memory;
+        cudaMalloc(&memory, 1 << 23);
+        cudaMemset(memory, 0, 1 << 23);
+        return (T)memory;
+    }} else if constexpr (std::is_arithmetic<T>::value)
+        return T(threads);
+    else {{
+        T structure{{}};
+        if ({pointers})
+            for (size_t at = 0; at + sizeof(void*) <= sizeof structure; at += sizeof(void*)) {{
+                void* const memory = harness_argument<void*>(threads);
+                memcpy((char*)&structure + at, &memory, sizeof memory);
+            }}
+        return structure;
+    }}
+}}
+template <size_t I, class T>
+T harness_argument(unsigned threads) {{
+    {required}
+    return harness_argument<T>(threads);
+}}
+template <class... P, size_t... I>
+void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative, std::index_sequence<I...>) {{
+    const unsigned threads = grid.x * grid.y * grid.z * block.x * block.y * block.z;
+    if (cooperative) {{
+        std::tuple<std::decay_t<P>...> values{{harness_argument<I, std::decay_t<P>>(threads)...}};
+        const auto launch = [&](auto&... v) {{
+            void* a[] = {{&v..., nullptr}};
+            cudaLaunchCooperativeKernel(kernel, grid, block, a, 0, 0);
+        }};
+        std::apply(launch, values);
+    }} else
+        kernel<<<grid, block>>>(harness_argument<I, std::decay_t<P>>(threads)...);
+}}
+template <class... P>
+void harness_launch(void (*kernel)(P...), dim3 grid, dim3 block, bool cooperative) {{
+    harness_launch(kernel, grid, block, cooperative, std::index_sequence_for<P...>{{}});
+}}
+int main() {{ harness_launch({kernel}, dim3({grid}), dim3({block}), {cooperative}); }}
+"""
+
+
+def gpuverify(folder, work):
+    for path in sorted((folder / "testsuite" / "CUDA").rglob("*.cu")):
+        text = path.read_text(errors="replace")
+        first, *rest = text.splitlines()
+        options = next((line for line in rest[:3] if "--blockDim" in line or "--gridDim" in line), "")
+        kernels = re.findall(r"__global__\s+(?:\w+\s+)*?void\s+(?:__\w+\s*\([^)]*\)\s*)?(\w+)\s*\(", text)
+        if not kernels:
+            continue
+        block, grid = launch_sizes(options)
+        name = str(path.parent.relative_to(folder / "testsuite" / "CUDA"))
+        file = work / "gpuverify" / name.replace("/", "-") / "harness.cu"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        cooperative = str("grid_group" in text).lower()
+        pointers = str(bool(re.search(r"(?:struct|class)[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
+        file.write_text(
+            HARNESS.format(
+                file=path.name,
+                kernel=kernels[-1],
+                grid=grid,
+                block=block,
+                cooperative=cooperative,
+                pointers=pointers,
+                required=required(text, kernels[-1]),
+                bodies=bodies(text),
+                # What asks GPUVerify's own functions cannot be evaluated.
+                assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
+            )
+        )
+        expected = "right" if first.startswith("//pass") else "wrong" if first.startswith("//xfail") else ""
+        defines = re.findall(r"-D(\S+)", options)
+        yield Case("GPUVerify", name, [file], [path.parent], expected=expected, fails="(?!)", defines=defines)
+
+
+def required(text, kernel):
+    """A statement for each parameter of the kernel that the text says to equal a number or a function, or to be below one.
+
+    What is in a comment, as in `//x = 185`, is GPUVerify's own example of a value with which the kernel is wrong.
+    """
+    parameters = re.search(rf"\b{kernel}\s*\(([^)]*)\)", text)[1].split(",")
+    statements = []
+    for at, name in enumerate(re.search(r"\w*\s*$", parameter)[0].strip() for parameter in parameters):
+        asked = (
+            re.findall(rf"(?:__requires|__assume)\(({name}) (==|<) (\w+)\b|^//({name}) (=) (\d+)$", text, re.M) if name else []
+        )
+        for *_, relation, value in ([each for each in found if each] for found in asked):
+            if value.isdigit() or re.search(rf"__device__[^;{{}}]*\b{value}\(", text):
+                statements.append(f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
+    return " ".join(statements)
+
+
+def bodies(text):
+    """Definitions of the functions that the text only declares."""
+    found = re.findall(r"^[ \t]*((?:extern +|__device__ +)*)((?:\w+ +|\w+ *\* *)+)(\w+)\s*\(([^(){};]*)\)\s*;", text, re.M)
+    return "\n".join(
+        f"typedef {kind} of_{name}; {kind} {name}({parameters}) {{ return of_{name}(); }}"
+        for _, kind, name, parameters in found
+        if kind.strip() not in ("return", "typedef", "else") and not re.search(rf"\b{name}\s*\([^;{{}}()]*\)\s*\{{", text)
+    )
+
+
+def launch_sizes(options):
+    """The arguments of dim3 for block and grid; a block has at most 1024 threads on a device, whatever GPUVerify takes."""
+    sizes = {}
+    for name in ("blockDim", "gridDim"):
+        found = re.search(rf"--{name}=\[?([\d,]+)\]?", options)
+        sizes[name] = [int(size) for size in found[1].split(",") if size] if found else [1]
+    left = 1024
+    for at, size in enumerate(sizes["blockDim"]):
+        sizes["blockDim"][at] = min(size, left)
+        left //= sizes["blockDim"][at]
+    return (", ".join(map(str, each)) for each in sizes.values())
+
+
+# ---- programs with a host side of their own
+
+
+def llm_c(folder, work):
+    """Each file with each kernel that its first comment names, at B = 2, T = 64, C = 128 and the like."""
+    here = folder / "dev" / "cuda"
+    smaller = [
+        (r"\b((?:const )?(?:int|size_t|long|int64_t) (?:B|NH)) = \d+", r"\1 = 2"),
+        (r"\b((?:const )?(?:int|size_t|long|int64_t) T) = \d+", r"\1 = 64"),
+        (r"\b((?:const )?(?:int|size_t|long|int64_t) (?:C|OC)) = [^;]+", r"\1 = 128"),
+        (r"\b((?:const )?(?:int|size_t|long|int64_t) (?:V|Vp)) = \d+", r"\1 = 512"),
+        (r"\bB = 8, T = 1024", "B = 2, T = 64"),
+        (r"\b(num_parameters) = \d+", r"\1 = 4096"),
+        (r"\bint (L|dim_\d) = \d+", r"int \1 = 4"),
+        (r"\b(repeat_times) = \d+", r"\1 = 1"),
+        (r"block_sizes\[\] = \{[^}]*\}", "block_sizes[] = {128, 512}"),
+    ]
+    absent = "Invalid kernel number"  # cuDNN's, and those of another precision
+    for path in sorted(here.glob("*.cu")):
+        if path.stem == "nccl_all_reduce":  # for several devices
+            continue
+        named = re.findall(rf"\./{path.stem} (\d+)", path.read_text())
+        longer = [(r"\bT = 64", "T = 128")] if path.stem == "trimat_forward" else []  # it asserts multiples of 128
+        for kernel in sorted(set(named), key=int) or ["1"]:
+            name = f"{path.stem} {kernel}"
+            yield Case(
+                "llm.c",
+                name,
+                [path],
+                [here],
+                [kernel],
+                "right",
+                smaller + longer,
+                here,
+                absent=absent,
+                fails=r"mismatch|not ok\b",
+            )
+
+
+SGEMM = r"""
+#include <vector>
+#include <cmath>
+#include "runner.cuh"
+int main(int argc, char** argv) {
+    const int n = 128, kernel = atoi(argv[1]);
+    std::vector<float> a(n * n), b(n * n), c(n * n), expected(n * n);
+    for (int i = 0; i < n * n; ++i) a[i] = i % 7 - 3, b[i] = i % 5 - 2, c[i] = i % 3;
+    for (int i = 0; i < n; ++i)
+        for (int j = 0; j < n; ++j) {
+            float sum = 0;
+            for (int k = 0; k < n; ++k) sum += a[i * n + k] * b[k * n + j];
+            expected[i * n + j] = 0.5f * sum + 3.0f * c[i * n + j];
+        }
+    float *da, *db, *dc;
+    cudaMalloc(&da, n * n * 4), cudaMalloc(&db, n * n * 4), cudaMalloc(&dc, n * n * 4);
+    cudaMemcpy(da, a.data(), n * n * 4, cudaMemcpyHostToDevice);
+    cudaMemcpy(db, b.data(), n * n * 4, cudaMemcpyHostToDevice);
+    cudaMemcpy(dc, c.data(), n * n * 4, cudaMemcpyHostToDevice);
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    run_kernel(kernel, n, n, n, 0.5f, da, db, 3.0f, dc, handle);
+    cudaMemcpy(c.data(), dc, n * n * 4, cudaMemcpyDeviceToHost);
+    for (int i = 0; i < n * n; ++i)
+        if (std::abs(c[i] - expected[i]) > 1e-2f) return printf("mismatch at %d: %f, not %f\n", i, c[i], expected[i]), 1;
+}
+"""
+
+
+def sgemm(folder, work):
+    file = work / "SGEMM_CUDA" / "main.cu"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(SGEMM)
+    source = folder / "src"
+    for kernel in range(13):
+        yield Case("SGEMM_CUDA", f"kernel {kernel}", [file, source / "runner.cu"], [source], [str(kernel)], "right")
+
+
+# What a sample's text says of sizes and repetitions, made smaller.
+SMALLER = {
+    "matrixMul": [
+        (r"int nIter = \d+", "int nIter = 1"),
+        (r"5 \* 2 \* block_size", "2 * block_size"),
+        (r"5 \* 4 \* block_size", "4 * block_size"),
+    ],
+    "reduction": [(r"1 << 24", "1 << 14"), (r"testIterations = \d+", "testIterations = 1")],
+    "scan": [(r"13 \* 1048576 / 2", "262144"), (r"(iCycles|iterations|ITERATIONS) = \d+", r"\1 = 1")],
+    "histogram": [(r"64 \* 1048576", "64 * 1024"), (r"numRuns = \d+", "numRuns = 1")],
+    "scalarProd": [(r"VECTOR_N = \d+", "VECTOR_N = 8"), (r"ELEMENT_N = \d+", "ELEMENT_N = 1024")],
+    "sortingNetworks": [(r"N = 1048576", "N = 16384"), (r"numIterations = \d+", "numIterations = 1")],
+    "convolutionSeparable": [
+        (r"image[WH] = \d+", lambda m: m[0].split("=")[0] + "= 256"),
+        (r"iterations = \d+", "iterations = 1"),
+    ],
+    "threadFenceReduction": [(r"1 << 20", "1 << 14"), (r"testIterations = \d+", "testIterations = 1")],
+    "reductionMultiBlockCG": [(r"1 << 25", "1 << 14"), (r"testIterations = \d+", "testIterations = 1")],
+    "shfl_scan": [(r"65536", "16384"), (r"1 << 20", "1 << 14")],
+    "transpose": [(r"NUM_REPS\s+\d+", "NUM_REPS 1"), (r"MATRIX_SIZE_X\s+\d+|matrix_size\s*=\s*\d+", lambda m: m[0])],
+    "BlackScholes": [(r"OPT_N = \d+", "OPT_N = 16384"), (r"NUM_ITERATIONS = \d+", "NUM_ITERATIONS = 1")],
+    "fastWalshTransform": [(r"log2Data = \d+", "log2Data = 14")],
+    "mergeSort": [(r"4 \* 1048576", "16384")],
+    "simpleStreams": [
+        (r"16 \* 1024 \* 1024", "64 * 1024"),
+        (r"nreps = \d+", "nreps = 1"),
+        (r"niterations = \d+", "niterations = 1"),
+    ],
+    "simpleMultiCopy": [(r"1 << 22", "1 << 14"), (r"nreps = \d+", "nreps = 4")],
+    "simpleZeroCopy": [(r"1048576", "16384")],
+    "asyncAPI": [(r"16 \* 1024 \* 1024", "64 * 1024")],
+    "simpleOccupancy": [(r"count = 1000000", "count = 20000")],
+    "simpleAtomicIntrinsics": [(r"numBlocks = \d+", "numBlocks = 8")],
+    "globalToShmemAsyncCopy": [(r"nIter = \d+", "nIter = 1")],
+    "warpAggregatedAtomicsCG": [(r"10000000", "20000")],
+    "binaryPartitionCG": [(r"1024 \* 100", "1024 * 4")],
+    "simpleAWBarrier": [(r"1 << 20", "1 << 14")],
+    "simpleCallback": [
+        (r"N_workloads\s*=\s*\d+", "N_workloads = 2"),
+        (r"N_elements_per_workload = \d+", "N_elements_per_workload = 4096"),
+    ],
+    "clock": [],
+    "simpleTemplates": [],
+    "simpleVoteIntrinsics": [],
+    "simplePrintf": [],
+    "simpleAssert": [],
+    "simpleCooperativeGroups": [],
+    "vectorAdd": [],
+    "inlinePTX": [],
+    "fp16ScalarProduct": [],
+    "template": [],
+    "dwtHaar1D": [],
+    "simpleTexture": [],
+    "simpleSurfaceWrite": [],
+    "simpleLayeredTexture": [],
+    "simplePitchLinearTexture": [(r"NUM_REPS \d+", "NUM_REPS 1"), (r"n([xy]) = 2048", r"n\1 = 128")],
+    "convolutionTexture": [
+        (r"image[WH] = [^;]+", lambda m: m[0].split("=")[0] + "= 256"),
+        (r"iterations = \d+", "iterations = 1"),
+    ],
+}
+SAMPLE_ARGUMENTS = {
+    "reduction": [["--n=65536", f"--kernel={kernel}"] for kernel in (0, 3, 6, 8, 9)],
+    "globalToShmemAsyncCopy": [[f"-kernel={kernel}", "-wA=64", "-hA=64", "-wB=64", "-hB=64"] for kernel in range(8)],
+    "matrixMul": [["-wA=64", "-hA=64", "-wB=64", "-hB=64"]],
+    "transpose": [["-dimX=64", "-dimY=64"]],
+}
+
+
+def samples(folder, work):
+    found = {path.name: path for path in (folder / "Samples").glob("*/*") if path.is_dir()}
+    for name, smaller in sorted(SMALLER.items()):
+        if name not in found:
+            continue
+        here = found[name]
+        files = sorted(path for path in here.iterdir() if path.suffix in (".cu", ".cpp") and "nvrtc" not in path.name)
+        texts = {path: path.read_text(errors="replace") for path in files}
+        files = [path for path in files if not any(f'"{path.name}"' in text for text in texts.values())]  # included ones
+        for arguments in SAMPLE_ARGUMENTS.get(name, [[]]):
+            label = " ".join([name, *arguments])
+            fails = r"test failed|\bfailed!|mismatch|: error|Result = FAIL"
+            yield Case("CUDA samples", label, files, [folder / "Common"], arguments, "", smaller, here, fails=fails)
+
+
+SUITES = {"gpuverify": gpuverify, "llm.c": llm_c, "SGEMM_CUDA": sgemm, "cuda-samples": samples}
+
+
+def shrunk(case, work):
+    """The case with a copy of its folder whose files have the replacements made."""
+    if not case.folder:
+        return case
+    copy = work / case.suite / re.sub(r"\W+", "-", case.name)
+    shutil.copytree(case.folder, copy)
+    for path in copy.rglob("*"):
+        if path.suffix in (".cu", ".cpp", ".h", ".cuh", ".hpp", ".inl"):
+            text = path.read_text(errors="replace")
+            for pattern, new in case.replacements:
+                text = re.sub(pattern.replace(" ", r"\s+"), new, text)
+            path.write_text(text)
+    case.files = [copy / path.relative_to(case.folder) if case.folder in path.parents else path for path in case.files]
+    case.folders = [copy if path == case.folder else path for path in case.folders]
+    return case
+
+
+def run(case, work, seconds):
+    """(outcome, one line about it); the outcome is None where the program says that it is built without what was asked for."""
+    case = shrunk(case, work)
+    try:
+        program = Program(case.files, case.folders, case.defines).read()
+        executable = program.build("check")
+    except EmulatorError as error:
+        return "not built", " ".join(str(error).splitlines()[:2])
+    output = tempfile.TemporaryFile(dir=work)  # noqa: SIM115
+    try:
+        status, finding = program.run(
+            executable,
+            case.arguments,
+            "check",
+            "forward",
+            1,
+            stdout=output,
+            stderr=output,
+            cwd=case.files[0].parent,
+            limit=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return "no end", f"after {seconds} s"
+    output.seek(0)
+    printed = output.read().decode(errors="replace")
+    if finding:
+        return "finding", str(finding)
+    if case.absent and case.absent in printed:
+        return None, ""
+    if status < 0:
+        return "crash", f"signal {-status}"
+    if wrong := next((line for line in printed.splitlines() if re.search(case.fails, line, re.IGNORECASE)), None):
+        return "wrong result", wrong.strip()
+    return (
+        ("wrong result", f"exit status {status}") if status not in (0, 2) else ("right", "")
+    )  # 2: a sample that waives itself
+
+
+def table(rows):
+    suites = collections.defaultdict(collections.Counter)
+    for case, outcome in rows:
+        expected = {"right": ", expected right", "wrong": ", expected wrong"}.get(case.expected, "")
+        suites[case.suite + (expected if case.suite == "GPUVerify" else "")][outcome] += 1
+    lines = ["| | programs | " + " | ".join(OUTCOMES) + " |", "|---" * (len(OUTCOMES) + 2) + "|"]
+    for suite, counts in suites.items():
+        cells = [str(counts[outcome] or "") for outcome in OUTCOMES]
+        lines.append(f"| {suite} | {sum(counts.values())} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="+", metavar="SUITE=FOLDER", help=f"of {', '.join(SUITES)}")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the programs whose name contains it")
+    parser.add_argument("--seconds", type=float, default=300, help="that a program may run")
+    given = parser.parse_args()
+    runtime.library()
+    with tempfile.TemporaryDirectory(prefix="public-suites-") as folder:
+        work = Path(folder)
+        cases = []
+        for suite in given.suites:
+            name, _, place = suite.partition("=")
+            if name not in SUITES or not Path(place).is_dir():
+                parser.error(f"{suite}: SUITE=FOLDER is expected, with one of {', '.join(SUITES)} and a folder that is there")
+            cases += [case for case in SUITES[name](Path(place).resolve(), work) if given.only in case.name]
+        rows = []
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            for case, (outcome, line) in zip(cases, pool.map(lambda case: run(case, work, given.seconds), cases), strict=True):
+                if outcome is None:
+                    continue
+                mark = (
+                    " (not expected)" if {"right": outcome != "right", "wrong": outcome != "finding"}.get(case.expected) else ""
+                )
+                print(f"{case.suite}: {case.name}: {outcome}{mark}{': ' + line if line else ''}", flush=True)
+                rows.append((case, outcome))
+    print("\n" + table(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Plain CUDA programs: `python -m cuda_emulator FILE.cu`, the host API they use, and the libraries of device code."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_emulator.errors import EmulatorError
+from cuda_emulator.program import Program
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "programs"
+
+
+def build(*names, mode="check"):
+    program = Program([FOLDER / name for name in names], [])
+    program.read()
+    return program, program.build(mode)
+
+
+@pytest.fixture(scope="module")
+def mistakes():
+    """A program whose argument chooses the mistake that it makes."""
+    return build("mistakes.cu")
+
+
+def run(built, *arguments, schedule="forward"):
+    program, executable = built
+    return program.run(executable, arguments, schedule=schedule, stdout=subprocess.PIPE, limit=120)
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "cuda_emulator", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+
+
+def test_a_program_runs_as_it_is():
+    done = command(FOLDER / "mistakes.cu", "--", "none")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert "thread 3 of 4\n" in done.stdout and done.stdout.endswith("sum 6\n")
+
+
+def test_the_first_finding_ends_a_program_with_status_1():
+    done = command(FOLDER / "mistakes.cu", "--", "race")
+    assert done.returncode == 1 and "sum" not in done.stdout
+    line = 1 + (FOLDER / "mistakes.cu").read_text().splitlines().index("    *out += threadIdx.x;  // race")
+    assert done.stderr.startswith(f"{FOLDER / 'mistakes.cu'}:{line}: global memory race: ")
+
+
+def test_a_race_that_a_program_accepts_is_counted(tmp_path):
+    text = (FOLDER / "mistakes.cu").read_text().replace("// race", "// emulator: benign race")
+    line = 1 + text.splitlines().index("    *out += threadIdx.x;  // emulator: benign race")
+    (tmp_path / "accepts.cu").write_text(text)
+    done = command(tmp_path / "accepts.cu", "-I", FOLDER, "--", "race")
+    assert done.returncode == 7 and "sum" in done.stdout, done.stderr
+    assert re.fullmatch(rf"{tmp_path}/accepts\.cu:{line}: \d+ races? accepted \(emulator: benign race\)\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "mistake, file, marked, kind",
+    [
+        ("bounds", "mistakes.cuh", "// bounds", "global memory out of bounds"),
+        ("host reads", "mistakes.cu", "// host reads", "device memory used by host code"),
+        ("direction", "mistakes.cu", "// direction", "invalid argument"),
+        ("too much", "mistakes.cu", "// too much", "global memory out of bounds"),
+        ("symbol", "mistakes.cu", "// symbol", "global memory out of bounds"),
+        ("freed twice", "mistakes.cu", "// freed twice", "invalid argument"),
+        ("freed inside", "mistakes.cu", "// freed inside", "invalid argument"),
+        ("product", "mistakes.cu", "// product", "uninitialised global read"),
+        ("set on host", "mistakes.cu", "// set on host", "invalid argument"),
+    ],
+)
+def test_mistakes_are_found_in_their_file_and_line(mistakes, mistake, file, marked, kind):
+    status, finding = run(mistakes, mistake)
+    lines = (FOLDER / file).read_text().splitlines()
+    (line,) = (number for number, text in enumerate(lines, 1) if text.endswith(marked))
+    assert status == 1 and finding.kind == kind
+    assert (Path(finding.file), finding.line) == (FOLDER / file, line)
+
+
+def test_a_time_limit_says_where_a_kernel_was(mistakes):
+    program, executable = mistakes
+    status, finding = program.run(executable, ["endless"], limit=2)
+    (line,) = (n for n, text in enumerate((FOLDER / "mistakes.cu").read_text().splitlines(), 1) if text.endswith("// endless"))
+    assert (status, finding.kind, finding.line) == (1, "time limit", line)
+
+
+def test_a_call_from_another_file_is_named(mistakes):
+    _, finding = run(mistakes, "bounds")
+    assert finding.callers and str(finding.callers[-1]).endswith(" of mistakes.cu")
+
+
+def test_what_the_command_line_gets_wrong(tmp_path):
+    assert command(tmp_path / "missing.cu").returncode == 2
+    assert "no such file" in command(tmp_path / "missing.cu").stderr
+
+
+def test_a_broken_program_is_explained_by_its_own_line(tmp_path):
+    (tmp_path / "helper.cuh").write_text("#pragma once\n__device__ int twice(int x) { return 2 * y; }\n")
+    (tmp_path / "broken.cu").write_text('#include "helper.cuh"\nint main() {}\n')
+    done = command(tmp_path / "broken.cu")
+    assert done.returncode == 1
+    first, source, caret, *_ = done.stderr.splitlines()
+    assert first == f"{tmp_path / 'helper.cuh'}:2: error: ‘y’ was not declared in this scope"
+    assert caret.index("^") == source.index("y;")
+
+
+@pytest.mark.parametrize(
+    "line, complaint",
+    [
+        ("cudaGraph_t graph;", "the emulator does not support cudaGraph_t"),
+        ("#include <thrust/sort.h>", "the emulator does not support #include <thrust/sort.h>"),
+        ("#include <cub/cub.cuh>", "the emulator does not support #include <cub/cub.cuh>"),
+        (
+            "cooperative_groups::block_tile_memory<64> m;",
+            "the emulator does not support tiles of several warps (block_tile_memory)",
+        ),
+        ("#include <curand.h>", "the emulator does not support #include <curand.h>"),
+        ("texture<float, 1> t;", "a texture reference (texture<...>), which CUDA 12 removed; use a texture object"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(tmp_path, line, complaint):
+    (tmp_path / "text.cu").write_text(f"{line}\nint main() {{}}\n")
+    program = Program([tmp_path / "text.cu"], [])
+    with pytest.raises(EmulatorError) as raised:
+        program.read().build("check")
+    first = str(raised.value).splitlines()[0]
+    assert first.startswith(f"{tmp_path / 'text.cu'}:1: ") and first.endswith(complaint)
+
+
+# Each file checks its own results, and returns the line of the first that is wrong.
+@pytest.mark.parametrize("name", ["host_api", "libraries", "language", "textures"])
+@pytest.mark.parametrize("mode", ["check", pytest.param("fast", marks=pytest.mark.full)])
+def test_own_results(name, mode):
+    built = build(f"{name}.cu", mode=mode)
+    program, executable = built
+    for schedule in ("forward", "reversed", "random") if mode == "check" else ("forward",):
+        status, finding = program.run(executable, [], mode, schedule, limit=120)
+        assert finding is None, str(finding)
+        assert status == 0, f"line {status} (modulo 256) of {name}.cu"

@@ -1,0 +1,177 @@
+"""The cache of compiled things, PyTorch's headers and the bindings in it."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_emulator import toolchain
+from cuda_emulator.errors import EmulatorError
+from cuda_emulator.extension import Builder, is_the_same_under_any_name
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_what_several_need_at_once_is_made_once(empty_cache):
+    made, together = [], threading.Barrier(4)
+
+    def make(path):
+        made.append(path)
+        time.sleep(0.2)
+        path.write_text("made")
+
+    def need(_):
+        together.wait()
+        return toolchain.kept("objects", ".o", "key", make)
+
+    with ThreadPoolExecutor(4) as pool:
+        (path,) = set(pool.map(need, range(4)))
+    assert len(made) == 1 and path.read_text() == "made"
+    assert list((empty_cache / "objects").iterdir()) == [path]
+
+
+def test_what_could_not_be_made_is_tried_again(empty_cache):
+    def fail(path):
+        path.write_text("half")
+        raise EmulatorError("no")
+
+    with pytest.raises(EmulatorError):
+        toolchain.kept("objects", ".o", "key", fail)
+    assert toolchain.kept("objects", ".o", "key", lambda path: path.write_text("whole")).read_text() == "whole"
+
+
+def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(empty_cache):
+    text = "import os; from cuda_emulator import toolchain; "
+    killed = f"{text} toolchain.kept('objects', '.o', 'a', lambda path: os.kill(os.getpid(), 9))"
+    living = f"{text} toolchain.kept('objects', '.o', 'b', lambda path: (print('making', flush=True), input()))"
+    subprocess.run([sys.executable, "-c", killed], cwd=toolchain.ROOT.parents[1])
+    (left,) = empty_cache.glob("objects/making-*")
+    with subprocess.Popen(
+        [sys.executable, "-c", living], cwd=toolchain.ROOT.parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as maker:
+        maker.stdout.readline()
+        (made,) = set(empty_cache.glob("objects/making-*")) - {left}
+        toolchain.sweep()
+        assert left.exists() and made.exists(), "they are younger than a process may take from making to holding one"
+        for folder in (left, made):
+            os.utime(folder, (0, 0))
+        toolchain.sweep()
+        assert made.exists() and not left.exists()
+        maker.kill()
+
+
+@pytest.mark.full
+def test_the_compiler_takes_the_precompiled_headers(tmp_path):
+    flags = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
+    flags += toolchain.torch_flags()[0]
+    header = toolchain.precompiled_torch_header(flags)
+    text = tmp_path / "text.cpp"
+    text.write_text("#include <torch/library.h>\nstatic at::Tensor tensor;\n")
+    for own, precompiled in (([], True), (["-fno-exceptions"], False)):
+        command = [*toolchain.compiler()[0], *flags, *own, "-include", str(header), "-fsyntax-only", "-H", str(text)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert (f"! {header}.gch" in run.stderr) is precompiled
+        assert run.returncode == 0 or own
+
+
+BINDING = """
+#include <torch/library.h>
+#include <string>
+
+void launch(int64_t* result);
+
+int64_t answer() {
+    int64_t result = 0;
+    launch(&result);
+    return result;
+}
+
+TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("answer() -> int"); }
+TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) { m.impl("answer", &answer); }
+"""
+
+KERNEL = """
+#include <cstdint>
+
+__global__ void answer(int64_t* result) { *result = 42; }
+
+void launch(int64_t* result) { answer<<<1, 1>>>(result); }
+"""
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The sources that are compiled while the test runs."""
+    texts, run_compiler = [], toolchain.run_compiler
+
+    def watched(command, explain=None):
+        texts.extend(Path(part).read_text() for part in command if part.endswith(".cpp"))
+        run_compiler(command, explain)
+
+    monkeypatch.setattr(toolchain, "run_compiler", watched)
+    return texts
+
+
+def load(folder, name, binding, kernel):
+    """Load the two as a variant's file would that contains them; returns the file."""
+    file = folder / f"{name}.py"
+    file.write_text(f'BINDING = r"""{binding}"""\nCUDA = r"""{kernel}"""\n')
+    builder = Builder(mode="fast", debug=False, source_file=str(file))
+    builder.load_inline(name, binding, kernel, is_python_module=False, no_implicit_headers=True)
+    return file
+
+
+def test_a_binding_is_compiled_once_for_every_edit_of_the_kernels(tmp_path, compiled):
+    binding = BINDING.replace("#include <string>", f"// {tmp_path}")  # no earlier run has compiled it
+    load(tmp_path, "shared_before", binding, KERNEL)
+    load(tmp_path, "shared_after", binding, KERNEL.replace("42", "43"))
+    assert sum("int64_t answer()" in text for text in compiled) == 1
+    assert torch.ops.shared_before.answer() == 42
+    assert torch.ops.shared_after.answer() == 43
+
+
+def test_a_shared_binding_knows_its_librarys_name(tmp_path, compiled):
+    keeps = f"// {tmp_path}\nstatic const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);"
+    binding = BINDING.replace("#include <string>", f"#include <string>\n{keeps}")
+    binding = binding.replace("return result", "return result + LIBRARY.size()")
+    load(tmp_path, "named", binding, KERNEL)
+    load(tmp_path, "named_at_length", binding, KERNEL)
+    assert sum("int64_t answer()" in text for text in compiled) == 1
+    assert (torch.ops.named.answer(), torch.ops.named_at_length.answer()) == (42 + 5, 42 + 15)
+
+
+def test_an_edited_binding_is_compiled_again(tmp_path):
+    load(tmp_path, "binding_before", BINDING, KERNEL)
+    load(tmp_path, "binding_after", BINDING.replace("return result", "return -result"), KERNEL)
+    assert (torch.ops.binding_before.answer(), torch.ops.binding_after.answer()) == (42, -42)
+
+
+def test_a_mistake_in_a_shared_binding_is_reported_in_its_file(tmp_path):
+    with pytest.raises(EmulatorError) as raised:
+        load(tmp_path, "mistaken", BINDING.replace("return result", "return reslut"), KERNEL)
+    assert str(raised.value).startswith(f"{tmp_path / 'mistaken.py'}:10: error: ‘reslut’ was not declared")
+
+
+@pytest.mark.parametrize(
+    "more, shared",
+    [
+        ("", True),
+        ("TORCH_LIBRARY_FRAGMENT( TORCH_EXTENSION_NAME, m) {}", True),
+        ("TORCH_LIBRARY_IMPL(aten, CPU, m) {}", True),
+        ("PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}", False),
+        ("static const std::string LIBRARY = C10_STRINGIZE(TORCH_EXTENSION_NAME);", True),
+        ('const char* name = C10_STRINGIZE(TORCH_EXTENSION_NAME) "::answer";', False),
+    ],
+)
+def test_which_bindings_are_the_same_under_any_name(more, shared):
+    assert is_the_same_under_any_name(BINDING + more) is shared

@@ -1,0 +1,188 @@
+"""A suite on a cluster, without a GPU: workers share pairs, one dies, a scheduler is elsewhere, the user interrupts."""
+
+import contextlib
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from playground import suite
+from playground.catalog import ROOT
+from playground.command import main
+from playground.driver import plan
+from playground.driver.measurement import measure
+from playground.driver.runner import Options
+from playground.report import document
+
+cluster = pytest.importorskip("playground.driver.cluster")
+
+RIGHT = "return torch.tanh(self.linear(x))"
+# Kills the Dask worker, whose child each judged process is: `{mark}` is made, and holds it back where it is there.
+KILLS = """
+import os, signal
+try:
+    os.mkdir({mark!r} + str({each}))
+    os.kill(os.getppid(), signal.SIGKILL)
+except FileExistsError:
+    pass
+return torch.tanh(self.linear(x))
+"""
+HANGS = "import time\ntime.sleep(600)"
+
+
+@pytest.fixture
+def pairs(tmp_path, tiny_problem, write_forward):
+    """pairs(name=body of forward, ...) -> the JSON list of pairs of the tiny problem."""
+
+    def write(**bodies):
+        listed = [{"problem": str(tiny_problem), "solution": str(write_forward(*each).path)} for each in bodies.items()]
+        (tmp_path / "pairs.json").write_text(json.dumps(listed))
+        return tmp_path / "pairs.json"
+
+    return write
+
+
+def measured(connection, listed):
+    options = Options(quick=True, check_only=True, sandbox="off")
+    return measure(plan.of_suite(suite.read(listed), "cpu"), options, cluster=connection)
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    with cluster.connected(cluster.LOCAL, without_gpu=2) as connection:
+        yield connection
+
+
+@pytest.mark.full
+def test_workers_share_the_pairs_and_a_wrong_one_names_the_users_file(two_workers, pairs):
+    listed = pairs(a=RIGHT, b=RIGHT, c=RIGHT, wrong="return torch.tanh(self.linear(y))")
+    report = measured(two_workers, listed)
+    verdicts = [row["verdict"] for row in report["results"]]
+    assert verdicts == ["pass", "pass", "pass", "error"] and report["environment"]["complete"]
+    assert {row["device"]["worker"] for row in report["results"]} == {"CPU 0", "CPU 1"}
+    assert len({row["device"]["probe_seed"] for row in report["results"]}) == 4
+    assert json.loads(listed.read_text())[-1]["solution"] in report["results"][-1]["details"]
+    assert report["environment"]["lost_workers"] == 0
+
+
+@pytest.mark.full
+def test_the_pair_of_a_lost_worker_is_tried_again(two_workers, pairs, tmp_path, capsys):
+    before = two_workers.lost
+    report = measured(two_workers, pairs(kills_once=KILLS.format(mark=str(tmp_path / "killed"), each=0), right=RIGHT))
+    assert [row["verdict"] for row in report["results"]] == ["pass", "pass"] and report["environment"]["complete"]
+    assert two_workers.lost == before + 1 and "a worker was lost" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_pair_that_ends_every_worker_is_reported_and_the_run_has_the_rest(two_workers, pairs, tmp_path):
+    always = KILLS.format(mark=str(tmp_path / "killed"), each="os.getppid()")
+    report = measured(two_workers, pairs(kills_always=always, right=RIGHT))
+    lost, right = report["results"]
+    assert right["verdict"] == "pass"
+    assert lost["verdict"] == "error" and "each worker that judged it was lost (3 of them)" in lost["reason"]
+
+
+@contextlib.contextmanager
+def started(*command):
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@pytest.mark.full
+def test_a_running_scheduler(pairs, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    listed, file = pairs(a=RIGHT, b=RIGHT), tmp_path / "out.json"
+    scheduler = ["-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
+    command = [
+        "compare.py",
+        "--suite",
+        str(listed),
+        "--cluster",
+        address,
+        "--check-only",
+        "--sandbox",
+        "off",
+        "--json",
+        str(file),
+    ]
+    with started(*scheduler), started("-m", "dask", "worker", address, "--nthreads", "2", "--name", "there", "--no-dashboard"):
+        wait_for(lambda: listens(address))
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "2 pairs: 2 pass" in done.stdout
+    assert {row["device"]["worker"] for row in document.read(file)["results"]} == {"there"}
+
+
+def listens(address):
+    host, _, port = address.removeprefix("tcp://").partition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+        return True
+
+
+def wait_for(condition):
+    latest = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < latest
+        time.sleep(0.1)
+
+
+@pytest.mark.full
+def test_an_interrupt_keeps_what_is_finished(pairs, tmp_path):
+    listed, file = pairs(right=RIGHT, hangs=HANGS), tmp_path / "out.json"
+    command = [
+        "compare.py",
+        "--suite",
+        str(listed),
+        "--cluster",
+        "local",
+        "--check-only",
+        "--sandbox",
+        "off",
+        "--json",
+        str(file),
+    ]
+    with started(*command) as process:
+        wait_for(file.exists)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert f"interrupted; --resume {file} goes on" in err and "Traceback" not in err
+    assert "1 pass" in out
+    assert [row["verdict"] for row in document.read(file)["results"]] == ["pass"]
+
+
+def test_no_scheduler_at_the_address(pairs, monkeypatch, capsys):
+    monkeypatch.setattr(cluster, "ANSWER_WITHIN", 1)
+    assert main.compare(["--suite", str(pairs(a=RIGHT)), "--cluster", "tcp://127.0.0.1:9"]) == 2
+    assert "--cluster tcp://127.0.0.1:9: no scheduler answers there" in capsys.readouterr().err
+
+
+def test_without_dask_it_is_said_how_to_get_it(pairs, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main.compare(["--suite", str(pairs(a=RIGHT)), "--cluster", "local"]) == 2
+    assert "--cluster needs dask and distributed: python -m pip install -r requirements-cluster.txt" in capsys.readouterr().err
+
+
+def test_each_worker_has_whole_cores_of_its_own(monkeypatch, tmp_path):
+    """Eight processors are four cores of two packages; 0 and 4 are hyperthreads of one core."""
+    for processor in range(8):
+        (tmp_path / str(processor)).mkdir()
+        (tmp_path / str(processor) / "physical_package_id").write_text(str(processor % 4 // 2))
+        (tmp_path / str(processor) / "core_id").write_text(str(processor % 2))
+    monkeypatch.setattr(cluster, "TOPOLOGY", str(tmp_path / "{}"))
+    monkeypatch.setattr(cluster.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert cluster.shares(2) == [{0, 1, 4, 5}, {2, 3, 6, 7}]
+    assert cluster.shares(4) == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
+    assert cluster.shares(5) == [set(range(8))] * 5, "fewer cores than workers"
