@@ -79,7 +79,7 @@ def test_what_all_files_write_alike_is_the_same_text():
 
 
 @pytest.mark.parametrize(
-    "edit", [("stacklevel=level", "stacklevel=2"), ("within 1 ulp", "within 2 ulp"), ('"=f"(power)', '"+f"(power)')]
+    "edit", [("stacklevel=level + 1", "stacklevel=2"), ("within 1 ulp", "within 2 ulp"), ('"=f"(power)', '"+f"(power)')]
 )
 def test_a_text_that_differs_is_found_and_mended(edit):
     text = "\n\n".join([*shared_text.device_functions().values(), shared_text.tail()])
