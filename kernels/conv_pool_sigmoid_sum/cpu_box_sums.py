@@ -710,7 +710,7 @@ def save(kernels, x, weight, bias, pool, plan):
     check(kernels, "bias", bias, x, weight.shape[:1])
     batch, _, height, width = x.shape
     if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     out, grads, delta = saved(kernels, x, weight, bias, pool, plan)
     if batch:
@@ -960,12 +960,14 @@ def launch(function, *arguments):
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
-    """Warn once a process, at the line that called: the innermost one that is neither PyTorch's nor this file's."""
-    frame, level = sys._getframe(), 1
-    skipped = os.path.dirname(torch.__file__), frame.f_code.co_filename
-    while frame.f_back and frame.f_code.co_filename.startswith(skipped):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():

@@ -266,12 +266,14 @@ def launch(function, *arguments):
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
-    """Warn once a process, at the line that called: the innermost one that is neither PyTorch's nor this file's."""
-    frame, level = sys._getframe(), 1
-    skipped = os.path.dirname(torch.__file__), frame.f_code.co_filename
-    while frame.f_back and frame.f_code.co_filename.startswith(skipped):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():

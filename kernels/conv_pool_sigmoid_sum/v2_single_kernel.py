@@ -273,7 +273,7 @@ def conv_pool_sum(kernels, x, weight, bias, pool):
     batch, _, height, width = x.shape
     kernel = kernels.KERNEL_H, kernels.KERNEL_W
     if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
     blocks, out = kernels.count_blocks(batch, height, width), x.new_empty(batch)
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
@@ -445,12 +445,14 @@ def launch(function, *arguments):
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
-    """Warn once a process, at the line that called: the innermost one that is neither PyTorch's nor this file's."""
-    frame, level = sys._getframe(), 1
-    skipped = os.path.dirname(torch.__file__), frame.f_code.co_filename
-    while frame.f_back and frame.f_code.co_filename.startswith(skipped):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():

@@ -85,7 +85,7 @@ constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
 // A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
 // Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
 constexpr int ROW_HALVES = 2, CONSUMER_WARPS = ROW_HALVES * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
-constexpr int GROUPS = CONSUMER_WARPS / 4, THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
+constexpr int THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
 // Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128. While a lane of
 // conv_pool_sum multiplies, 96 floats are live: 24 pending, 36 + 4 of operand a, 32 accumulators; and addresses.
 constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;
@@ -720,7 +720,7 @@ def conv_pool_sum(kernels, x, weight, bias, pool):
     check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
     batch, _, height, width = x.shape
     if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: an image of {height} x {width} has no window of {pool} behind a kernel of {kernel}")
+        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
     if batch * height >= 2**31 or x.numel() >= 2**39:
         raise RuntimeError(f"{NAME}: a tensor of shape {list(x.shape)} needs more blocks than a grid has")
     if x.is_cuda and capability(x.get_device())[0] != 9:
@@ -901,12 +901,14 @@ def launch(function, *arguments):
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
-    """Warn once a process, at the line that called: the innermost one that is neither PyTorch's nor this file's."""
-    frame, level = sys._getframe(), 1
-    skipped = os.path.dirname(torch.__file__), frame.f_code.co_filename
-    while frame.f_back and frame.f_code.co_filename.startswith(skipped):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():

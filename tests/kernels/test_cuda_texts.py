@@ -20,23 +20,24 @@ CLAIMED = {
     "v3": "7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
     "v4": "8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
     "v5": "9.0",
+    "training_tensor": "8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
+    "training_hopper": "9.0",
 }
 TARGETS = {"75": ("75",), "80": ("80", "86", "89"), "90a": ("90a",), "100": ("100", "120")}  # PTX: machine code
 
 # What nvcc 13.0 spills for Blackwell, in bytes. The first two call a 64-bit division, whose caller saves registers there.
 SPILLED = {
-    ("conv_pool_sigmoid_sum/v1_fused_tail", "sm_100", "fused_tail<1024>"): 8,
+    ("conv_pool_sigmoid_sum/v1_fused_tail", "sm_100", "fused_tail"): 8,
     ("conv3d_div_max_gap_bias_sum/v3_single_kernel", "sm_100", "input_grad"): 8,
-    ("conv_pool_sigmoid_sum/v3_box_sums", "sm_100", "sum_sigmoids<false>"): 4,
-    ("conv_pool_sigmoid_sum/v3_box_sums", "sm_100", "sum_sigmoids<true>"): 4,
-    ("conv_pool_sigmoid_sum/v3_box_sums", "sm_120", "sum_sigmoids<true>"): 4,
-    ("conv_pool_sigmoid_sum/v4_tensor_core", "sm_120", "conv_pool_sum<true, true, true>"): 4,  # strict training
+    ("conv_pool_sigmoid_sum/v3_box_sums", "sm_100", "sum_sigmoids"): 4,
+    ("conv_pool_sigmoid_sum/training_tensor_core", "sm_120", "conv_pool_sum<true, true, true>"): 4,  # strict
 }
 
 
 def claimed(variant):
     """The targets of ptxas that README claims: sm_75, ..."""
-    return ["sm_" + each.replace(".", "").replace("90", "90a") for each in CLAIMED[variant.name[:2]].split(", ")]
+    (claim,) = [each for each in CLAIMED if variant.name.startswith(each)]
+    return ["sm_" + each.replace(".", "").replace("90", "90a") for each in CLAIMED[claim].split(", ")]
 
 
 def compile_all(code, targets, folder):
