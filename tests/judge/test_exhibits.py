@@ -44,7 +44,8 @@ OF_THE_FULL_TIER = {
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A file of exhibits/. `needs` is "", "a process of its own", "a compiler", "a GPU" or "two GPUs".
+    """A file of exhibits/. `needs` is "", "a process of its own", "a compiler", "the emulator", "a GPU" or
+    "two GPUs".
 
     `caveats` are the tags, each once, of what is said besides.
     """
@@ -173,9 +174,9 @@ def tiered(exhibit):
 def test_the_verdict_and_its_reason(court, record, exhibit):
     if exhibit.gpus > torch.cuda.device_count():
         pytest.skip(f"needs {exhibit.needs}, of NVIDIA")
-    if exhibit.needs == "a compiler" and NO_COMPILER:
+    if exhibit.needs in ("a compiler", "the emulator") and NO_COMPILER:
         pytest.skip(f"needs a C++ compiler: {NO_COMPILER}")
-    result = court(exhibit, "cuda" if exhibit.gpus else "cpu")
+    result = court(exhibit, "cuda" if exhibit.gpus else "emulator" if exhibit.needs == "the emulator" else "cpu")
     if exhibit.gpus:
         record(exhibit, result)
     expect(result, exhibit)
