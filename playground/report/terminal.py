@@ -263,7 +263,7 @@ def _print_details(console, result, verbose):
     if gradients and gradients_unsupported(gradients) is None:
         print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
     if result["time_ms"]:
-        print_rows(console, _time_rows(result), TIMES[:1])
+        print_rows(console, time_rows(result), TIMES[:1])
 
 
 def _printed_lines(result):
@@ -294,7 +294,7 @@ def _gradient_rows(gradients):
     return rows
 
 
-def _time_rows(result):
+def time_rows(result):
     """Forward and the training modes: the variant's own time, then each baseline's and the speed-up over it."""
     rows = []
     for title, timings in facts.timed(result).items():

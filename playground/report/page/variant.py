@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from playground import catalog
-from playground.report import checks, facts
+from playground.report import checks, facts, terminal
 from playground.report.figures import (
     baseline_name,
     gradients_unsupported,
@@ -45,6 +45,8 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "ptxas": _ptxas(result),
         "notes": list(timing_notes(result)),
         "facts": list(_facts(result)),
+        "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
+        "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
         "errors": _errors(result["check"] or {}),
         "probes": _with_marks(checks.explained_probes(result["check"])),
         "behaviour": _with_marks(checks.explained_behaviour(result["check"])),

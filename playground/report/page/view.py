@@ -5,9 +5,7 @@ import json
 from playground.report import roofline, speed_bars
 from playground.report.document import date_of, is_stale
 from playground.report.figures import (
-    NOTHING,
     TALLY,
-    baseline_medians,
     baseline_name,
     by_device,
     geometric_means,
@@ -15,17 +13,12 @@ from playground.report.figures import (
     machine,
     on_device,
     one_line,
-    ordered_baselines,
-    peak_memory,
-    share_of_floor,
     significant,
     size_note,
-    span,
-    timed_modes,
     with_unit,
 )
 from playground.report.page import explanation, suite, variant, verdicts
-from playground.report.page.verdicts import BAD, GOOD, UNKNOWN, Mark
+from playground.report.page.verdicts import Mark
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
 NOWHERE = "nowhere"
@@ -155,7 +148,6 @@ def _group(identity, name, place, sizes, members):
             {"title": each.title, "svg": speed_bars.page_svg(each, f"{identity}-{n}", f"{name}, {each.title}")}
             for n, each in pictures
         ],
-        "speed": _speed(members),
         "members": members,
         "missing": sorted(
             {
@@ -165,42 +157,3 @@ def _group(identity, name, place, sizes, members):
             }
         ),
     }
-
-
-def _speed(members):
-    """A table for forward and each training mode: the baselines' own times in a row of their own, then the variants'."""
-    tables = []
-    for title in dict.fromkeys(title for result, _ in members for title in timed_modes(result)):
-        timings = [(shown, timed_modes(result).get(title)) for result, shown in members]
-        timings = [(shown, each) for shown, each in timings if each and each.get("time_ms")]
-        if not timings:
-            continue
-        medians = baseline_medians([each for _, each in timings])
-        names = ordered_baselines(medians)
-        tables.append(
-            {
-                "title": title,
-                "baselines": [(baseline_name(name), significant(medians[name])) for name in names],
-                "rows": [_speed_row(shown, title, each, names) for shown, each in timings],
-            }
-        )
-    return tables
-
-
-def _speed_row(shown, title, timings, names):
-    time, share, speedup = timings["time_ms"], share_of_floor(timings), timings.get("speedup") or {}
-    return {
-        "variant": shown,
-        "time": significant(time["median"]),
-        "spread": span(time["p20"], time["p80"]),
-        "share": with_unit(share and 100 * share, "%"),
-        "peak": peak_memory(title, timings),
-        "ratios": [_ratio(speedup.get(name)) for name in names],
-    }
-
-
-def _ratio(ratio):
-    if not ratio:
-        return {"ratio": NOTHING, "interval": "", "state": UNKNOWN}
-    state = GOOD if ratio["low"] > 1 else BAD if ratio["high"] < 1 else UNKNOWN
-    return {"ratio": with_unit(ratio["ratio"], "x"), "interval": span(ratio["low"], ratio["high"]), "state": state}
