@@ -344,10 +344,15 @@ def _spans(flats):
     """{(start, end): flat tensor}; of those that share memory, the one of a floating-point type."""
     found = {}
     for flat in flats:
-        if flat is not None and flat.nbytes:
-            span = flat.data_ptr(), flat.data_ptr() + flat.nbytes
-            if span not in found or flat.is_floating_point():
-                found[span] = flat
+        if flat is None or not flat.nbytes:
+            continue
+        try:
+            start = flat.data_ptr()
+        except RuntimeError:  # a fake tensor's, such as torch.compile leaves behind: it has no memory
+            continue
+        span = start, start + flat.nbytes
+        if span not in found or flat.is_floating_point():
+            found[span] = flat
     return found
 
 

@@ -54,10 +54,10 @@ def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(e
     text = "import os; from cuda_emulator import toolchain; "
     killed = f"{text} toolchain.kept('objects', '.o', 'a', lambda path: os.kill(os.getpid(), 9))"
     living = f"{text} toolchain.kept('objects', '.o', 'b', lambda path: (print('making', flush=True), input()))"
-    subprocess.run([sys.executable, "-c", killed], cwd=toolchain.ROOT.parents[1])
+    subprocess.run([sys.executable, "-c", killed], cwd=toolchain.ROOT.parent)
     (left,) = empty_cache.glob("objects/making-*")
     with subprocess.Popen(
-        [sys.executable, "-c", living], cwd=toolchain.ROOT.parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", living], cwd=toolchain.ROOT.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as maker:
         maker.stdout.readline()
         (made,) = set(empty_cache.glob("objects/making-*")) - {left}

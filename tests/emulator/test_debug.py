@@ -27,7 +27,7 @@ def line_of(text):
 
 def test_first_kernel():
     assert debugging.first_kernel(VARIANT.path.read_text()) == debugging.Kernel(
-        "fused_tail", line_of("fused_tail(const float*")
+        "fused_tail", line_of("fused_tail(const Element*")
     )
     for text in (
         "__global__ void k(float* x) {}",

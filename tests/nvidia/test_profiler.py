@@ -67,7 +67,7 @@ def test_what_is_asked_and_what_is_shown(fake_ncu, compare, monkeypatch):
     options = shlex.split(line)
     assert options[options.index("--metrics") + 1] == ",".join(metrics.ALL)
     names = options[options.index("--kernel-name") + 1]
-    assert names.startswith("regex:^(") and {"sum_sigmoids", "weighted_sum", "input_grad"} <= set(names[8:-2].split("|"))
+    assert names.startswith("regex:^(") and {"sum_sigmoids", "add_blocks"} <= set(names[8:-2].split("|"))
     for words in (["--csv"], ["--page", "raw"], ["--clock-control", "none"], ["--print-units", "base"]):
         assert shlex.join(words) in line
     assert options[-4:-2] == list(tool.TARGET)

@@ -18,7 +18,7 @@ def test_shared_memory_is_what_the_kernels_docstring_says(model, variant):
     """To the precision of its table of launches: whole KB, or halves."""
     title, *boxes = memories.PICTURES[model, variant]
     docstring = (catalog.KERNELS / model / f"{variant}.py").read_text().split('"""')[1]
-    row = next(line for line in docstring.splitlines() if line.split()[:1] == [title.partition(":")[0]])
+    row = next(line for line in docstring.splitlines() if line.strip().split(" ")[0].rstrip(":") == title.partition(":")[0])
     in_column = "shared, K" in docstring  # the unit stands in the table's head
     said = re.search(r"\s{2}384\s+(\d+)|\s{2}512\s+(\d+)", row) if in_column else re.search(r"([\d.]+) (?:KB|KiB)\b", row)
     said = next(group for group in said.groups() if group)
@@ -90,6 +90,9 @@ def test_the_parts_of_a_rungs_time_are_those_of_the_profile():
 def test_every_recorded_kernel_that_is_not_the_variants_own_has_a_name():
     recorded = document.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]
     for result in recorded:
+        file = catalog.KERNELS / result["model"] / f"{result['variant']}.py"
+        if document.is_stale(result, file, catalog.ROOT / "models" / f"{result['model']}.py"):
+            continue  # its kernels may have other names by now
         text = (catalog.KERNELS / result["model"] / f"{result['variant']}.py").read_text()
         for name, _, is_own in time_parts.parts(result):
             assert not is_own or re.search(rf"\b{name}\(", text), f"{result['variant']}: {name}"
