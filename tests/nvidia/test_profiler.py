@@ -75,9 +75,9 @@ def test_what_is_asked_and_what_is_shown(fake_ncu, compare, monkeypatch):
     unfolded = " ".join(out.split())
     for part in ["sum_sigmoids<1>", "25.5%", "21.0% of 25.0%", "124", "long scoreboard: waits for a value from device memory"]:
         assert part in unfolded, part
-    # Beside it stands what the emulator counted of the kernel that the launch calls by another name.
+    # Beside it stands what the emulator counted.
     assert "The emulator counted at its own size: batch_size 3" in unfolded
-    counts = emulated.counted(*project_variant("v3_box_sums"))["kernels"]["kernel"]["device memory read"]
+    counts = emulated.counted(*project_variant("v3_box_sums"))["kernels"]["sum_sigmoids"]["device memory read"]
     numbers = " ".join(significant(number) for number in (6.0, counts["per_request"], counts["least"]))
     assert f"sum_sigmoids<1> device memory read, sectors {numbers}" in unfolded
 
