@@ -575,7 +575,6 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
             }
         }
         total = warp_sum(total);
-        __syncthreads();  // all have read the last step's sums, and the last segment's
         if (lane == 0) warp_values[warp] = total;
         __syncthreads();  // all warps' sums are known
         if (threadIdx.x == 0) {

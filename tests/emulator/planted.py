@@ -15,12 +15,17 @@ BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|(?:named_barrier|bar_sync)\([
 GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
 # Where the threads of a block share the steps of a loop.
 LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = threadIdx\.x; \1 < ([^;]+);")
-# For asynchronous copies and matrix products.
+# For asynchronous copies and matrix products. (Kernels run one after the other: griddepcontrol waits for nothing.)
 WAIT = re.compile(
-    r"(?<=[\s{])((?:\w+\.)?(?:wait\w*|\w+_(?:wait|wait_all|acquire)|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));"
+    r"(?<=[\s{])(?!griddepcontrol)((?:\w+\.)?(?:wait\w*|\w+_(?:wait|wait_all|acquire)|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));"
 )
-# Kernels for shapes other than the emulator's stand between these.
-NOT_RUN = {("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("= all other shapes\n", "= launchers\n")}
+# Between these stands what does not run at the emulator's sizes and on its device, or writes to another part of one dynamic
+# shared array, which is not noticed.
+NOT_SHOWN = {
+    ("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("= all other shapes\n", "= launchers\n"),
+    ("conv_pool_sigmoid_sum", "v5_hopper"): ("store_weights(t.weight, memory", "biases[o] ="),
+    ("conv_pool_sigmoid_sum", "training_tensor_core"): ("if constexpr (KEPT) {\n", "biases[o] ="),
+}
 # What shows only when a buffer is used again: {(model, variant): {what: (text, what stands in its place)}}.
 IN_LATER_ROUNDS = {
     ("conv3d_div_max_gap_bias_sum", "v5_hopper"): {
@@ -49,14 +54,15 @@ def own(pattern, model, variant):
     model."""
     text = variant.path.read_text()
     lines = text.splitlines()
-    earlier = [each.path.read_text() for each in cuda_variants(model) if each.name < variant.name]
+    order = sorted(cuda_variants(model), key=lambda each: (each.name.startswith("training"), each.name))  # of the ladder
+    earlier = [each.path.read_text() for each in order[: [each.name for each in order].index(variant.name)]]
 
     def is_inherited(match):
         number = text[: match.start()].count("\n")
         return any("\n".join(lines[number - 2 : number + 3]) in other for other in earlier)
 
     found = [match for match in pattern.finditer(text) if not is_inherited(match)]
-    if marks := NOT_RUN.get((model.name, variant.name)):
+    if marks := NOT_SHOWN.get((model.name, variant.name)):
         first = text.index(marks[0])
         last = text.index(marks[1], first)
         found = [match for match in found if not first < match.start() < last]
@@ -135,7 +141,10 @@ def assert_planted_mistakes_are_reported(found, model, variant):
     assert mistakes
     for what, line, _ in mistakes:
         result = found[variant.name, what]
-        assert result["verdict"] == "fail", f"{what} in line {line}: {result['reason']}"
+        verdicts = [result["verdict"]]
+        if variant.name.startswith("training"):  # what only a backward pass shows costs drop-in
+            verdicts.append(result["standards"]["drop_in"]["verdict"])
+        assert "fail" in verdicts, f"{what} in line {line}: {result['reason']}"
         (finding,) = result["findings"]
         kind = KINDS[what.rstrip("0123456789")]
         assert re.search(rf"{variant.name}_{what}\.py:\d+: .*({kind})", finding), finding
