@@ -399,15 +399,20 @@ class Trials:
         floats = [value for value in [*self._model.parameters(), *self._first] if tensors.differentiable(value)]
         if any(value.dtype != torch.float32 for value in floats):
             return Trial(note="not run: not all is in float32")
-        kept = [(value, value.data) for value in (*self._model.parameters(), *self._model.buffers())]
+        kept = [(value, value.data) for value in self._model.parameters()]
+        buffers = [(module, dict(module._buffers)) for module in self._model.modules()]
         try:
             self._model.double()
             outputs = self._call([value.double() if tensors.differentiable(value) else value for value in copies(self._first)])
         finally:
             for value, data in kept:
                 value.data = data
+            for module, own in buffers:
+                for name, value in own.items():
+                    setattr(module, name, value)
         narrow = [output.dtype for output in outputs if tensors.differentiable(output) and output.dtype != torch.float64]
-        return Trial(tensors.in_float32(outputs), complaint=f"gives {narrow[0]} for torch.float64" if narrow else None)
+        single = [output.to(torch.complex64) if output.is_complex() else output for output in tensors.in_float32(outputs)]
+        return Trial(single, complaint=f"gives {narrow[0]} for torch.float64" if narrow else None)
 
     def _run_to_run(self):
         first, again = self._call(copies(self._first)), self._call(copies(self._first))

@@ -360,7 +360,8 @@ def _flat(tensor):
     try:
         storage = tensor.untyped_storage()
         count = storage.nbytes() // tensor.element_size()
-        return torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage, 0, (count,), (1,))
+        flat = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage, 0, (count,), (1,))
+        return flat if flat.data_ptr() and flat.device.type in ("cpu", "cuda") else None
     except (RuntimeError, NotImplementedError, TypeError, AttributeError, ReferenceError):
         return None
 
