@@ -344,15 +344,10 @@ def _spans(flats):
     """{(start, end): flat tensor}; of those that share memory, the one of a floating-point type."""
     found = {}
     for flat in flats:
-        if flat is None or not flat.nbytes:
-            continue
-        try:
-            start = flat.data_ptr()
-        except RuntimeError:  # a fake tensor's, such as torch.compile leaves behind: it has no memory
-            continue
-        span = start, start + flat.nbytes
-        if span not in found or flat.is_floating_point():
-            found[span] = flat
+        if flat is not None and flat.nbytes:
+            span = flat.data_ptr(), flat.data_ptr() + flat.nbytes
+            if span not in found or flat.is_floating_point():
+                found[span] = flat
     return found
 
 
@@ -365,7 +360,9 @@ def _flat(tensor):
     try:
         storage = tensor.untyped_storage()
         count = storage.nbytes() // tensor.element_size()
-        return torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage, 0, (count,), (1,))
+        flat = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage, 0, (count,), (1,))
+        # A fake tensor, such as torch.compile leaves behind, has no memory: it raises.
+        return flat if flat.data_ptr() and flat.device.type in ("cpu", "cuda") else None
     except (RuntimeError, NotImplementedError, TypeError, AttributeError, ReferenceError):
         return None
 
