@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
@@ -166,7 +167,7 @@ class _OnCpu(_Course):
         if not (isinstance(places, list) and all(isinstance(place, dict) for place in places)):
             raise Unshareable("its process does not say where its results are")
         most, found, at = MOST_RESULTS * self._shared["bytes"], [], 0
-        with open(self._shared["results"], "wb") as file:
+        with Path(self._shared["results"]).open("wb") as file:
             for place in places:
                 count = extent_of(place)
                 if at + count > most:
@@ -191,6 +192,7 @@ def conclude(rounds, resolution):
     shortest, slowest = statistics.median_interval(variant)
     quickest, longest = statistics.median_interval(eager)
     usual = max(resolution, float(np.median(variant)))
+    control = eager / np.maximum(resolution, medians[CONTROL] - medians[NULL]) if CONTROL in medians else None
     return {
         "ratio": float(np.median(eager)) / usual,
         "low": max(0.0, quickest) / max(resolution, slowest),
@@ -198,9 +200,7 @@ def conclude(rounds, resolution):
         "ms": float(np.median(variant)),
         "eager_ms": float(np.median(eager)),
         "null_ms": float(np.median(medians[NULL])),
-        "control": float(np.median(eager / np.maximum(resolution, medians[CONTROL] - medians[NULL])))
-        if CONTROL in medians
-        else None,
+        "control": None if control is None else float(np.median(control)),
         "rounds": len(whole),
     }
 

@@ -48,7 +48,7 @@ class Drawn:
         return [*self._content.inputs, *self._content.upstream]
 
     def pack(self, block):
-        """Draw inputs for a new call, and lay them out in a tensor of bytes. Raises Unshareable where they change their form."""
+        """Draw inputs for a new call, and lay them out in a tensor of bytes. Raises Unshareable where their form changes."""
         values = self.draw(secrets.randbits(31))
         if [value for value in values if not isinstance(value, torch.Tensor)] != self._kept:
             raise outer.Unshareable("inputs that are no tensors and change")

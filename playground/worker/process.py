@@ -318,7 +318,7 @@ class Stopped:
 
     def write(self, address, file):
         """Write the content of a file to the process's memory. Raises OSError where there is none."""
-        with open(file, "rb") as content:
+        with Path(file).open("rb") as content:
             while part := content.read(MOST_AT_ONCE):
                 written = os.pwrite(self._memory, part, address)
                 if written != len(part):

@@ -1,4 +1,4 @@
-"""Files written to deceive the outer clock: each is found out, or gains nothing. On the CPU, and on a GPU where there is one."""
+"""Files written to deceive the outer clock: each is found out, or gains nothing. On the CPU, and on a GPU if there is one."""
 
 import contextlib
 
