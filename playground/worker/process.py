@@ -410,7 +410,8 @@ def standstill(but, on_gpu=False):
 
     If it is timed on a GPU, those that bear it go on.
 
-    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker stands still count against no time limit.
+    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker stands
+    still count against no time limit.
     """
     with _alone:
         with _living_lock:
