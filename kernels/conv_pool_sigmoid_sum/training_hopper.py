@@ -1449,7 +1449,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     """
     operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
     inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    count = inputs.count("Tensor ")
+    count = inputs.count("Tensor")
     library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
     returned = ", ".join(["Tensor"] * count)
     library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
@@ -1460,7 +1460,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
         needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(count)]
-        return tuple(each.new_empty(each.shape if need else 0) for each, need in zip(arguments, needed, strict=False))
+        return tuple(grad.new_empty(each.shape if need else 0) for each, need in zip(arguments, needed, strict=False))
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1472,7 +1472,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
+            ctx.others = [... if isinstance(each, torch.Tensor) else each for each in arguments]
             with torch._C._AutoDispatchBelowAutograd():
                 output, *kept = operators.save(*arguments, ctx.plan)
             ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)], *kept)
@@ -1483,9 +1483,9 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             if ctx.plan is None or torch.is_grad_enabled():  # create_graph
                 return Gradient.backward(ctx, grad)
             given = iter(ctx.saved_tensors)
-            arguments = [next(given) if other is None else other for other in ctx.others]
+            arguments = [next(given) if other is ... else other for other in ctx.others]
             found = iter(operators.gradient(grad, *arguments, *given, ctx.plan & ~3 | needs_of(ctx)))
-            found = [next(found) if other is None else None for other in ctx.others]
+            found = [next(found) if other is ... else None for other in ctx.others]
             return None, *[each if needed else None for each, needed in zip(found, ctx.needs_input_grad[1:], strict=True)]
 
     return Fused
@@ -1557,7 +1557,7 @@ def register(namespace, schema, kernels, forward, original, fused):
         @staticmethod
         def forward(ctx, keys, *arguments):
             warn(f"{namespace[:-11]}: {original.__doc__}")
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
+            ctx.others = [... if isinstance(each, torch.Tensor) else each for each in arguments]
             ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
             return below_autograd(keys, *arguments)
 
@@ -1567,7 +1567,7 @@ def register(namespace, schema, kernels, forward, original, fused):
             with torch.enable_grad():
                 # Views, so that each gradient is a partial one where an argument depends on another.
                 given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
-                arguments = [next(given) if other is None else other for other in ctx.others]
+                arguments = [next(given) if other is ... else other for other in ctx.others]
                 wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
                 found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]

@@ -772,7 +772,7 @@ def register(namespace, schema, kernels, forward, original, fused):
         @staticmethod
         def forward(ctx, keys, *arguments):
             warn(f"{namespace[:-11]}: {original.__doc__}")
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
+            ctx.others = [... if isinstance(each, torch.Tensor) else each for each in arguments]
             ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
             return below_autograd(keys, *arguments)
 
@@ -782,7 +782,7 @@ def register(namespace, schema, kernels, forward, original, fused):
             with torch.enable_grad():
                 # Views, so that each gradient is a partial one where an argument depends on another.
                 given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
-                arguments = [next(given) if other is None else other for other in ctx.others]
+                arguments = [next(given) if other is ... else other for other in ctx.others]
                 wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
                 found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]
