@@ -193,9 +193,8 @@ def output_of(kernels, x, weight, bias, stride, padding):
     image, kernel, built = x.shape[2:], weight.shape[2:], [kernels.STRIDE_H, kernels.STRIDE_W]
     room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, kernel, strict=False)]
     if [*stride] != built or len(padding) != 2 or min(*padding, *room) < 0:
-        raise RuntimeError(
-            f"{NAME}: {[*kernel]} taps, {built} apart, do not fit into {[*image]} padded by {padding}, {stride} apart"
-        )
+        got = f"{[*image]} padded by {padding}, strides {stride}"
+        raise RuntimeError(f"{NAME}: built for kernels of {[*kernel]} at strides {built}, which do not fit {got}")
     if (image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got {[*image]} padded by {padding}")
     return x.new_empty(x.shape[0], weight.shape[0], *[size // step + 1 for size, step in zip(room, stride, strict=True)])
