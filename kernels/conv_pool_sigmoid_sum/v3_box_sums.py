@@ -22,8 +22,7 @@ Floor
     604 MB in, 0.14 ms on an H200; 10.6 GFLOP are 0.21 ms in plain fp32: compute bound.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), any sizes that the original takes, in slices that fit into shared
-    memory. Anything else raises before a launch. The gradient is PyTorch's. Deterministic.
+    float32 CUDA tensors, any sizes that the original takes. Anything else raises. The gradient is PyTorch's. Deterministic.
 """
 
 import ctypes

@@ -539,7 +539,8 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
                             b[part] = ldmatrix_m8n8_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
                         if (STRICT)
                             UNROLL for (int part = 0; part < PARTS; ++part) {
-                                const uint4 rest = ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
+                                const uint4 rest =
+                                    ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
                                 mma_m16n8k16_f32_f16(d[2 * part], high, rest.x, rest.y);
                                 mma_m16n8k16_f32_f16(d[2 * part + 1], high, rest.z, rest.w);
                             }
