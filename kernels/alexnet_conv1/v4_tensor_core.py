@@ -28,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -90,46 +91,58 @@ constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 
 // ---- PTX
-DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 DEVICE void mbarrier_arrive(uint32_t barrier) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
-                 ::"r"(barrier), "r"(parity) : "memory");
+// Returns once the phase of this parity is complete.
+DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
 }
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-DEVICE void cp_async_16(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+// Copies 16 bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_cg_16(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+// Waits for all cp.async of this thread.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-DEVICE void st_shared_v2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
+DEVICE void st_shared_v2_u32_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
                  ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
 }
-// Four 8 x 8 matrices of fp16 values. Lane 8i + r gives the address of row r of matrix i, 16 bytes. With g = lane / 4 and
-// t = lane % 4 a lane gets elements 2t and 2t + 1 of row g of each.
-DEVICE void ldmatrix_x4(uint32_t (&v)[4], uint32_t row) {
+// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
+    uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+    return v;
+}
+DEVICE void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
 }
-// d (16 x 8) += a (16 x 16) * b (16 x 8). a: rows g and g + 8 of columns 2t, 2t + 1, then of columns 2t + 8, 2t + 9;
-// b: rows 2t, 2t + 1 of column g, then rows 2t + 8, 2t + 9; d: columns 2t, 2t + 1 of row g, then of row g + 8.
-DEVICE void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8.
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-// d += a * b; STRICT: error-compensated, three products of high and low parts, small terms first.
+// d += a * b; STRICT: error-compensated, three products of values and residuals, small terms first.
+// An operand's fp16 values, and, STRICT, their residuals. b: four words, of two products.
 template <bool STRICT>
-DEVICE void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_low)[4], const uint32_t* b,
-                     const uint32_t* b_low) {
-    if (STRICT) mma_m16n8k16_f16(d, a_low, b[0], b[1]), mma_m16n8k16_f16(d, a, b_low[0], b_low[1]);
-    mma_m16n8k16_f16(d, a, b[0], b[1]);
+DEVICE void multiply(float (&d)[4], const uint4& a, const uint4& a_low, const uint4& b, const uint4& b_low, bool second) {
+    if (STRICT) {
+        mma_m16n8k16_f32_f16(d, a_low, second ? b.z : b.x, second ? b.w : b.y);
+        mma_m16n8k16_f32_f16(d, a, second ? b_low.z : b_low.x, second ? b_low.w : b_low.y);
+    }
+    mma_m16n8k16_f32_f16(d, a, second ? b.z : b.x, second ? b.w : b.y);
 }
 DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
@@ -246,8 +259,8 @@ struct Pipeline {
     }
     DEVICE uint32_t address(const PipelineState& state) const { return data + state.stage * stage_bytes; }
     DEVICE int& exponent(const PipelineState& state) const { return exponents[state.stage]; }
-    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_wait(full(state.stage), state.parity); }
-    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_wait(empty(state.stage), state.parity ^ 1); }
+    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_test_wait(full(state.stage), state.parity); }
+    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_test_wait(empty(state.stage), state.parity ^ 1); }
     // Each lane arrives for itself.
     DEVICE void producer_commit(const PipelineState& state) const { mbarrier_arrive(full(state.stage)); }
     DEVICE void consumer_release(const PipelineState& state) const { mbarrier_arrive(empty(state.stage)); }
@@ -329,8 +342,8 @@ struct Batch {
                 const float2 upper = values[(i * PASSES + k) * 2], lower = values[(i * PASSES + k) * 2 + 1];
                 const float a = upper.x * scale, b = upper.y * scale, c = lower.x * scale, d = lower.y * scale;
                 const uint32_t address = to + WARP * k * (UNIT_BYTES / 2);
-                st_shared_v2_if(exists, address, fp16_pair(a, b), fp16_pair(c, d));
-                if (STRICT) st_shared_v2_if(exists, address + low, fp16_residual(a, b), fp16_residual(c, d));
+                st_shared_v2_u32_if(exists, address, fp16_pair(a, b), fp16_pair(c, d));
+                if (STRICT) st_shared_v2_u32_if(exists, address + low, fp16_residual(a, b), fp16_residual(c, d));
             }
         }
     }
@@ -462,19 +475,17 @@ DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, co
     for (int step = 0; step < STEPS; ++step) {
         const int here = unit_offset(plan, 2 * step), to_second = unit_offset(plan, 2 * step + 1) - here;
         const uint32_t offset = (here + (second ? to_second : 0)) * UNIT_BYTES;
-        uint32_t a[F::PARTS][F::M_TILES][4], b[F::PARTS][F::N_TILES / 2 + F::N_TILES % 2][4];
+        uint4 a[F::PARTS][F::M_TILES], b[F::PARTS][F::N_TILES / 2 + F::N_TILES % 2];
         UNROLL for (int part = 0; part < F::PARTS; ++part) {
-            UNROLL for (int m = 0; m < F::M_TILES; ++m) ldmatrix_x4(a[part][m], x[m] + part * plan.x_bytes() + offset);
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) a[part][m] = ldmatrix_m8n8_x4(x[m] + part * plan.x_bytes() + offset);
             UNROLL for (int j = 0; j < F::N_TILES; j += 2)
-                ldmatrix_x4(b[part][j / 2], weights + part * (F::WEIGHT_BYTES / 2) +
-                                                (step * 2 * F::OUTS + smaller(8 * j, F::WARP_OUTS - 16)) * UNIT_BYTES);
+                b[part][j / 2] = ldmatrix_m8n8_x4(weights + part * (F::WEIGHT_BYTES / 2) +
+                                                  (step * 2 * F::OUTS + smaller(8 * j, F::WARP_OUTS - 16)) * UNIT_BYTES);
         }
         UNROLL for (int m = 0; m < F::M_TILES; ++m)
-            UNROLL for (int j = 0; j < F::N_TILES; ++j) {
-                const int of_pair = 2 * (j == F::N_TILES - 1 ? 1 : j % 2);
+            UNROLL for (int j = 0; j < F::N_TILES; ++j)
                 multiply<F::STRICT>(F::STRICT ? parts[F::STRICT ? m : 0][j] : sums[m][j], a[0][m], a[F::PARTS - 1][m],
-                                    b[0][j / 2] + of_pair, b[F::PARTS - 1][j / 2] + of_pair);
-            }
+                                    b[0][j / 2], b[F::PARTS - 1][j / 2], j == F::N_TILES - 1 || j % 2);
     }
     // The tensor core cuts off what a sum does not hold, always towards zero: so strict sums begin again with each channel and
     // are added as fp32 numbers.
@@ -589,8 +600,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     } else {
         const int group = blockIdx.x % F::GROUPS;
         constexpr int WEIGHT_UNITS = F::WEIGHT_BYTES / UNIT_BYTES;
+        const uint4* const units = packed + static_cast<int64_t>(group) * WEIGHT_UNITS;
         for (int i = threadIdx.x; i < WEIGHT_UNITS; i += CONSUMERS)
-            cp_async_16(shared_address(memory) + i * UNIT_BYTES, packed + static_cast<int64_t>(group) * WEIGHT_UNITS + i);
+            cp_async_cg_16(shared_address(memory) + i * UNIT_BYTES, units + i, 16);
         const float* const unscales = reinterpret_cast<const float*>(packed + static_cast<int64_t>(F::GROUPS) * WEIGHT_UNITS);
         for (int i = threadIdx.x; i < F::OUTS; i += CONSUMERS) {
             const int o = group * F::OUTS + i;
@@ -689,44 +701,44 @@ extern "C" int launch_convolve(const Element* x, const Element* weight, const El
 """
 
 
-capability = functools.lru_cache(maxsize=None)(torch.cuda.get_device_capability)
-
-
 def is_strict():
     """Return whether PyTorch's settings forbid TF32 in convolutions."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
-    return convolutions.fp32_precision != "tf32" if convolutions else not torch.backends.cudnn.allow_tf32
+    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
+    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
 
 
-def output_of(kernels, x, weight, bias, stride, padding):
-    """Return a tensor for the output. Raises RuntimeError for arguments that do not fit together, or not this build."""
-    check(kernels, "x", x, x, (*x.shape[:1], kernels.IN_CHANNELS, *x.shape[-2:]))
-    check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
-    if bias is not None:
-        check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
-    image, kernel, built = x.shape[2:], weight.shape[2:], (kernels.STRIDE_H, kernels.STRIDE_W, kernels.PAD_H, kernels.PAD_W)
-    room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, kernel, strict=False)]
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, bias, stride, padding, strict):
+    """Return the output's shape, the floats of scratch (0: PyTorch computes) and numbers. Raises RuntimeError for bad input."""
+    outs, built = kernels.OUT_CHANNELS, (kernels.STRIDE_H, kernels.STRIDE_W, kernels.PAD_H, kernels.PAD_W)
+    check(kernels, "x", x, x, (*x[0][:1], kernels.IN_CHANNELS, *x[0][-2:]))
+    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
+    if bias:
+        check(kernels, "bias", bias, x, (outs,))
+    batch, _, *image = x[0]
+    room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, weight[0][2:], strict=False)]
     if (*stride, *padding) != built or len(padding) != 2 or min(room) < 0 or max(image) >= 2**30:
-        got = f"{[*image]} padded by {padding}, strides {stride}"
-        raise RuntimeError(f"{NAME}: built for kernels of {[*kernel]}, strides and padding {built}, which do not fit {got}")
-    if x.is_cuda and capability(x.get_device()) < (8, 0):
+        got = f"{image}, {[*stride]} and {[*padding]}"
+        raise RuntimeError(f"{NAME}: built for kernels of {[*weight[0][2:]]}, strides and padding of {[*built]}, not {got}")
+    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
-    return x.new_empty(x.shape[0], weight.shape[0], *[size // step + 1 for size, step in zip(room, stride, strict=True)])
+    shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
+    numbers = strict, batch, *image
+    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    if not floats:
+        limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
+        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
+    return shape, floats, numbers
 
 
 def convolve(kernels, x, weight, bias, stride, padding):
-    out = output_of(kernels, x, weight, bias, stride, padding)
-    if not out.numel():
-        return out
-    sizes = is_strict(), x.shape[0], *x.shape[2:]
-    count = kernels.count_packed(*sizes, max(x.get_device(), 0))  # -1: under the emulator
-    if not count:
-        limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
+    kinds = kind(x), kind(weight), None if bias is None else kind(bias)
+    shape, floats, numbers = sizes(kernels, *kinds, tuple(stride), tuple(padding), is_strict())
+    if not floats:
         return original(x, weight, bias, stride, padding)
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias if bias is None else bias.contiguous()
-    packed = x.new_empty(count)
-    launch(kernels.launch_convolve, x, weight, bias, packed, out, *sizes)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(shape)
+    if out.numel():
+        launch(kernels.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)
     return out
 
 
@@ -747,20 +759,21 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        conv = self.conv1
+        conv = self._modules["conv1"]
         constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride), ("PAD", conv.padding)):
             constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
-        return build(*self.sources, **constants, SHARED_LIMIT_KB=self.shared_limit_kb)
+        return build(*self.sources, SHARED_LIMIT_KB=self.shared_limit_kb, **constants)
 
     def operands(self, x):
-        conv = self.conv1
+        conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
         if conv.dilation != (1, 1) or conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise ValueError(f"{self.sources[0]}: expected no dilation, one group and zero padding in numbers, got {conv}")
         return x, conv.weight, conv.bias, conv.stride, conv.padding
 
     def forward(self, x):
-        return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+        operands = self.operands(x)
+        return getattr(torch.ops, self.namespace()).forward(*operands)
 
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
@@ -769,15 +782,11 @@ LOADING = threading.RLock()  # the first calls of a model and of its replicas ma
 
 @functools.lru_cache(maxsize=None)
 def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
+    """Compile `text` (CUDA, or C++ without a kernel) once a machine; return the namespace in torch.ops of `forward`.
 
-    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
-    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch, whose gradient it has without a `fused`
-    one. An edit of any of these gives another namespace, so that a notebook's cell can be run again. Raises what load_inline
-    raises, and RuntimeError before PyTorch 2.4.
+    forward(kernels, *arguments) computes what the schema says, by the text's `extern "C"` functions; original(*arguments) the
+    same by PyTorch. Tensors come first. `constants` become #defines. What is edited gets another namespace, as in a notebook.
     """
-    from torch.utils import cpp_extension
-
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
@@ -785,111 +794,124 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    is_cuda, load = "<<<" in text, cpp_extension.load_inline
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
-    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if is_cuda:
-        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    else:
-        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                path = load(namespace, is_python_module=False, **options)
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            if not path:  # from some releases
-                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
-            kernels = ctypes.CDLL(path)
-            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
-            vars(kernels).update(constants, device=device)
-            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
-            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-                if hasattr(kernels, function):  # the text may leave it out for these constants
-                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
-                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
-                    getattr(kernels, function).restype = types[result]
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
             operators.registered = register(namespace, schema, kernels, forward, original, fused)
     return namespace
 
 
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if "<<<" in text:
+        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    else:
+        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if "<<<" in text and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
 def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator for every device, whose tensors meet forward's checks; without `fused` its gradient is PyTorch's."""
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
             warn(f"{namespace[:-11]}: {original.__doc__}")
-            ctx.others = [... if isinstance(each, torch.Tensor) else each for each in arguments]
-            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
-            return below_autograd(keys, *arguments)
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
             again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # Views, so that each gradient is a partial one where an argument depends on another.
+            enter = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
             with torch.enable_grad():
-                # Views, so that each gradient is a partial one where an argument depends on another.
-                given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
-                arguments = [next(given) if other is ... else other for other in ctx.others]
-                wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
-                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+                given = [None if each is None else enter(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]
 
-    def below_autograd(keys, *arguments):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys, *arguments)
-
     def autograd(keys, *arguments):
-        keys = keys & torch._C._after_autograd_keyset
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return Gradient.apply(keys, *arguments)
-        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
-            return forward(*arguments)
-        return below_autograd(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
 
-    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    forward = functools.partial(forward, kernels)
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
     operator = getattr(torch.ops, namespace).forward.default
     if fused:
         Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
     torch.library.register_fake(f"{namespace}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
         torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
     return library
 
 
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
 def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor is float32, of this shape, and beside `place`, where the kernels run."""
-    is_there = (tensor.is_cuda if kernels.device == "cuda" else tensor.is_cpu) and tensor.get_device() == place.get_device()
-    if not is_there or tensor.dtype is not torch.float32 or tensor.shape != shape:
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {got}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
 
 
 def launch(function, *arguments):
-    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
-    place = arguments[0]
-    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
-        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
-    elif place.get_device() == torch.cuda.current_device():
-        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
-    else:
-        with torch.cuda.device(place.device):
-            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
     if code:
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
@@ -908,28 +930,27 @@ def warn(text):
 
 
 def main():
+    """Say whether ModelNew is right, and how fast; on the CPU and a small input where the playground emulates CUDA."""
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
-    if not (emulated or on_cpu or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    device = "cpu" if emulated or on_cpu else "cuda"
     model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
+    functions = model, lambda x: original(*model.operands(x))
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
-        model.float()
-        error = ((model(x) - exact).abs().max() / exact.std()).item()
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated or verdict == "wrong":
-            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
-        functions = model, lambda x: original(*model.operands(x))
-        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
-        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
+        found, _ = model(x), model.double()
+        exact = torch.cat([functions[1](part.double()) for part in x.split(16)])
+        error, _ = ((found - exact).abs().max() / exact.std()).item(), model.float()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":
