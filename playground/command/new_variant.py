@@ -1,8 +1,7 @@
 """compare.py --new: a new variant's file that is right at once, to start from.
 
 A CUDA variant of one of the project's models starts as a copy of its v1, the simplest kernel of the ladder. Any other start is
-the original itself with a copy of its result behind it. The files in templates/ hold all of that but `build` and its lock,
-which are the same in all variants and taken from one.
+the original itself with a copy of its result behind it. The files in templates/ hold all of that.
 """
 
 import ast
@@ -14,7 +13,6 @@ from playground import catalog
 from playground.catalog import CatalogError
 
 TEMPLATES = Path(__file__).parent / "templates"
-EXEMPLAR = catalog.KERNELS / "alexnet_conv1" / "v1_direct.py"  # has the `build` that all files share
 # A docstring's beginning: title and first paragraphs, up to the first heading, which has an indented text below.
 BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S.*\n {4}\S)', re.DOTALL)
 START = '''"""{model}, {number}: a start, the kernel of {parent}, to be changed.
@@ -70,14 +68,6 @@ def _next_number(model):
     return max(numbers, default=0) + 1
 
 
-def _build_text():
-    text = EXEMPLAR.read_text(encoding="utf-8")
-    body = ast.parse(text).body
-    (index,) = [index for index, node in enumerate(body) if isinstance(node, ast.FunctionDef) and node.name == "build"]
-    lock, function = body[index - 1 : index + 1]
-    return "".join(text.splitlines(keepends=True)[lock.lineno - 1 : function.end_lineno])
-
-
 def _copied_text(model, parent, name):
     """The text of the variant `parent`, with the new one's NAME and a docstring that says whose kernel it is."""
     text = parent.path.read_text(encoding="utf-8")
@@ -93,7 +83,9 @@ def _wrapping_text(model, name):
     values = {"model": model.name, "file": model.path.name, "identifier": identifier, "original": original, "future": future}
     template = TEMPLATES / f"any_problem.{'cpu' if name.startswith('cpu_') else 'cuda'}.txt"
     text = template.read_text(encoding="utf-8")
-    return Template(text).substitute(name=name, number=name.split("_")[0], build=_build_text(), **values)
+    return Template(text).substitute(
+        name=name, number=name.split("_")[0], build=(TEMPLATES / "build.txt").read_text(encoding="utf-8"), **values
+    )
 
 
 def _original_text(path):
