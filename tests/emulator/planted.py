@@ -22,7 +22,6 @@ WAIT = re.compile(
 # Between these stands what does not run at the emulator's sizes and on its device, or writes to another part of one dynamic
 # shared array, which is not noticed.
 NOT_SHOWN = {
-    ("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("= all other shapes\n", "= launchers\n"),
     ("conv_pool_sigmoid_sum", "v5_hopper"): ("store_weights(t.weight, memory", "biases[o] ="),
     ("conv_pool_sigmoid_sum", "training_tensor_core"): ("if constexpr (KEPT) {\n", "biases[o] ="),
 }
