@@ -218,5 +218,6 @@ def test_magnitudes_that_cancel(variant):
 
 
 @pytest.mark.parametrize("variant", ["v4_tensor_core", "training_tensor_core"])
-def test_less_shared_memory(variant):  # as on an A100, and as on an RTX 3090, 4090 or 5090: a strict sample becomes two and four parts
+def test_less_shared_memory(variant):
+    """As on an A100, and as on an RTX 3090, 4090 or 5090: a strict sample becomes two and four parts."""
     apart.run(START.replace('mode="fast"', 'mode="check"') + LIMITS, variant)
