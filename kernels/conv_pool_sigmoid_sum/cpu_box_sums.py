@@ -1,21 +1,17 @@
 """conv_pool_sigmoid_sum on the CPU: pooling moved in front of the convolution's weights.
 
-Pooling is linear, so the input is pooled once for each element of the convolution's kernel, and the weights are applied to
-those box sums. Training comes with the forward pass: it leaves each sample's gradients of the parameters, which backward weighs
-and adds.
+Pooling is linear, so the weights are applied to box sums: the input, pooled once for each element of the convolution's kernel.
+The forward pass leaves each sample's gradients of the parameters, which backward weighs and adds.
 
 Why it is faster
     PyTorch computes 16 convolution outputs for every pooled one. Here each pooled output costs as many multiplications as one:
-    1.34 GFLOP a sample become 0.083. The box sums are separable and made in registers, the product keeps a tile of output
-    channels x windows there, and the sigmoid is applied to that tile. A row of box sums (28 KB) and the weights (18 KB) stay in
-    the cache; while a pooled row is multiplied, the next one's input is prefetched.
+    1.34 GFLOP a sample become 0.083. The box sums are separable and made in registers; the sigmoid is applied to a tile of the
+    product there. Box sums (28 KB a row) and weights (18 KB) stay in the cache, and the next pooled row's input is prefetched.
 
 Mathematics
-    v3's. Column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds whole vectors; terms that all k
-    neighbouring sums share are added once (sliding_sums). sigmoid = 1 / (1 + 2^t) by a polynomial of degree 5: relative error
-    below 7e-7 for |x| < 8, below 5e-6 down to -80; below -86 it stays at 2^-125. A sample's output is one number, so
-    d out[b] / d W = 1/p^2 sum of delta * S needs nothing from above, delta = s * (1 - s); grad_W adds those of the samples.
-    The input's gradient is the forward pass transposed: along the rows first, then down.
+    v3's. Column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds whole vectors. The sigmoid's
+    relative error is below 7e-7 for |x| < 8, below 5e-6 down to -80; below -86 it stays at 2^-125. With delta = s * (1 - s),
+    d out[b] / d W = 1/p^2 * sum of delta * box needs nothing from above; the input's gradient is the forward pass transposed.
 
 Loops
     threads: pooled rows; bands of 8 with gradients, of 12 for the input's. sigmoid_tile: 64 outputs x 6 windows, 24 vectors.

@@ -154,6 +154,7 @@ DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// What this thread initialised becomes visible to TMA.
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -161,8 +162,8 @@ DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
 DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Returns once the phase of this parity is complete.
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+// Returns once the phase of this parity is complete. The hardware may suspend the thread meanwhile; from 9.0 on.
+DEVICE void mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
                  : "memory");
@@ -183,64 +184,66 @@ DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u3
 
 // What this thread wrote to shared memory becomes visible to wgmma and TMA.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Coordinates begin with the innermost dimension, column 0 of a line; the others are in make_tensor_map's order. Loads put a
-// channel's lines side by side (line, channel, row, sample), stores take them from (channel, line, row, sample).
-DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int line, int channel, int row, int sample, uint32_t barrier) {
+// Copies a box of a tensor map to shared memory, and counts its bytes on the mbarrier. Coordinates begin with the innermost.
+DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int i2, int i3, int i4, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(0), "r"(line), "r"(channel), "r"(row),
-                 "r"(sample), "r"(barrier)
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4),
+                 "r"(barrier)
                  : "memory");
 }
-DEVICE void tma_store_5d(const CUtensorMap& map, uint32_t from, int line, int channel, int row, int sample) {
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map), "r"(0),
-                 "r"(channel), "r"(line), "r"(row), "r"(sample), "r"(from)
+// Copies shared memory to a box of a tensor map, as part of this thread's bulk group.
+DEVICE void tma_store_5d(const CUtensorMap& map, uint32_t from, int i0, int i1, int i2, int i3, int i4) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
+                 "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4), "r"(from)
                  : "memory");
 }
-DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void cp_async_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Returns when all but the last PENDING of this thread's bulk groups have read their sources.
 template <int PENDING>
-DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
-DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+DEVICE void cp_async_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
+// Returns when all stores of this thread's bulk groups are done.
+DEVICE void cp_async_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Programmatic dependent launch: a kernel launched with its attribute may start once all blocks of the kernel before it have
-// called the first, or ended. It calls the second, which returns when that kernel has ended and its writes are visible.
+// The next kernel in the stream, where it is launched with programmatic stream serialization, may start once all blocks have
+// called this, or ended.
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+// Returns when the kernel before has ended and its writes are visible.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-#define FLOATS(v) "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-DEVICE float4 ld_shared_v4(uint32_t at) {
+DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : FLOATS(v) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-DEVICE float2 ld_shared_v2(uint32_t at) {
+DEVICE float2 ld_shared_v2_f32(uint32_t at) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
     return v;
 }
-DEVICE void st_shared_v4(uint32_t at, float4 v) {
+DEVICE void st_shared_v4_f32(uint32_t at, float4 v) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i.
-DEVICE void stmatrix_x4(uint32_t row, const uint32_t* words) {
+DEVICE void stmatrix_m8n8_x4(uint32_t row, const uint32_t* words) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),
                  "r"(words[2]), "r"(words[3])
                  : "memory");
 }
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
 }
 
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
-DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
 #define EIGHT(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -248,7 +251,7 @@ DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 
-// d (64 outputs x 64 positions) = or += a (64 x 16) * b (16 x 64), both in shared memory.
+// d (64 x 64) = or += a (64 x 16) * b (16 x 64), fp16, both in shared memory.
 DEVICE void wgmma_m64n64k16_f16(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" REGISTERS_32 "}, %32, %33, "
@@ -256,14 +259,14 @@ DEVICE void wgmma_m64n64k16_f16(float (&d)[32], uint64_t a, uint64_t b, int accu
                  : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24)
                  : "l"(a), "l"(b), "r"(accumulate));
 }
-// d (64 outputs x 80 sums) += a (64 x 16 positions, in registers) * b (16 positions x 80, in shared memory, transposed).
+// d (64 x 80) += a (64 x 16, in registers) * b (16 x 80, in shared memory, transposed), fp16.
 DEVICE void wgmma_m64n80k16_f16(float (&d)[40], const uint32_t* a, uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {" REGISTERS_32
                  ", %32, %33, %34, %35, %36, %37, %38, %39}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;"
                  : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-// d (64 positions x 72: taps x channels) = or += a (64 x 16 outputs, in registers) * b (16 x 72, in shared memory).
+// d (64 x 72) = or += a (64 x 16, in registers) * b (16 x 72, in shared memory), fp16.
 DEVICE void wgmma_m64n72k16_f16(float (&d)[36], uint4 a, uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %41, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" REGISTERS_32
@@ -376,13 +379,13 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
         for (int row = 0; row < rows; row += STAGE_ROWS)
             UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
                 Pipeline<STAGES>& pipeline = pipelines[row_half];
-                mbarrier_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
+                mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
                 // Below the image TMA writes zeros and reads nothing.
                 const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
-                tma_load_5d(pipeline.address(), x, segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS, 0, y,
-                            segment.sample, pipeline.full_barrier());
+                const int line = segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS;
+                tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
             }
     }
@@ -428,10 +431,10 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, Row
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
         const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
-            const float4 v = ld_shared_v4(at);
+            const float4 v = ld_shared_v4_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
         } else {
-            const float2 v = ld_shared_v2(at);
+            const float2 v = ld_shared_v2_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y;
         }
     }
@@ -464,7 +467,7 @@ struct BoxSums {
 
     // Waits until TMA has filled the row's stage; returns the row's address.
     DEVICE uint32_t consumer_wait(int row) {
-        if (row % STAGE_ROWS == 0) mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
+        if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
         return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
     }
     DEVICE void touch(int row, int half, const RowSums& sum) {
@@ -674,7 +677,7 @@ struct Gradient {
         return *reinterpret_cast<const uint32_t*>(&check) & 0x7fff7fff;
     }
     DEVICE void store(const uint32_t (&words)[2 * INNER_SLABS]) const {
-        UNROLL for (int i = 0; i < INNER_SLABS / 2; ++i) stmatrix_x4(mine + i * 2 * SLAB, words + 4 * i);
+        UNROLL for (int i = 0; i < INNER_SLABS / 2; ++i) stmatrix_m8n8_x4(mine + i * 2 * SLAB, words + 4 * i);
         fence_proxy_async();
     }
 
@@ -690,8 +693,8 @@ struct Gradient {
                 const float2 v = scaled(from, middle, tap, element);
                 high[i] = fp16_pair(v.x, v.y), low[i] = fp16_rest(v.x, v.y, high[i]);
             }
-            stmatrix_x4(mine + slab * SLAB, high);
-            stmatrix_x4(mine + SUMS_BYTES + slab * SLAB, low);
+            stmatrix_m8n8_x4(mine + slab * SLAB, high);
+            stmatrix_m8n8_x4(mine + SUMS_BYTES + slab * SLAB, low);
         }
         fence_proxy_async();
     }
@@ -714,7 +717,7 @@ struct Gradient {
 
     // Waits for this warp's part of the last step's products, and tells the group.
     DEVICE void finish(const Lane& lane) const {
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         __syncwarp();
         if (lane.lane == 0) mbarrier_arrive(sums_empty);
     }
@@ -723,7 +726,7 @@ struct Gradient {
     DEVICE void store_sums(const Sums& from) {
         uint32_t words[2 * INNER_SLABS];
         const bool overflow = pack(from, words);
-        mbarrier_wait(sums_empty, parity);
+        mbarrier_try_wait(sums_empty, parity);
         parity ^= 1;
         store(words);
         if (bar_red_or(barrier, 128, overflow)) {
@@ -736,7 +739,7 @@ struct Gradient {
     // Strict: the scale is chosen before. Registers do not suffice to keep the sums until it is known whether one overflowed.
     DEVICE void store_strict_sums(const Sums& from) {
         shrink(from);
-        mbarrier_wait(sums_empty, parity);
+        mbarrier_try_wait(sums_empty, parity);
         parity ^= 1;
         store_parts(from);
         bar_sync(barrier, 128);
@@ -750,8 +753,8 @@ struct Gradient {
         UNROLL for (int k = 0; STRICT && k < INNER_SLABS; k += 2)
             wgmma_m64n64k16_f16(d, weights.at(k * SLAB), sums.at(SUMS_BYTES + k * SLAB), 1);
         UNROLL for (int k = 0; k < INNER_SLABS; k += 2) wgmma_m64n64k16_f16(d, weights.at(k * SLAB), sums.at(k * SLAB), 1);
-        wgmma_commit();
-        wgmma_wait<0>();
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
     }
 
     // Read by the tensor cores until finish().
@@ -762,7 +765,7 @@ struct Gradient {
             wgmma_m64n80k16_f16(values, high + 4 * k, transposed.at(SUMS_BYTES + k * 2 * CORE));
         }
         UNROLL for (int k = 0; k < 4; ++k) wgmma_m64n80k16_f16(values, high + 4 * k, transposed.at(k * 2 * CORE));
-        wgmma_commit();
+        wgmma_commit_group();
     }
 };
 
@@ -914,7 +917,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
             total += sums[0] + sums[1];
             gradient.multiply_deltas(deltas, low);
-            if (STRICT) wgmma_wait<0>();  // registers do not suffice to keep the deltas any longer
+            if (STRICT) wgmma_wait_group<0>();  // registers do not suffice to keep the deltas any longer
             if (SAVING && (!STRICT || t.deltas)) {  // strict training has one kernel
                 // Pairs of outputs, 8 apart: at both members of a pair of positions, then at those of the next pair.
                 const auto save = [&](uint4* to, const uint32_t(&from)[16]) {
@@ -937,7 +940,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 clear();
             }
         }
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         write(STRICT && segment.steps() >= STRICT_STEPS);
         write_sum(total, warp_sums, t.partial_sums + segment.slot);  // its barrier: the gradients have been read
     }
@@ -1112,8 +1115,8 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
             UNROLL for (int v = 0; v < 4; ++v) wgmma_m64n72k16_f16(d, a[v], right.at(COLUMN_BYTES + v * COLUMNS * 32), v > 0);
             UNROLL for (int v = 0; STRICT && v < 4; ++v) wgmma_m64n72k16_f16(d, low[v], right.at(v * COLUMNS * 32), 1);
             UNROLL for (int v = 0; v < 4; ++v) wgmma_m64n72k16_f16(d, a[v], right.at(v * COLUMNS * 32), 1);
-            wgmma_commit();
-            wgmma_wait<0>();
+            wgmma_commit_group();
+            wgmma_wait_group<0>();
             // rows[y][e]: what row y of x gets through column e of the kernel; [2 * element + channel].
             float rows[KERNEL_H][KERNEL_W][4];
             UNROLL for (int e = 0; e < KERNEL_W; ++e)
@@ -1145,7 +1148,7 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
             };
             float* const mine = exchange[parity][lane.row_half][1 + lane.warp][lane.q];
             if (lane.pair == 7) for_edges([&](int y, int channel, int z, int i) { mine[i] = edge[y][2 + channel][z]; });
-            if (lane.lane == 0) tma_store_wait_read<1>();  // the rows of two steps ago have left their buffer
+            if (lane.lane == 0) cp_async_bulk_wait_read<1>();  // the rows of two steps ago have left their buffer
             bar_sync(FIRST_HALF + lane.row_half, 32 * TILE_WARPS);
             for_edges([&](int y, int channel, int z, int) {
                 from_left[y][channel][z] = __shfl_sync(~0u, edge[y][2 + channel][z], left_lane);
@@ -1179,19 +1182,19 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
                         UNROLL for (int k = 0; k < 4; ++k) e[k] = lane.lane / 4 % 2 ? v[turned + k] : v[4 * i + k];
                         const uint32_t at = (column / LINE_FLOATS * CHANNELS + c) * LINE + ((column / 4 % 8 ^ c) << 4);
                         UNROLL for (int copy = 0; copy < copies; ++copy)
-                            st_shared_v4(to + (y + copy) * OUT_LINES * CHANNELS * LINE + at, vector);
+                            st_shared_v4_f32(to + (y + copy) * OUT_LINES * CHANNELS * LINE + at, vector);
                     }
                 }
             fence_proxy_async();
             __syncwarp();
             if (lane.lane == 0) {
                 if (row >= first && (row < last || writes_below))
-                    tma_store_5d(grad_x, to, lane.warp * OUT_LINES, 0, row * POOL_H, segment.sample);
-                tma_store_commit();
+                    tma_store_5d(grad_x, to, 0, 0, lane.warp * OUT_LINES, row * POOL_H, segment.sample);
+                cp_async_bulk_commit();
             }
         }
     }
-    if (lane.lane == 0) tma_store_wait();
+    if (lane.lane == 0) cp_async_bulk_wait();
 }
 
 // ---- launches

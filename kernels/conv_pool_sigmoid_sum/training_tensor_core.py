@@ -4,9 +4,8 @@ Like v4, but box sums are operand b of two products: weights * sums, and delta *
 
 Why it is faster
     PyTorch's gradient writes and reads the convolution's output, 4.8 GB. A sample's output is one number, so the gradients of
-    that number do not need what comes from above: the forward pass leaves them, a sample's parameters each, and backward weighs
-    and adds. Delta comes out of the sigmoid as operand a, and so passes through no memory; for the gradient of x it is kept as
-    fp16 (148 MB, strict 296). What it costs: gradients of 64 x 80 in registers, with scales of their own.
+    that number need nothing from above: the forward pass leaves them, and backward weighs and adds. Delta comes out of the
+    sigmoid as operand a, and so passes through no memory; for the gradient of x it is kept as fp16 (148 MB, strict 296).
 
 Mathematics
     v4's, and delta = s * (1 - s) for each sigmoid s:  d out[b] / d w = 1/p^2 * sum over positions of delta * box
@@ -140,56 +139,55 @@ constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel d
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// Copies 16 (4) bytes, or writes zeros where `bytes` is 0; then `from` is not read.
-DEVICE void cp_async_16(uint32_t to, const Element* from, int bytes) {
+// Copies 16 bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_cg_16(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-DEVICE void cp_async_4(uint32_t to, const Element* from, int bytes) {
+// Copies 4 bytes, or writes a zero where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_ca_4(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// Waits for all copies of this thread.
+// Waits for all cp.async of this thread.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-DEVICE void bar_sync(int name, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
+DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 
-#define FOUR(v) "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-DEVICE uint4 ld_shared_v4(uint32_t at) {
+DEVICE uint4 ld_shared_v4_u32(uint32_t at) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
-// and 2 * q + 1 of row n, or, transposed, of column n.
-DEVICE uint4 ldmatrix_x4(uint32_t row) {
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
     uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-DEVICE uint4 ldmatrix_x4_trans(uint32_t row) {
+// As ldmatrix_m8n8_x4, transposed: lane 4 * n + q gets elements 2 * q and 2 * q + 1 of column n.
+DEVICE uint4 ldmatrix_m8n8_x4_trans(uint32_t row) {
     uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-DEVICE void st_shared_u32(uint32_t at, uint32_t v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
-DEVICE void st_shared_v4(uint32_t at, const float (&v)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+DEVICE void st_shared_u32(uint32_t at, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+DEVICE void st_shared_v4_f32(uint32_t at, float4 v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 // d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
 // n + 8.
-DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
@@ -322,12 +320,12 @@ struct Pipeline {
             if (s.aligned) {
                 UNROLL for (int row = 0; row < COUNT; ++row)
                     copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        cp_async_16(to, source, columns > 0 ? 16 : 0);
+                        cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
                     });
             } else {
                 UNROLL_1 for (int row = 0; row < COUNT; ++row)
                     copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
                     });
             }
         }
@@ -366,7 +364,7 @@ DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
     UNROLL for (int upper = 0; upper < 2; ++upper) {
         float x[4 * VECTORS];
         UNROLL for (int i = 0; i < VECTORS; ++i) {
-            const uint4 v = ld_shared_v4(pieces.at[upper][i] + stage * STAGE_BYTES);
+            const uint4 v = ld_shared_v4_u32(pieces.at[upper][i] + stage * STAGE_BYTES);
             x[4 * i] = __uint_as_float(v.x), x[4 * i + 1] = __uint_as_float(v.y);
             x[4 * i + 2] = __uint_as_float(v.z), x[4 * i + 3] = __uint_as_float(v.w);
         }
@@ -483,20 +481,20 @@ struct Kernel {
 template <bool STRICT>
 DEVICE void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low, uint32_t sums) {
     UNROLL for (int slab = 0; slab < SLABS; slab += 2) {
-        const uint4 b = ldmatrix_x4_trans(sums + slab * SLAB);
+        const uint4 b = ldmatrix_m8n8_x4_trans(sums + slab * SLAB);
         if (STRICT) {
-            const uint4 b_low = ldmatrix_x4_trans(sums + (SLABS + slab) * SLAB);
+            const uint4 b_low = ldmatrix_m8n8_x4_trans(sums + (SLABS + slab) * SLAB);
             float products[2][4] = {};
-            mma_m16n8k16(products[0], high, b_low.x, b_low.z);
-            mma_m16n8k16(products[1], high, b_low.y, b_low.w);
-            mma_m16n8k16(products[0], low, b.x, b.z);
-            mma_m16n8k16(products[1], low, b.y, b.w);
-            mma_m16n8k16(products[0], high, b.x, b.z);
-            mma_m16n8k16(products[1], high, b.y, b.w);
+            mma_m16n8k16_f32_f16(products[0], high, b_low.x, b_low.z);
+            mma_m16n8k16_f32_f16(products[1], high, b_low.y, b_low.w);
+            mma_m16n8k16_f32_f16(products[0], low, b.x, b.z);
+            mma_m16n8k16_f32_f16(products[1], low, b.y, b.w);
+            mma_m16n8k16_f32_f16(products[0], high, b.x, b.z);
+            mma_m16n8k16_f32_f16(products[1], high, b.y, b.w);
             UNROLL for (int i = 0; i < 8; ++i) gradients[slab + i / 4][i % 4] += products[i / 4][i % 4];
         } else {
-            mma_m16n8k16(gradients[slab], high, b.x, b.z);
-            mma_m16n8k16(gradients[slab + 1], high, b.y, b.w);
+            mma_m16n8k16_f32_f16(gradients[slab], high, b.x, b.z);
+            mma_m16n8k16_f32_f16(gradients[slab + 1], high, b.y, b.w);
         }
     }
 }
@@ -544,7 +542,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
     const float weight_scale = store_weights(t.weight, reinterpret_cast<__half*>(memory), warp_values);
     uint4 kept[KEPT ? 2 * PAIRS : 1];
     if constexpr (KEPT) {
-        UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4(weights + i * FRAGMENT);
+        UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4_u32(weights + i * FRAGMENT);
         __syncthreads();
     }
     for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
@@ -616,25 +614,27 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                 for (int first = 0; first < GROUP; first += PARTS) {
                     float d[2 * PARTS][4] = {};  // [octet of positions]: 16 outputs x 8
                     UNROLL for (int k = 0; k < PAIRS; ++k) {
-                        const uint4 high = KEPT ? kept[KEPT ? k : 0] : ld_shared_v4(weights + k * FRAGMENT);
-                        const uint4 low = KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4(weights + (PAIRS + k) * FRAGMENT);
+                        const uint4 high = KEPT ? kept[KEPT ? k : 0] : ld_shared_v4_u32(weights + k * FRAGMENT);
+                        const uint4 low =
+                            KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4_u32(weights + (PAIRS + k) * FRAGMENT);
                         // Products that add to the same sums stand far apart; small ones come first.
                         uint4 b[PARTS];
                         UNROLL for (int part = 0; part < PARTS; ++part)
-                            b[part] = ldmatrix_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
+                            b[part] = ldmatrix_m8n8_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
                         if (STRICT)
                             UNROLL for (int part = 0; part < PARTS; ++part) {
-                                const uint4 rest = ldmatrix_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
-                                mma_m16n8k16(d[2 * part], high, rest.x, rest.y);
-                                mma_m16n8k16(d[2 * part + 1], high, rest.z, rest.w);
+                                const uint4 rest =
+                                    ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
+                                mma_m16n8k16_f32_f16(d[2 * part], high, rest.x, rest.y);
+                                mma_m16n8k16_f32_f16(d[2 * part + 1], high, rest.z, rest.w);
                             }
                         UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16(d[2 * part], low, b[part].x, b[part].y);
-                            mma_m16n8k16(d[2 * part + 1], low, b[part].z, b[part].w);
+                            mma_m16n8k16_f32_f16(d[2 * part], low, b[part].x, b[part].y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], low, b[part].z, b[part].w);
                         }
                         UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16(d[2 * part], high, b[part].x, b[part].y);
-                            mma_m16n8k16(d[2 * part + 1], high, b[part].z, b[part].w);
+                            mma_m16n8k16_f32_f16(d[2 * part], high, b[part].x, b[part].y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], high, b[part].z, b[part].w);
                         }
                     }
                     UNROLL for (int i = 0; i < 8 * PARTS; ++i) {
@@ -779,11 +779,11 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                     float(*const sums)[4] = d + y * KERNEL_W;
                     const uint32_t from_row = weights + (v * TAPS + y * KERNEL_W) * 32 * 16;
                     uint4 b[KERNEL_W];  // high and low parts
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) b[e] = ld_shared_v4(from_row + e * 32 * 16);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) b[e] = ld_shared_v4_u32(from_row + e * 32 * 16);
                     if (STRICT)
-                        UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next_low[v], b[e].x, b[e].y);
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].z, b[e].w);
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].x, b[e].y);
+                        UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16_f32_f16(sums[e], next_low[v], b[e].x, b[e].y);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16_f32_f16(sums[e], next[v], b[e].z, b[e].w);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16_f32_f16(sums[e], next[v], b[e].x, b[e].y);
                 }
             load(row + 1, 0, next);
             if (STRICT) load(row + 1, rest, next_low);
@@ -842,7 +842,8 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                         const int turn = n % 2 ? POOL_W / 2 - 1 - i : i;
                         float e[4];
                         UNROLL for (int k = 0; k < 4; ++k) e[k] = n % 2 ? v[4 * (POOL_W / 2 - 1 - i) + k] : v[4 * i + k];
-                        st_shared_v4(out + ((2 * q + channel) * OUT_PITCH + 2 * pair * POOL_W + 4 * turn) * 4, e);
+                        st_shared_v4_f32(out + ((2 * q + channel) * OUT_PITCH + 2 * pair * POOL_W + 4 * turn) * 4,
+                                         make_float4(e[0], e[1], e[2], e[3]));
                     }
                 }
                 __syncwarp();
@@ -850,7 +851,7 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                 const int copies = !written ? 0 : smaller(y == KERNEL_H - 1 ? FRESH : 1, s.height - row * POOL_H - y);
                 UNROLL for (int i = lane; i < CHANNELS * OUT_WIDTH / 4; i += 32) {
                     const int c = i / (OUT_WIDTH / 4), column = i % (OUT_WIDTH / 4) * 4, at = strip * OUT_WIDTH + column;
-                    const uint4 v = ld_shared_v4(out + (c * OUT_PITCH + column) * 4);
+                    const uint4 v = ld_shared_v4_u32(out + (c * OUT_PITCH + column) * 4);
                     if (at >= s.width || c >= IN_CHANNELS) continue;
                     const int64_t line = (static_cast<int64_t>(sample) * IN_CHANNELS + c) * s.height + row * POOL_H + y;
                     float* to = grad_x + line * s.width + at;

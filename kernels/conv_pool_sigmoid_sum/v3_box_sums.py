@@ -1,14 +1,12 @@
 """conv_pool_sigmoid_sum, v3: pooling moved in front of the weights, a sixteenth of the arithmetic.
 
-Like v2, but the input is pooled once for each element of the convolution's kernel, and the product is taken with those box
-sums.
+Like v2, but the product is taken with box sums: the input, pooled once for each element of the convolution's kernel.
 
 Why it is faster
     v2 is compute bound: 16 convolution values for every pooled one, and then their average. Both are linear, so they commute: a
-    box sum of the input replaces 16 pixels, and 170 GFLOP become 10.6. Box sums are separable and shared: a sum down a column
-    serves all columns of the kernel. What it costs: box sums pass through shared memory between two barriers, and each tile
-    reads its weights again. Predicted for an H200: 0.45 ms, from 7,500 instructions of a thread in a tile, 4,600 of them
-    multiply-adds. Measured: 0.65 (v2 6.3, eager 11.2).
+    box sum of the input replaces 16 pixels, and 170 GFLOP become 10.6. A sum down a column serves all columns of the kernel.
+    Box sums pass through shared memory, between two barriers, and each tile reads its weights again. Predicted for an H200:
+    0.45 ms; measured: 0.65 (v2 6.3, eager 11.2).
 
 Mathematics
     pooled[b,o,i,j]  = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j];   out[b] = sum of sigmoid(pooled)
@@ -24,8 +22,7 @@ Floor
     604 MB in, 0.14 ms on an H200; 10.6 GFLOP are 0.21 ms in plain fp32: compute bound.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), any sizes that the original takes, in slices that fit into shared
-    memory. Anything else raises before a launch. The gradient is PyTorch's. Deterministic.
+    float32 CUDA tensors, any sizes that the original takes. Anything else raises. The gradient is PyTorch's. Deterministic.
 """
 
 import ctypes

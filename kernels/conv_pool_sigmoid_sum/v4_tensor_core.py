@@ -5,20 +5,16 @@ Like v3, but box sums are made in registers and multiplied by mma.sync.
 Why it is faster
     v3 spends its time on fp32 multiply-adds, and on carrying box sums through shared memory between two barriers of its block.
     Here every warp streams a strip of 16 pooled columns through a multistage pipeline of its own (cp.async) and sums it in
-    registers. Sums pass through shared memory once, as fp16. Memory bound; fp16 has TF32's precision but not its range, so
-    operands carry powers of two.
+    registers. Sums pass through shared memory once, as fp16, which has TF32's precision but not its range. Memory bound.
 
 Mathematics
-    v3's. A sum of alike pixels would lose p times as much as a rounded pixel, so the kernel's columns other than the middle
-    one, m, are taken as differences, and so are its rows: with 3 columns box[0] - box[1] is x[0] - x[p], one subtraction.
+    v3's. The kernel's columns other than the middle one, m, and its rows are taken as differences, in which the mean cancels:
     sum over e of w[e] * box[e] = sum over e != m of w[e] * (box[e] - box[m]) + (sum over e of w[e]) * box[m]
-    The sum for the middle of both keeps its residual; weights are high + low, two fp16 values (22 bits). Strict (PyTorch
-    forbids TF32): sums are, too (fp16x3). A power of two brings the largest sum of 64 positions below 2^13, the largest weight
-    below 2^14; a sum below 2^-27 of the largest has fewer than 11 bits (strict: below 2^-15, 22).
+    The middle's sum and weights are two fp16 values, high + low (22 bits); strict (PyTorch forbids TF32): all are (fp16x3).
+    Powers of two bring them into range; a sum below 2^-27 of 64 positions' largest has under 11 bits (strict: 2^-15, 22).
 
 Launches
-    conv_pool_sum    SMs, or samples    384 threads    152 KB, strict 182    a warp: 16 positions of a pooled row at a time
-    add_segments     samples            32             0                     adds segments, where blocks share samples
+    conv_pool_sum: SMs, or samples; 384 threads, 152 KB, strict 182. add_segments: samples; adds where blocks share one.
 
 Floor
     604 MB in: 0.139 ms on an H200 (4.35 TB/s).
@@ -138,48 +134,45 @@ constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel d
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// Copies 16 (4) bytes, or writes zeros where `bytes` is 0; then `from` is not read.
-DEVICE void cp_async_16(uint32_t to, const Element* from, int bytes) {
+// Copies 16 bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_cg_16(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-DEVICE void cp_async_4(uint32_t to, const Element* from, int bytes) {
+// Copies 4 bytes, or writes a zero where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_ca_4(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// Waits for all copies of this thread.
+// Waits for all cp.async of this thread.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-DEVICE void bar_sync(int name, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
+DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 
-#define FOUR(v) "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-DEVICE uint4 ld_shared_v4(uint32_t at) {
+DEVICE uint4 ld_shared_v4_u32(uint32_t at) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
 // and 2 * q + 1 of row n.
-DEVICE uint4 ldmatrix_x4(uint32_t row) {
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
     uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-DEVICE void st_shared_u32(uint32_t at, uint32_t v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
+DEVICE void st_shared_u32(uint32_t at, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 // d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
 // n + 8.
-DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
@@ -281,12 +274,12 @@ struct Pipeline {
             if (s.aligned) {
                 UNROLL for (int row = 0; row < COUNT; ++row)
                     copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        cp_async_16(to, source, columns > 0 ? 16 : 0);
+                        cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
                     });
             } else {
                 UNROLL_1 for (int row = 0; row < COUNT; ++row)
                     copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
                     });
             }
         }
@@ -325,7 +318,7 @@ DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
     UNROLL for (int upper = 0; upper < 2; ++upper) {
         float x[4 * VECTORS];
         UNROLL for (int i = 0; i < VECTORS; ++i) {
-            const uint4 v = ld_shared_v4(pieces.at[upper][i] + stage * STAGE_BYTES);
+            const uint4 v = ld_shared_v4_u32(pieces.at[upper][i] + stage * STAGE_BYTES);
             x[4 * i] = __uint_as_float(v.x), x[4 * i + 1] = __uint_as_float(v.y);
             x[4 * i + 2] = __uint_as_float(v.z), x[4 * i + 3] = __uint_as_float(v.w);
         }
@@ -473,7 +466,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
     const float weight_scale = store_weights(t.weight, reinterpret_cast<__half*>(memory), warp_values);
     uint4 kept[FEW ? 2 * PAIRS : 1];
     if constexpr (FEW) {
-        UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4(weights + i * FRAGMENT);
+        UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4_u32(weights + i * FRAGMENT);
         __syncthreads();
     }
     for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
@@ -538,25 +531,26 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
                 UNROLL for (int first = 0; first < GROUP; first += PARTS) {
                     float d[2 * PARTS][4] = {};  // [octet of positions]: 16 outputs x 8
                     UNROLL for (int k = 0; k < PAIRS; ++k) {
-                        const uint4 high = FEW ? kept[FEW ? k : 0] : ld_shared_v4(weights + k * FRAGMENT);
-                        const uint4 low = FEW ? kept[FEW ? PAIRS + k : 0] : ld_shared_v4(weights + (PAIRS + k) * FRAGMENT);
+                        const uint4 high = FEW ? kept[FEW ? k : 0] : ld_shared_v4_u32(weights + k * FRAGMENT);
+                        const uint4 low = FEW ? kept[FEW ? PAIRS + k : 0] : ld_shared_v4_u32(weights + (PAIRS + k) * FRAGMENT);
                         // Products that add to the same sums stand far apart; small ones come first.
                         uint4 b[PARTS];
                         UNROLL for (int part = 0; part < PARTS; ++part)
-                            b[part] = ldmatrix_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
+                            b[part] = ldmatrix_m8n8_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
                         if (STRICT)
                             UNROLL for (int part = 0; part < PARTS; ++part) {
-                                const uint4 rest = ldmatrix_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
-                                mma_m16n8k16(d[2 * part], high, rest.x, rest.y);
-                                mma_m16n8k16(d[2 * part + 1], high, rest.z, rest.w);
+                                const uint4 rest =
+                                    ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
+                                mma_m16n8k16_f32_f16(d[2 * part], high, rest.x, rest.y);
+                                mma_m16n8k16_f32_f16(d[2 * part + 1], high, rest.z, rest.w);
                             }
                         UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16(d[2 * part], low, b[part].x, b[part].y);
-                            mma_m16n8k16(d[2 * part + 1], low, b[part].z, b[part].w);
+                            mma_m16n8k16_f32_f16(d[2 * part], low, b[part].x, b[part].y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], low, b[part].z, b[part].w);
                         }
                         UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16(d[2 * part], high, b[part].x, b[part].y);
-                            mma_m16n8k16(d[2 * part + 1], high, b[part].z, b[part].w);
+                            mma_m16n8k16_f32_f16(d[2 * part], high, b[part].x, b[part].y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], high, b[part].z, b[part].w);
                         }
                     }
                     UNROLL for (int i = 0; i < 8 * PARTS; ++i) {

@@ -5,14 +5,12 @@ Like v4, it makes box sums in registers. For x, consumers wait at mbarriers only
 Why it is faster
     v4's warps copy, sum and multiply in turn; in half of the cycles none of them is ready. Here one thread of a producer
     warpgroup keeps a multistage pipeline full: a TMA instruction copies 26 KiB, up to 6 stages (156 KiB) are in flight. Three
-    consumer warpgroups turn rows into box sums in registers, which are wgmma's operand a; the four warps of each share every
-    read of the weights. Memory bound at batch 128, 0.147 ms measured, 95% of the floor; latency bound at 1 to 32.
+    consumer warpgroups turn rows into box sums in registers, wgmma's operand a; its four warps share reads of the weights.
+    Memory bound at batch 128, 0.147 ms measured, 95% of the floor; latency bound at 1 to 32.
 
 Mathematics
-    v4's. For the taps t = (u, v) of the kernel: box[c,t] = sum of x[c] over the window of p pixels, shifted by u and v,
-    z[o] = bias[o] + 1/p * sum over c,t of w[o,c,t] * box[c,t],  out = sum of sigmoid(z[o]) over o and positions
-    All taps but the middle one, m, are multiplied as differences, in which the mean that boxes share cancels (see MIDDLE):
-    sum over t of w[t] * box[t] = sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]
+    v4's: box[t] sums a window of p pixels, shifted by tap t of the kernel. All but the middle tap's, m, are differences:
+    z[o] = bias[o] + 1/p * sum over channels of [sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]]
     Products are TF32 (11 bits); weights and box[m] are split, high + low. Strict (PyTorch forbids TF32): all are (3xTF32).
 
 Launches
@@ -135,6 +133,7 @@ DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// What this thread initialised becomes visible to TMA.
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -142,8 +141,8 @@ DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
 DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Returns once the phase of this parity is complete.
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+// Returns once the phase of this parity is complete. The hardware may suspend the thread meanwhile; from 9.0 on.
+DEVICE void mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
                  : "memory");
@@ -156,35 +155,35 @@ DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u3
 
 // What this thread wrote to shared memory becomes visible to wgmma and TMA.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Coordinates begin with the innermost dimension, column 0 of a line; the others are in make_tensor_map's order.
-DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int line, int channel, int row, int sample, uint32_t barrier) {
+// Copies a box of a tensor map to shared memory, and counts its bytes on the mbarrier. Coordinates begin with the innermost.
+DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int i2, int i3, int i4, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(0), "r"(line), "r"(channel), "r"(row),
-                 "r"(sample), "r"(barrier)
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4),
+                 "r"(barrier)
                  : "memory");
 }
-// Programmatic dependent launch: a kernel launched with its attribute may start once all blocks of the kernel before it have
-// called the first, or ended. It calls the second, which returns when that kernel has ended and its writes are visible.
+// The next kernel in the stream, where it is launched with programmatic stream serialization, may start once all blocks have
+// called this, or ended.
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+// Returns when the kernel before has ended and its writes are visible.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-#define FLOATS(v) "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-DEVICE float4 ld_shared_v4(uint32_t at) {
+DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : FLOATS(v) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-DEVICE float2 ld_shared_v2(uint32_t at) {
+DEVICE float2 ld_shared_v2_f32(uint32_t at) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
     return v;
 }
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
@@ -196,9 +195,9 @@ DEVICE float cvt_rna_tf32(float x) {
 }
 
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
-DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
 #define EIGHT(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -206,7 +205,7 @@ DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 
-// d (64 positions x 64 outputs) = or += a (64 x 8, in registers) * b (8 x 64, in shared memory).
+// d (64 x 64) = or += a (64 x 8, in registers) * b (8 x 64, in shared memory), TF32.
 DEVICE void wgmma_m64n64k8_tf32(float (&d)[32], const float (&a)[4], uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" REGISTERS_32 "}, {%32, %33, %34, %35}, %36, "
@@ -300,13 +299,13 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
         for (int row = 0; row < rows; row += STAGE_ROWS)
             UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
                 Pipeline& pipeline = pipelines[row_half];
-                mbarrier_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
+                mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
                 // Below the image TMA writes zeros and reads nothing.
                 const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
-                tma_load_5d(pipeline.address(), x, segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS, 0, y,
-                            segment.sample, pipeline.full_barrier());
+                const int line = segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS;
+                tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
             }
     }
@@ -351,10 +350,10 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, Row
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
         const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
-            const float4 v = ld_shared_v4(at);
+            const float4 v = ld_shared_v4_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
         } else {
-            const float2 v = ld_shared_v2(at);
+            const float2 v = ld_shared_v2_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y;
         }
     }
@@ -386,7 +385,7 @@ struct BoxSums {
 
     // Waits until TMA has filled the row's stage; returns the row's address.
     DEVICE uint32_t consumer_wait(int row) {
-        if (row % STAGE_ROWS == 0) mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
+        if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
         return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
     }
     DEVICE void touch(int row, int half, const RowSums& sum) {
@@ -508,13 +507,13 @@ DEVICE void multiply(float (&d)[32], const Sums& high, const Sums& low, const Op
     UNROLL for (int tap = 0; tap < TAPS; ++tap)
         if (STRICT || tap == MIDDLE) wgmma_m64n64k8_tf32(d, low[tap], weights.at(tap * TF32_TAP_BYTES), 1);
     UNROLL for (int tap = 0; tap < TAPS; ++tap) wgmma_m64n64k8_tf32(d, high[tap], weights.at(tap * TF32_TAP_BYTES), 1);
-    wgmma_commit();
+    wgmma_commit_group();
 }
 
 // d becomes the sigmoids. Lane 4 * n + q has columns 8 * i + 2 * q and the next one: outputs, and their biases.
 DEVICE void sigmoids(float (&d)[32], uint32_t biases) {
     UNROLL for (int i = 0; i < 8; ++i) {
-        const float2 bias = ld_shared_v2(biases + 32 * i);
+        const float2 bias = ld_shared_v2_f32(biases + 32 * i);
         UNROLL for (int k = 0; k < 4; ++k) d[4 * i + k] = rcp_approx(1 + ex2_approx(d[4 * i + k] + (k % 2 ? bias.y : bias.x)));
     }
 }
@@ -592,7 +591,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             multiply<STRICT>(d, high, low, Operand<OUTPUTS * 16, CORE>(shared_address(memory) + WEIGHTS_AT));
             // Nothing of this warp overlaps its product: the next row's 36 sums, 12 totals and 12 loaded values would make 156
             // live floats. The other two consumer warps of its scheduler can sum boxes meanwhile.
-            wgmma_wait<0>();
+            wgmma_wait_group<0>();
             sigmoids(d, shared_address(biases) + 8 * lane.q);
             if (!whole || step >= count) {
                 UNROLL for (int i = 0; i < 32; ++i) d[i] = step < count && inside[i / 2 % 2] ? d[i] : 0;

@@ -17,7 +17,7 @@ GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
 LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = threadIdx\.x; \1 < ([^;]+);")
 # For asynchronous copies and matrix products. (Kernels run one after the other: griddepcontrol waits for nothing.)
 WAIT = re.compile(
-    r"(?<=[\s{])(?!griddepcontrol)((?:\w+\.)?(?:wait\w*|\w+_(?:wait|wait_all|acquire)|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));"
+    r"(?<=[\s{])(?!griddepcontrol)((?:\w+\.)?(?:wait\w*|\w+_(?:wait|wait_all|acquire)|\w*mma_wait(?:_group)?<\d>|\w+_wait_read<\d>)\([^;{}]*\));"
 )
 # Between these stands what does not run at the emulator's sizes and on its device, or writes to another part of one dynamic
 # shared array, which is not noticed.
