@@ -821,7 +821,7 @@ static bool measure_weights(const float* weight, float* tolerance, Shape s) {
 }
 
 // The outputs: averages (batch, outputs), or with `biases`, 1 or one a channel, their sum with these (batch,).
-static void finish(const std::vector<float>& sums, const float* conv_bias, const float* bias, double divisor, int64_t biases,
+static void finish(const std::vector<float>& sums, const float* conv_bias, const float* bias, int64_t biases, double divisor,
                    float* out, Shape s) {
     for (int64_t b = 0; b < s.batch; ++b) {
         double total = 0;

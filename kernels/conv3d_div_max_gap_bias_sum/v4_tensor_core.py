@@ -131,49 +131,58 @@ struct Shared {
 };
 
 // ---- PTX
-DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 DEVICE void mbarrier_arrive(uint32_t barrier) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
-                 ::"r"(barrier), "r"(parity) : "memory");
+// Returns once the phase of this parity is complete.
+DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
 }
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-DEVICE void st_shared_v4(uint32_t address, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-DEVICE uint2 ld_shared_v2(uint32_t address) {
+DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
     uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
-// Four 8 x 8 matrices; a lane gives the address of a row of 16 bytes. With g = lane / 4 and t = lane % 4 it gets elements 2t
-// and 2t + 1 of row g of each.
-DEVICE void ldmatrix_x4(uint32_t row, uint32_t (&x)[4]) {
+// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
+    uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+    return v;
 }
-// d (16 x 8) += a (16 x 8) * b (8 x 8): a has elements 2t and 2t + 1 of rows g and g + 8, b those of column g; d has columns 2t
-// and 2t + 1 of row g, then of row g + 8.
-DEVICE void mma_m16n8k8(float (&d)[4], uint2 a, uint32_t b) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(b));
+// d (16 x 8) += a (16 x 8) * b (8 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8; elements 2 * q and 2 * q + 1 of rows n and n + 8 of a, and of column n of b.
+DEVICE void mma_m16n8k8_f32_f16(float (&d)[4], uint2 a, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(b));
 }
-// The same for two products at once.
-DEVICE void mma_m16n8k16(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a.x), "r"(a.y), "r"(next_a.x), "r"(next_a.y), "r"(b), "r"(next_b));
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8.
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 DEVICE float max_nan(float a, float b) {  // fmaxf ignores NaN
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
     return larger;
+}
+// The products of two taps at once.
+DEVICE void mma_pair(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
+    mma_m16n8k16_f32_f16(d, make_uint4(a.x, a.y, next_a.x, next_a.y), b, next_b);
 }
 
 // ---- fp16 values and powers of two
@@ -245,9 +254,9 @@ struct Pipeline {
         __syncthreads();
     }
     DEVICE uint32_t band(unsigned n) const { return data + n % STAGES * band_bytes; }
-    DEVICE void producer_acquire(unsigned n) const { mbarrier_wait(empty + n % STAGES * 8, (n + 1) / STAGES & 1 ^ 1); }
+    DEVICE void producer_acquire(unsigned n) const { mbarrier_test_wait(empty + n % STAGES * 8, (n + 1) / STAGES & 1 ^ 1); }
     DEVICE void producer_commit(unsigned n) const { mbarrier_arrive(full + n % STAGES * 8); }
-    DEVICE void consumer_wait(unsigned n) const { mbarrier_wait(full + n % STAGES * 8, n / STAGES & 1); }
+    DEVICE void consumer_wait(unsigned n) const { mbarrier_test_wait(full + n % STAGES * 8, n / STAGES & 1); }
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
 };
 
@@ -290,8 +299,8 @@ DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
     const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
     UNROLL for (int odd = 0; odd < 2; ++odd) {
         const uint4 a = columns[odd], b = columns[2 + odd];
-        st_shared_v4(first + odd * ODD_COLUMNS, turned ? b : a);
-        st_shared_v4(second + odd * ODD_COLUMNS, turned ? a : b);
+        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
     }
 }
 
@@ -398,7 +407,10 @@ __device__ void store_weights(const Element* __restrict__ weight, float scale, u
 using Plane = uint32_t[SIDE][SIDE];
 DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // and the other way round
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
-    UNROLL for (int row = 0; row < SIDE; ++row) ldmatrix_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES, x[row]);
+    UNROLL for (int row = 0; row < SIDE; ++row) {
+        const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
+        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+    }
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
@@ -423,13 +435,13 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             if (r < 0 || r > 2) continue;
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
-                mma_m16n8k16(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], operand(x, hw, MIDDLE));
+                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], operand(x, hw, MIDDLE));
             UNROLL for (int pair = 0; pair < PAIRS; ++pair)
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
+                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
                                  operand(x, hw, first_of_pair(pair)), operand(x, hw, second_of_pair(pair)));
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
-                mma_m16n8k8(sums[4 * d + hw], w[MIDDLE], operand(x, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], operand(x, hw, MIDDLE));
         }
         UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = operand(x, hw, MIDDLE);
     }
@@ -451,21 +463,21 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = ld_shared_v2(at + tap * TAP_BYTES), next_w = ld_shared_v2(at + second * TAP_BYTES);
-                const uint2 low_w = ld_shared_v2(at + OPERAND_BYTES + tap * TAP_BYTES);
-                const uint2 next_low_w = ld_shared_v2(at + OPERAND_BYTES + second * TAP_BYTES);
+                const uint2 w = ld_shared_v2_u32(at + tap * TAP_BYTES), next_w = ld_shared_v2_u32(at + second * TAP_BYTES);
+                const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES);
+                const uint2 next_low_w = ld_shared_v2_u32(at + OPERAND_BYTES + second * TAP_BYTES);
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(small[4 * d + hw], low_w, next_low_w, operand(high, hw, tap), operand(high, hw, second));
+                    mma_pair(small[4 * d + hw], low_w, next_low_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
+                    mma_pair(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
+                    mma_pair(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
             }
-            const uint2 w = ld_shared_v2(at + MIDDLE * TAP_BYTES);
-            const uint2 low_w = ld_shared_v2(at + OPERAND_BYTES + MIDDLE * TAP_BYTES);
+            const uint2 w = ld_shared_v2_u32(at + MIDDLE * TAP_BYTES);
+            const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + MIDDLE * TAP_BYTES);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
-                mma_m16n8k16(small[4 * d + hw], low_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
-                mma_m16n8k8(part[hw], w, operand(high, hw, MIDDLE));
+                mma_pair(small[4 * d + hw], low_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(part[hw], w, operand(high, hw, MIDDLE));
             }
             UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
         }
@@ -522,7 +534,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     bar_sync(2, CONSUMERS);
     const uint32_t stored_weights = shared_address(operands) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
     pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8

@@ -148,70 +148,79 @@ struct Layout {
 };
 
 // ---- PTX
-DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// What this thread initialised becomes visible to TMA.
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void mbarrier_arrive(uint32_t barrier) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
-                 ::"r"(barrier), "r"(parity) : "memory");
+// Returns once the phase of this parity is complete. The hardware may suspend the thread meanwhile; from 9.0 on.
+DEVICE void mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
 }
-DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int column, int row, int plane, int channel, int sample,
-                        uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
-        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(plane), "r"(channel), "r"(sample), "r"(barrier) : "memory");
+// Copies a box of a tensor map to shared memory, and counts its bytes on the mbarrier. Coordinates begin with the innermost.
+DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int i2, int i3, int i4, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4),
+                 "r"(barrier)
+                 : "memory");
 }
-// Named barriers: 1 is the producers', 2 the consumers'.
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-DEVICE float4 ld_shared_v4(uint32_t address) {
+DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-DEVICE uint2 ld_shared_v2(uint32_t address) {
+DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
     uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
-DEVICE void st_shared_v4(uint32_t address, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// Four 8 x 8 matrices; a lane gives the address of a row of 16 bytes. With g = lane / 4 and t = lane % 4 it gets elements 2t
-// and 2t + 1 of row g of each.
-DEVICE void ldmatrix_x4(uint32_t row, uint32_t (&x)[4]) {
+// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
+    uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+    return v;
 }
-// d (16 x 8) += a (16 x 8) * b (8 x 8): a has elements 2t and 2t + 1 of rows g and g + 8, b those of column g; d has columns 2t
-// and 2t + 1 of row g, then of row g + 8.
-DEVICE void mma_m16n8k8(float (&d)[4], uint2 a, uint32_t b) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(b));
+// d (16 x 8) += a (16 x 8) * b (8 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8; elements 2 * q and 2 * q + 1 of rows n and n + 8 of a, and of column n of b.
+DEVICE void mma_m16n8k8_f32_f16(float (&d)[4], uint2 a, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(b));
 }
-// The same for two products at once.
-DEVICE void mma_m16n8k16(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a.x), "r"(a.y), "r"(next_a.x), "r"(next_a.y), "r"(b), "r"(next_b));
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8.
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 DEVICE float max_nan(float a, float b) {  // fmaxf ignores NaN
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
     return larger;
+}
+// The products of two taps at once.
+DEVICE void mma_pair(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
+    mma_m16n8k16_f32_f16(d, make_uint4(a.x, a.y, next_a.x, next_a.y), b, next_b);
 }
 
 // ---- fp16 values and powers of two
@@ -303,9 +312,9 @@ struct Pipeline {
     DEVICE uint32_t band(unsigned n) const { return bands + n % BANDS * layout.band_bytes; }
     DEVICE uint32_t full(unsigned n) const { return barriers + n % BANDS * 8; }
     DEVICE uint32_t empty(unsigned n) const { return full(n) + BANDS * 8; }
-    DEVICE void producer_acquire(unsigned n) const { mbarrier_wait(empty(n), n / BANDS & 1 ^ 1); }
+    DEVICE void producer_acquire(unsigned n) const { mbarrier_try_wait(empty(n), n / BANDS & 1 ^ 1); }
     DEVICE void producer_commit(unsigned n) const { mbarrier_arrive(full(n)); }
-    DEVICE void consumer_wait(unsigned n) const { mbarrier_wait(full(n), n / BANDS & 1); }
+    DEVICE void consumer_wait(unsigned n) const { mbarrier_try_wait(full(n), n / BANDS & 1); }
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty(n)); }
 };
 
@@ -329,7 +338,7 @@ DEVICE float largest_of_producers(float mine, int when, Scales* scales) {
 using Piece = float[CHANNELS * 4];
 DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
     UNROLL for (int c = 0; c < CHANNELS; ++c) {
-        const float4 four = ld_shared_v4(from + c * channel_bytes);
+        const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
         v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
     }
 }
@@ -344,8 +353,8 @@ DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
     const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
     UNROLL for (int odd = 0; odd < 2; ++odd) {
         const uint4 a = columns[odd], b = columns[2 + odd];
-        st_shared_v4(first + odd * ODD_COLUMNS, turned ? b : a);
-        st_shared_v4(second + odd * ODD_COLUMNS, turned ? a : b);
+        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
     }
 }
 
@@ -385,7 +394,7 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
                     const unsigned n = first_stage + k;
                     const uint32_t from = pipeline.stages + n % STAGES * layout.stage_bytes + piece * 16;
                     const int lines = 2 * smaller(layout.stage_planes, planes - first_plane);
-                    mbarrier_wait(pipeline.loaded + n % STAGES * 8, n / STAGES & 1);
+                    mbarrier_try_wait(pipeline.loaded + n % STAGES * 8, n / STAGES & 1);
                     if (k == 0 && !exact) {
                         UNROLL_1 for (int j = thread / PIECES; j < lines; j += PRODUCERS / PIECES) {
                             Piece v;
@@ -497,7 +506,10 @@ struct Plane {
 };
 DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // and the other way round
 DEVICE void load_plane(const uint32_t (&bands)[2], uint32_t offset, Plane& x) {
-    UNROLL for (int row = 0; row < SIDE; ++row) ldmatrix_x4(bands[row / 2] + row % 2 * BAND_ROW_BYTES + offset, x.at[row]);
+    UNROLL for (int row = 0; row < SIDE; ++row) {
+        const uint4 v = ldmatrix_m8n8_x4(bands[row / 2] + row % 2 * BAND_ROW_BYTES + offset);
+        x.at[row][0] = v.x, x.at[row][1] = v.y, x.at[row][2] = v.z, x.at[row][3] = v.w;
+    }
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
@@ -513,7 +525,7 @@ DEVICE uint32_t operand(const Plane& x, const Plane& next_x, int position, int t
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
 DEVICE void add_pair(Sums& sums, int pair, uint2 w, uint2 next_w, const Plane& x, const Plane& next_x) {
     UNROLL for (int i = 0; i < 8; ++i)
-        mma_m16n8k16(sums[i], w, next_w, operand(x, next_x, i, first_of_pair(pair)),
+        mma_pair(sums[i], w, next_w, operand(x, next_x, i, first_of_pair(pair)),
                      operand(x, next_x, i, second_of_pair(pair)));
 }
 DEVICE void add_pairs(Sums& sums, const uint2 (&weights)[TAPS], int r, const Plane& x, const Plane& next_x) {
@@ -538,13 +550,13 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], u
         Sums sums = {};
         add_pairs(sums, weights, 0, x[0], x[1]);
         UNROLL for (int i = 0; i < 8; ++i)
-            mma_m16n8k16(sums[i], weights[MIDDLE], weights[PLANE_TAPS + MIDDLE], operand(x[0], x[1], i, MIDDLE),
+            mma_pair(sums[i], weights[MIDDLE], weights[PLANE_TAPS + MIDDLE], operand(x[0], x[1], i, MIDDLE),
                          operand(x[1], x[2], i, MIDDLE));
         load_plane(bands, offset + PLANE_BYTES, x[3]);
         add_pairs(sums, weights, 1, x[1], x[2]);
         add_pairs(sums, weights, 2, x[2], x[3]);
         UNROLL for (int i = 0; i < 8; ++i)
-            mma_m16n8k8(sums[i], weights[2 * PLANE_TAPS + MIDDLE], operand(x[2], x[3], i, MIDDLE));
+            mma_m16n8k8_f32_f16(sums[i], weights[2 * PLANE_TAPS + MIDDLE], operand(x[2], x[3], i, MIDDLE));
         visit(sums);
         x[0] = x[2], x[1] = x[3];
     }
@@ -571,17 +583,18 @@ DEVICE void convolve_strictly(uint32_t weights, const uint32_t (&bands)[2], int 
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const uint32_t at = plane_weights + first_of_pair(pair) * TAP_BYTES;
                 const uint32_t next = plane_weights + second_of_pair(pair) * TAP_BYTES;
-                const uint2 w = ld_shared_v2(at), next_w = ld_shared_v2(next);
-                add_pair(small, pair, ld_shared_v2(at + OPERAND_BYTES), ld_shared_v2(next + OPERAND_BYTES), high, next_high);
+                const uint2 w = ld_shared_v2_u32(at), next_w = ld_shared_v2_u32(next);
+                const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES), next_low_w = ld_shared_v2_u32(next + OPERAND_BYTES);
+                add_pair(small, pair, low_w, next_low_w, high, next_high);
                 add_pair(part, pair, w, next_w, high, next_high);
                 add_pair(small, pair, w, next_w, low, next_low);
             }
             const uint32_t middle = plane_weights + MIDDLE * TAP_BYTES;
-            const uint2 w = ld_shared_v2(middle), low_w = ld_shared_v2(middle + OPERAND_BYTES);
+            const uint2 w = ld_shared_v2_u32(middle), low_w = ld_shared_v2_u32(middle + OPERAND_BYTES);
             UNROLL for (int i = 0; i < 8; ++i) {
                 const uint32_t x = operand(high, next_high, i, MIDDLE);
-                mma_m16n8k16(small[i], low_w, w, x, operand(low, next_low, i, MIDDLE));
-                mma_m16n8k8(part[i], w, x);
+                mma_pair(small[i], low_w, w, x, operand(low, next_low, i, MIDDLE));
+                mma_m16n8k8_f32_f16(part[i], w, x);
             }
             plane_weights += PLANE_TAPS * TAP_BYTES;
             UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
@@ -647,7 +660,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const uint32_t stored_weights = shared_address(operands) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
     unsigned first_band = 0, attempt = 0;
     for (int turn = 0; line < end; turn ^= 1) {
         const Segment& segment = segments[turn];
