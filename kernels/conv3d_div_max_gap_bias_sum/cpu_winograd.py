@@ -5,8 +5,7 @@ Division, maximum, average, bias and sum follow before anything is written; so d
 
 Why it is faster
     PyTorch writes the convolution, 27.6 MB at batch 8, and passes over it twice more; its backward pass multiplies mostly
-    zeros. Here a window costs 36 products a pair of channels instead of 216. Vectors hold 16 adjacent tiles: once a row of x is
-    sorted by its column in the tile, nothing moves a lane. Products of 4 outputs x 4 vectors stay in 16 registers.
+    zeros. Here a window costs 36 products a pair of channels instead of 216. Vectors hold adjacent tiles; nothing moves a lane.
 
 Mathematics
     F(4,3), points 0, +-3/4, +-3/2, infinity, and F(2,3): y = A^T [(G w) * (B^T x)]. B^T is exact in float32, G w is computed in

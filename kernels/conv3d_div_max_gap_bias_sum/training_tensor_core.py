@@ -4,16 +4,14 @@ Like v4, but the forward pass also keeps the argmax index of each window and cha
 one-hot matrix of these.
 
 Why it is faster
-    PyTorch's gradient writes and reads tensors of the convolution's 441 MB, and multiplies mostly zeros: of a window only the
-    maximum has a gradient. Here 14 MB of argmax indices are kept, a bit in a byte each; operand a is made of them in registers,
-    by one comparison. The weights' gradient streams x as the forward pass does. The input's needs no x, and writes 269 MB.
+    PyTorch's gradient writes and reads tensors of the convolution's 441 MB. Here 14 MB of argmax indices are kept, a bit in a
+    byte each; operand a is made of them in registers, by one comparison. The weights' gradient streams x as the forward pass.
 
 Mathematics
     v4's. With hot[o,k] = 1 where position k is its window's maximum in output o:
     grad_w[o,c,t] = 1/(N*d) * sum over b,k of grad[b,o] * hot[b,o,k] * x[b,c,k + t]
     grad_x[b,c,p] = 1/(N*d) * sum over o,t of hot[b,o,p - t] * (grad[b,o] * w[o,c,t])
-    Strict: weights are high + low for grad_x; grad_w is added in fp32, since tensor cores truncate sums. A NaN in x makes
-    gradients of weights NaN; which of them need not be PyTorch's choice.
+    Strict: weights are high + low for grad_x; grad_w is added in fp32. The NaNs that one in x makes may differ from PyTorch's.
 
 Launches
     conv_max_mean    samples x parts    384 threads   97 KB, strict 206    v4's, a word of argmax indices a lane and tile

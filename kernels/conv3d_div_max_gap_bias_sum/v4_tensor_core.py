@@ -3,17 +3,15 @@
 Like v3, but the convolution is a product by mma.sync.
 
 Why it is faster
-    v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. The kernel is
-    warp-specialized: producer warps convert each value once, and consumer warps load a column of 8 windows by ldmatrix and
-    multiply two taps at a time. The 8 positions of a pooling window end in 8 registers of one lane: their maximum needs no
-    exchange. Measured on an H200: 0.142 ms (v3 1.55).
+    v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. Warp-specialized: producer
+    warps convert each value once, consumer warps load a column of 8 windows by ldmatrix and multiply two taps at a time. The 8
+    positions of a window end in 8 registers of one lane: their maximum needs no exchange. Measured: 0.142 ms (v3 1.55).
 
 Mathematics
-    v3's. fp16 has TF32's 11 bits; a power of two gives each segment, a block's part of a sample, the range: first values come
-    to between 2^10 and 2^11. If a later one overflows fp16, the segment is attempted again, its largest between 2^14 and 2^15.
-    x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest. NaN and infinities count in no scale.
-    Strict (PyTorch forbids TF32; read in each call): fp16x3, low * high + high * low + high * high. Tensor cores truncate their
-    sums; so each plane's begin at zero, and are added as fp32 numbers. Equal inputs give equal bits.
+    v3's. fp16 has TF32's 11 bits; a power of two gives each segment, a block's part of a sample, the range, from its
+    first values; if a later one overflows, the segment is attempted again, its largest between 2^14 and 2^15. x is off by at
+    most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest. NaN and infinities count in no scale.
+    Strict (PyTorch forbids TF32; read in each call): fp16x3. Each plane's sums, which tensor cores truncate, begin at zero.
 
 Launches
     conv_max_mean    samples x parts    384 threads   97 KB, strict 206    a consumer warp: 8 windows x 16 outputs at a time
