@@ -53,7 +53,7 @@ def own(pattern, model, variant):
     model."""
     text = variant.path.read_text()
     lines = text.splitlines()
-    order = sorted(cuda_variants(model), key=lambda each: (each.name.startswith("training"), each.name))  # of the ladder
+    order = cuda_variants(model)  # of the ladder
     earlier = [each.path.read_text() for each in order[: [each.name for each in order].index(variant.name)]]
 
     def is_inherited(match):
