@@ -140,7 +140,7 @@ with where, torch.no_grad():
         refused(f"expected {first} as a float32", lambda: forward(wrong, *given[1:]))
     if given[-1] is pool:
         for wrong in [], [2], [2, 2, 2, 2], [2, 2, 3]:
-            refused("does not fit into" if len(wrong) else "pool", lambda: forward(*given[:-1], wrong))
+            refused("window of", lambda: forward(*given[:-1], wrong))
     for k, what in enumerate(["weight", "conv_bias", "bias"] if len(given) > 4 else ["bias"], start=1):
         for wrong in given[k][:-1], given[k].double(), given[k][None, :3]:
             refused(f"expected {what} as a float32", lambda: forward(*given[:k], wrong, *given[k + 1 :]))
