@@ -855,7 +855,9 @@ def register(namespace, schema, kernels, forward, original, fused):
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return Gradient.apply(keys, *arguments)
         return below_autograd(operator, forward, keys, *arguments)
 
