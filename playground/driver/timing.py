@@ -12,6 +12,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import psutil
+
 from playground.driver import outer
 from playground.driver.race import (
     GRAPHED_BELOW_MS,
@@ -116,8 +118,6 @@ class Stopwatch:
 
     def _time(self, worker, result):
         timed = self._time_mode(worker, result, "forward")
-        if self._task.place == "cuda" and not self._task.variant.is_catalogued:
-            timed["outer"] = self._time_outside(worker, result, timed)
         if self._options.training:
             modes = _training_modes(result)
             timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
@@ -125,28 +125,37 @@ class Stopwatch:
             self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
         return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
-    def _time_outside(self, worker, result, timed):
-        """What the outer clock says of forward calls; None, with a note, where it cannot run. `timed` is bounded by it."""
-        folder = self._truth.folder
-        players = {
-            outer.VARIANT: outer.Player(outer.VARIANT, worker, "candidate", VARIANT, self._truth.answers(worker) / OUTER_PAGE),
-            outer.EAGER: outer.Player(outer.EAGER, self._worker, "baselines", "eager", folder / f"{OUTER_PAGE}-eager"),
-        }
+    def _time_outside(self, worker, result, mode, timings, not_graphed):
+        """Add to a mode's timings what the outer clock says of it, which bounds them; without it nothing is claimed.
+
+        Not of the project's own files, whose times nobody forges.
+        """
+        timings["outer"] = None
+        if self._task.variant.is_catalogued or not timings["speedup"]:
+            return
+        step, folder = step_of(mode), self._truth.folder
+        as_eager = step if "eager" in not_graphed else mode
+        sides = [
+            (outer.VARIANT, worker, "candidate", VARIANT, mode),
+            (outer.EAGER, self._worker, "baselines", "eager", as_eager),
+        ]
         if self._control_worker:
-            page = self._truth.answers(self._control_worker) / f"{OUTER_PAGE}-control"
-            players[outer.CONTROL] = outer.Player(outer.CONTROL, self._control_worker, "candidate", CONTROL, page)
-        for player in players.values():
-            remove(player.page)
+            sides.append((outer.CONTROL, self._control_worker, "candidate", CONTROL, as_eager))
+        players = {}
+        for name, process, *rest in sides:
+            page = (self._truth.answers(process) if process is not self._worker else folder) / f"{OUTER_PAGE}-{name}"
+            remove(page)
+            players[name] = outer.Player(name, process, *rest, page)
+        given = self._task.place, step, permitted_to(result), self._options.time_limit, self._options.seconds
         try:
             with self._alone(worker):
-                found = outer.measure(self._truth, players, permitted_to(result), self._options.time_limit)
+                timings["outer"] = outer.measure(self._truth, players, *given)
         except outer.TimedWrong as wrong:
             raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
         except WorkerFailure as failure:
-            timed["notes"].append(f"not timed by the outer clock: {failure}")
-            return None
-        outer.bounded(timed, found)
-        return found
+            outer.unclaimed(timings, str(failure))
+        else:
+            outer.bounded(timings, timings["outer"])
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
@@ -189,7 +198,9 @@ class Stopwatch:
             tries -= 1
             disturbance = race.disturbance()
             if not disturbance or not tries or not patience.seconds:
-                return self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+                timings = self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+                self._time_outside(worker, result, mode, timings, not_graphed)
+                return timings
             patience.spend(time.monotonic() - began)
             del self._secret_seeds[mode]  # the variant has met them
 
@@ -204,11 +215,23 @@ class Stopwatch:
         recheck = functools.partial(self._recheck, variant, result, mode, self._truth.answers(worker))
         secrets = self._secrets(mode)
         with self._alone(worker):
-            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
-            race.clocks = [self._sample_clocks()]
+            paused = self._pausing(worker)
+            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals, paused)
+            race.clocks, standing = [self._sample_clocks()], self._standing()
             race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
             race.clocks.append(self._sample_clocks())
+            if standing != self._standing():
+                raise Rejected("while it was timed, the processors or the priority of another process were changed")
         return race
+
+    def _pausing(self, worker):
+        """What the variant's processes stand still under; those of the project's own files need not."""
+        return contextlib.nullcontext if self._task.variant.is_catalogued else worker.stopped
+
+    def _standing(self):
+        """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
+        processes = [psutil.Process(pid) for pid in (os.getpid(), self._truth.worker.pid, *(each.pid for each in self.workers))]
+        return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
     def _alone(self, worker):
@@ -225,13 +248,14 @@ class Stopwatch:
         if not control:
             why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
             disturbance = f"there is no control: {why}"
+        disturbance = result.get("unvaried") or disturbance
         notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
         if sum(variant.late) > OFTEN * len(variant.late):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
-            back_to_back, limit = self._own_clock(variant, eager, load)
+            back_to_back, limit = self._own_clock(variant, eager, load, self._pausing(worker))
         if back_to_back > limit and self._is_shared(race):
             disturbance = disturbance or SHARED
         else:
@@ -240,6 +264,8 @@ class Stopwatch:
             self._controls.setdefault(mode, []).append(control)
         allowed = statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
+        if floor.get("work") and (complaint := floors.impossible(variant.median, **self._certain(floor["work"]))):
+            raise Rejected(complaint)
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
             "time_ms": statistics.summarise(variant.samples),
@@ -291,15 +317,16 @@ class Stopwatch:
         with self._alone(None):
             return race.is_shared()
 
-    def _own_clock(self, variant, eager, load):
+    def _own_clock(self, variant, eager, load, paused):
         """(milliseconds a call back to back, how many there may be by the variant's own times).
 
-        `load` watches what runs besides the variant's process.
+        `load` watches what runs besides the variant's process, which stands still under `paused()`.
         """
         place = self._task.place
         host = 0.0  # what a call costs this process besides
         if eager and place == "cuda":
-            host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
+            with paused():
+                host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
         claimed = variant.median
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
         return own_clock(variant, claimed, limit, load), limit
@@ -419,6 +446,12 @@ class Stopwatch:
             return {"floor_ms": None, "floor_bound": None, "work": None}
         found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
         return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+
+    def _certain(self, work):
+        """The arguments of floors.impossible but for the time."""
+        rates = self._measured.ceilings[self._task.place]
+        fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
+        return {"count": work["certain"]["bytes"], "rate": fastest, "on_cpu": self._task.place == "cpu"}
 
     def _sample_clocks(self):
         return clocks.sample() if self._task.place == "cuda" else None
