@@ -600,9 +600,9 @@ def _tags(result):
 
 
 def _training_modes(result):
-    """The modes of which the check has compared gradients, and found them right."""
+    """The modes of which the check has compared gradients, and found them right and the file's own work."""
     gradients = result["check"]["gradients"]
-    if _tags(result) & {"no-gradient", "wrong-gradient"} or not gradients or "unsupported" in gradients:
+    if _tags(result) & {"no-gradient", "wrong-gradient", "gradient"} or not gradients or "unsupported" in gradients:
         return []
     modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
     return modes + (["weights_and_input"] if any(name.startswith("input") for name in gradients) else [])

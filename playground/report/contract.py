@@ -269,7 +269,6 @@ RESULT = Keys(
         **TIMED_KEYS,
         # Of a result the floor has to be known, or null.
         **{"floor_ms": Maybe(number), "floor_bound": Maybe(one_of(*BOUNDS)), "training": Each(TIMINGS, is_sorted=True)},
-        "code_same_as?": Keys({"code_sha256": text, "compared_with": text}, null=True),
         "shared_limit_kb?": Maybe(number),
     },
     rule=_rules,
