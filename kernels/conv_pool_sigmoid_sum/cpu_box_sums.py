@@ -800,7 +800,8 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
         needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
-        return tuple(grad.new_empty(each.shape if need else 0) for each, need in zip(arguments, needed, strict=False))
+        given = [0 if each is None else each.shape for each in arguments[:tensors]]
+        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad

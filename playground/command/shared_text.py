@@ -24,6 +24,12 @@ def tail(text=""):
     return "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
 
 
+def helpers():
+    """Return the tail without its first line, which calls for the latest text, and without `main`."""
+    text = tail()
+    return text[text.index("\n") + 1 : text.index("def main():")]
+
+
 def device_functions():
     """Return {name: text with the comment above it} of the canonical device functions."""
     blocks = (TEMPLATES / "device.txt").read_text(encoding="utf-8").strip("\n").split("\n\n")

@@ -1,7 +1,6 @@
 """Every variant stands alone and reads alike: what a future author must keep to, and what the failure tells them to do."""
 
 import ast
-import itertools
 import os
 import re
 import shutil
@@ -49,27 +48,6 @@ for path in sys.argv[1:]:
 def run_python(*arguments, **environment):
     return subprocess.run(
         [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, env=os.environ | environment
-    )
-
-
-def build_text(path):
-    """The source of a file's function `build`, with its decorators and the lock above it."""
-    text = path.read_text(encoding="utf-8")
-    body = ast.parse(text).body
-    for lock, node in itertools.pairwise(body):
-        if isinstance(node, ast.FunctionDef) and node.name == "build":
-            return "".join(text.splitlines(keepends=True)[lock.lineno - 1 : node.end_lineno])
-    return None
-
-
-def test_build_is_the_same_text_everywhere():
-    exemplar = catalog.KERNELS / "alexnet_conv1" / "v1_direct.py"
-    expected = build_text(exemplar)
-    assert expected.startswith("BUILDING = ")
-    others = [path for path in FILES if shared_text.FIRST_LINE not in path.read_text(encoding="utf-8")]
-    different = [str(path.relative_to(catalog.ROOT)) for path in others if build_text(path) != expected]
-    assert not different, (
-        f"copy `BUILDING` and `build` of {exemplar.relative_to(catalog.ROOT)} into these, unchanged: {different}"
     )
 
 
