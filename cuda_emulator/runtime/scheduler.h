@@ -282,6 +282,7 @@ struct Worker {
     void make_ready(Block& block, int thread);
     void pause();  // the thread stays ready; others run first
     [[noreturn]] void stop(const Finding& finding);
+    [[noreturn]] void stop_waiting(const Finding& finding);  // what threads wait for does not come
     [[noreturn]] void stop_out_of_time(const std::string& message, Place place);
     Finding describe(const char* kind, const std::string& message, Place place);
     Party party(const Thread& thread, Place place, const char* did) const;

@@ -175,12 +175,17 @@ const char* rule_of(const Site& s, const char* did) {
 __attribute__((noinline)) void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
     if (is_accepted_race(s.instruction, whole_address(instruction, s))) return;
     const bool blocks_differ = launch_clock.chunk(other).block != s.shadow.clock.serial;
+    const bool seen = launch_clock.is_seen_without_a_fence(other, s.shadow.clock);
     Finding f = finding(s,
                         s.shared        ? "shared memory race"
                         : blocks_differ ? "race between blocks"
                                         : "global memory race",
                         std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did +
-                            " with nothing to order the two" + rule_of(s, did));
+                            (seen ? " before it gave a sign behind a fence; the sign was seen here with no " +
+                                        std::string(blocks_differ ? "__threadfence()" : "__threadfence_block()") +
+                                        " behind that (memory model: atomic and volatile accesses are relaxed, they order "
+                                        "nothing by themselves)"
+                                  : std::string(" with nothing to order the two") + rule_of(s, did)));
     f.other = party_of(other, instruction, s, did);
     worker->stop(f);
 }
@@ -677,6 +682,12 @@ void end_block_shadow(Block& b) {
     keep_rounds(b);
 }
 
+const Finding* uninitialised_in(const std::vector<Block*>& blocks) {
+    for (const Block* b : blocks)
+        if (b->shadow && !b->shadow->uninitialised.kind.empty()) return &b->shadow->uninitialised;
+    return nullptr;
+}
+
 void free_shadow(Block& b) {
     if (b.shadow && b.shadow->cells) munmap(b.shadow->cells, ARENA_WORDS * sizeof(Cell));
     delete b.shadow;
@@ -783,7 +794,7 @@ void strong_access(const void* address, unsigned bytes, Access access, const voi
     if (t.fiber->owns(address)) return;  // a volatile variable of the thread's own
     t.watches_from = instruction;
     if (access == Access::strong_read) notice_spinning(t, address, bytes);
-    if (access != Access::strong_write) launch_clock.acquire(t, uintptr_t(address));
+    if (access != Access::strong_write) launch_clock.see(t, uintptr_t(address));
     examine(address, bytes, access, bytes, instruction);
     if (access != Access::strong_read) launch_clock.release(t, uintptr_t(address));
 }
@@ -934,12 +945,14 @@ void block_fence() {
     if (!options.checked() || !current) return;
     Thread& t = *static_cast<Thread*>(current);
     t.owner->shadow->clock.fenced_for_block[t.linear] = 1;
+    launch_clock.fence(t, true);
 }
 
 void device_fence() {
     if (options.checked() && current) {
         Thread& t = *static_cast<Thread*>(current);
         t.owner->shadow->clock.fences[t.linear] = Fence::passed;
+        launch_clock.fence(t, false);
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
