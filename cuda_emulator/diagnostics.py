@@ -133,7 +133,7 @@ def told_of(error, missing):
         return f"error: the shared array {size[1]} has a size that no constant is; extern __shared__ takes any"
     if twice := re.search(r"conflicting declaration [^‘]*‘.*emulator_dynamic_(\w+)", error.text):
         return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
-    return re.sub(r"^error: (#error )?(?=the emulator does not support )", "", f"error: {error.text}")
+    return re.sub(r"^error: (#error |static assertion failed: )?(?=the emulator does not support )", "", f"error: {error.text}")
 
 
 def column_of_a_name(names, source):
