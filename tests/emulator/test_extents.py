@@ -72,7 +72,8 @@ __global__ void pick(const float* table, const long long* rows, float* out, unsi
 }
 at::Tensor pick(at::Tensor table, at::Tensor rows) {
     at::Tensor out = at::empty({rows.size(0), 64}, table.options());
-    pick<<<rows.size(0), 64>>>(table.data_ptr<float>(), (const long long*)rows.data_ptr<int64_t>(), out.data_ptr<float>(), 1 << 17);
+    const auto* index = (const long long*)rows.data_ptr<int64_t>();
+    pick<<<rows.size(0), 64>>>(table.data_ptr<float>(), index, out.data_ptr<float>(), 1 << 17);
     return out;
 }
 """'''
