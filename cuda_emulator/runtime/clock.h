@@ -82,7 +82,6 @@ class Clock {
     Segment launch_first = 1;  // everything before it belongs to an earlier launch, or lies before a barrier of the grid
 
     void begin_launch();
-    void grid_synchronised() { launch_first = next_ << 5; }
     void begin_block(Block& block);
     void block_synchronised(Block& block);
     void blocks_synchronised(const std::vector<Block*>& blocks);  // of a cluster or a grid; null for those that are not there

@@ -207,6 +207,14 @@ RIGHT = {
         {"config": "2, 1"},
         "8\n",
     ),
+    "acquire and release by PTX": (
+        "__device__ int data, flag;\n__global__ void k(int* p) {\n    int seen = 0;\n"
+        '    if (blockIdx.x == 0) { data = 3; asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(&flag), "r"(1) : "memory"); }\n'
+        '    else {\n        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(&flag) : "memory"); while (!seen);\n'
+        "        p[0] = data;\n    }\n}",
+        {"config": "2, 1"},
+        "3\n",
+    ),
     "a fallback of the CUDA version": (
         "#include <cuda.h>\n#if CUDA_VERSION < 12000\n#error old\n#endif\n__global__ void k(int* p) { p[0] = CUDA_VERSION / 13000; }",
         {},
@@ -278,6 +286,24 @@ WRONG = {
     "atomics of the block's scope": (
         "__global__ void k(int* p) {\n    atomicMax_block(p, int(blockIdx.x));  // here\n}",
         {"config": "2, 1"},
+        "race between blocks",
+    ),
+    "a compare-and-swap of the block's scope": (
+        "__global__ void k(unsigned* p) {\n    unsigned old = 0, seen;\n"
+        "    while ((seen = atomicCAS_block(p, old, old + 1)) != old) old = seen;  // here\n}",
+        {"type": "unsigned", "config": "3, 1"},
+        "race between blocks",
+    ),
+    "cuda::atomic_ref of the block's scope": (
+        "#include <cuda/atomic>\n__global__ void k(int* p) {\n    cuda::atomic_ref<int, cuda::thread_scope_block> sum(*p);\n"
+        "    sum.fetch_add(1, cuda::memory_order_relaxed);  // here\n}",
+        {"config": "2, 32"},
+        "race between blocks",
+    ),
+    "PTX of the block's scope": (
+        "__global__ void k(unsigned* p) {\n"
+        '    asm volatile("red.relaxed.cta.global.add.u32 [%0], %1;" :: "l"(p), "r"(1) : "memory");  // here\n}',
+        {"type": "unsigned", "config": "2, 1"},
         "race between blocks",
     ),
     "a block's scope beside the device's": (

@@ -77,8 +77,8 @@ bool is_shared(const void* pointer);
 
 // ---- memory accesses that the compiler does not report by itself
 void note_atomic(void* address, unsigned bytes);
-void note_block_atomic(void* address, unsigned bytes);  // of the block's scope
-void note_compare(void* address, unsigned bytes);       // a compare-and-swap
+void note_block_atomic(void* address, unsigned bytes);                    // of the block's scope
+void note_compare(void* address, unsigned bytes, bool of_block = false);  // a compare-and-swap
 void note_read(const void* address, unsigned bytes);
 void note_write(void* address, unsigned bytes);
 void* copy_memory(void* to, const void* from, size_t bytes);  // also where they overlap
