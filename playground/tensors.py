@@ -194,6 +194,24 @@ def to(inputs, device):
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
+@contextlib.contextmanager
+def uninitialised_is_nan():
+    """While active, torch fills what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
+
+    torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what a variant compiles
+    deterministic from then on.
+    """
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    mode = torch.get_deterministic_debug_mode()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
 DRAWS = 20261124  # the seed of what a model draws in a call, for dropout
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a whole problem can be converted
 
