@@ -1,24 +1,19 @@
 """GPU MODE's competition problems in KernelBench's form, in which the judge takes them.
 
-A problem is a folder, as in the repository gpu-mode/reference-kernels: task.yml lists the files, tests and benchmarks;
-reference.py has ref_kernel(data), generate_input(...) and check_implementation(data, output). A submission has
-custom_kernel(data). `read` writes a file for each problem, whose constants are the arguments of generate_input, and one for
-each submission: its own text, so that its line numbers stay, and a ModelNew. In a worker these files use `problem` and `data`.
+A problem is a folder as in the repository gpu-mode/reference-kernels: task.yml lists the files, tests and benchmarks. `read`
+writes a file for each problem, whose constants are the arguments of generate_input, and one for each submission: its own text,
+so that its line numbers stay, and a ModelNew. In a worker these files use `problem`, `data` and `finish`.
 """
 
 import ast
-import atexit
 import contextlib
 import functools
 import importlib.abc
 import importlib.util
 import math
 import re
-import shutil
 import sys
 import tempfile
-import types
-import warnings
 from pathlib import Path
 
 import torch
@@ -28,23 +23,22 @@ from playground.catalog import CatalogError
 from playground.suite import Pair, Suite
 from playground.tensors import uninitialised_is_nan
 
-TASK, SUBMISSION, KINDS = "task.yml", "@SUBMISSION@", ("test", "benchmark")
+TASK, KINDS = "task.yml", ("test", "benchmark")
 SOLUTIONS = ("submission.py", "solutions/*/*.py", "submissions/*.py")  # where a problem's folder has submissions of its own
 ON_GPU_ONLY = re.compile(r"^\s*(?:import|from)\s+(triton|helion|cutlass|cuda|cupy|numba|tilelang)\b", re.MULTILINE)
+IN_FLOAT64 = re.compile(r"\bfloat64\b|\.double\(")
+_folder = functools.cache(lambda name, text: tempfile.TemporaryDirectory(prefix="playground-gpu-mode-"))
 DRAWS = 1 << 16  # seeds: a problem that adds its seed to its values would lose them in a large one
-PROBLEM = '''"""{name}, a problem of GPU MODE's, in KernelBench's form; made by playground.gpu_mode."""
-
-from playground.gpu_mode import problem
+PROBLEM = """from playground.gpu_mode import problem
 
 {constants}
-
 Model, get_inputs, get_init_inputs, check_outputs = problem({files!r}, {{{arguments}}}, {device!r})
-'''
+"""
 MODEL_NEW = """
 
 class ModelNew(__import__("torch").nn.Module):  # added by playground.gpu_mode
-    def forward(self, *given, data=__import__("playground.gpu_mode", fromlist=["data"]).data):
-        return custom_kernel(data(given))
+    def forward(self, *given, playground=__import__("playground.gpu_mode").gpu_mode):
+        return playground.finish(custom_kernel(playground.data(given)), given)
 """
 
 
@@ -57,23 +51,23 @@ def problems(path):
 def read(folder, submissions, has_gpu, settings=None):
     """Return the Suite of a problem's folder, or of all below it: a pair for each submission and each test and benchmark.
 
-    `submissions` are files; a folder in which each problem has a folder of its name; or None: those in the problem's folder.
+    `submissions` are files, a folder in which each problem has one of its name, or None: those in the problem's folder.
     `settings` replace arguments of generate_input. Without a GPU nothing is timed, CUDA is judged at the smallest test, and
     what needs a GPU is skipped. Raises CatalogError; of several problems a faulty one costs its own pairs alone.
     """
     found, pairs = problems(folder), []
-    for problem in found:
-        name = problem.absolute().name if found == [Path(folder)] else problem.relative_to(folder).as_posix()
-        files = submissions or [file for pattern in SOLUTIONS for file in sorted(problem.glob(pattern))]
+    for each in found:
+        name = each.absolute().name if found == [Path(folder)] else each.relative_to(folder).as_posix()
+        files = submissions or [file for pattern in SOLUTIONS for file in sorted(each.glob(pattern))]
         for file in sorted((files / name).glob("*.py")) if isinstance(files, Path) else map(Path, files):
-            solution = (file.relative_to(problem) if file.is_relative_to(problem) else Path(file.name)).with_suffix("")
-            names = {"problem_name": name, "solution_name": solution.as_posix()}
+            solution = file.relative_to(each) if file.is_relative_to(each) else Path(file.name)
+            names = {"problem_name": name, "solution_name": solution.with_suffix("").as_posix()}
             try:
-                pairs += _pairs(problem, file, names, has_gpu, settings or {})
-            except CatalogError as complaint:
+                pairs += _pairs(each, file, names, has_gpu, settings or {})
+            except (CatalogError, OSError, UnicodeError) as complaint:
                 if len(found) == 1:
-                    raise
-                pairs.append(Pair(problem / TASK, file, **names, broken=str(complaint)))
+                    raise CatalogError(str(complaint)) from None
+                pairs.append(Pair(each / TASK, file, **names, broken=str(complaint)))
     if not pairs:
         raise CatalogError(f"{submissions or folder}: no submissions of {', '.join(each.name for each in found)} are there")
     return Suite(tuple(pairs))
@@ -81,22 +75,20 @@ def read(folder, submissions, has_gpu, settings=None):
 
 def _pairs(folder, file, names, has_gpu, settings):
     """Return the pairs of one submission."""
-    task, text, pairs = _task(folder), _text(file), []
+    task, text, pairs = _task(folder), file.read_text(encoding="utf-8"), []
     kinds = {kind: [_arguments(each, folder, settings) for each in task.get(kind + "s") or []] for kind in KINDS}
-    if not kinds["test"]:
-        raise CatalogError(f"{folder / TASK} lists no tests")
-    files = _files(folder, task)
     known = dict.fromkeys(key for cases in kinds.values() for arguments in cases for key in arguments)
     constants = "\n".join(f"{key} = {kinds['test'][0].get(key, ...)!r}" for key in known)
     arguments, device = ", ".join(f"{key!r}: {key}" for key in known), "cuda" if has_gpu else "cpu"
-    problem = PROBLEM.format(name=folder.name, constants=constants, files=files, arguments=arguments, device=device)
+    problem = PROBLEM.format(constants=constants, files=_files(folder, task), arguments=arguments, device=device)
     names |= {"problem": _kept(f"{folder.name}.py", problem), "solution": _kept(file.name, text + MODEL_NEW)}
     case = {"ranking": task.get("ranking_by", "last"), "benchmarks": len(kinds["benchmark"])}
     if not has_gpu:
         if module := ON_GPU_ONLY.search(text):
             why = f"it imports {module[1]}, whose kernels run on a GPU only, and there is none here"
             return [Pair(**names, settings=kinds["test"][0], skipped=why)]
-        kinds = {"test": [min(kinds["test"], key=_size)] if "__global__" in text else kinds["test"]}
+        sizes = [math.prod(n for key, n in given.items() if key != "seed" and type(n) is int) for given in kinds["test"]]
+        kinds = {"test": [kinds["test"][sizes.index(min(sizes))]] if "__global__" in text else kinds["test"]}
     cases = {repr((kind, arguments)): (kind, arguments) for kind, given in kinds.items() for arguments in given}
     for kind, given in cases.values():
         name = " ".join([kind, *(f"{key}={value}" for key, value in given.items() if key != "seed")])
@@ -111,14 +103,14 @@ def _task(folder):
     except ImportError:
         raise CatalogError(f"{folder / TASK} needs PyYAML: python -m pip install -r requirements-gpu-mode.txt") from None
     try:
-        task = yaml.safe_load(_text(folder / TASK))
+        task = yaml.safe_load((folder / TASK).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise CatalogError(f"{folder / TASK} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(task, dict) or not all(isinstance(each, dict) for each in task.get("files") or [None]):
-        raise CatalogError(f"{folder / TASK}: expected `files`, a list of name and source each")
+    if not isinstance(task, dict) or not all(isinstance(task.get(key), list) and task[key] for key in ("files", "tests")):
+        raise CatalogError(f"{folder / TASK}: expected `files` and `tests`, which are lists")
     if task.get("lang", "py") != "py" or task.get("multi_gpu"):
-        what = "needs several GPUs" if task.get("multi_gpu") else f"takes submissions in {task['lang']!r}"
-        raise CatalogError(f"{folder / TASK}: the problem {what}; expected Python submissions for one GPU")
+        what = "takes several GPUs" if task.get("multi_gpu") else f"is in {task['lang']}"
+        raise CatalogError(f"{folder / TASK}: the problem {what}; expected one in Python for one GPU")
     return task
 
 
@@ -130,37 +122,22 @@ def _arguments(case, folder, settings):
     return case | settings
 
 
-def _size(arguments):
-    """Return about how large a test is."""
-    numbers = [math.fsum(value) if isinstance(value, list) else value for key, value in arguments.items() if key != "seed"]
-    return math.prod(value for value in numbers if type(value) in (int, float) and value > 0)
-
-
 def _files(folder, task):
     """Return {module: (path, text)} of the Python files that come along, but for the submission and what runs it."""
-    sources = {str(each.get("name")): str(each.get("source")) for each in task["files"]}
-    sources.pop((task.get("config") or {}).get("main"), None)
-    paths = {Path(name): (folder / source).resolve() for name, source in sources.items() if source != SUBMISSION}
-    found = {name.stem: (str(path), _text(path)) for name, path in paths.items() if name.suffix == ".py"}
+    sources = {str(each.get("name")): str(each.get("source")) for each in task["files"] if isinstance(each, dict)}
+    left_out = "submission.py", (task.get("config") or {}).get("main")
+    paths = {Path(name): (folder / source).resolve() for name, source in sources.items() if name not in left_out}
+    found = {name.stem: (str(path), path.read_text(encoding="utf-8")) for name, path in paths.items() if name.suffix == ".py"}
     if "reference" not in found:
         raise CatalogError(f"{folder / TASK}: `files` has no reference.py")
     return found
 
 
-def _text(path):
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path}: {error.strerror if isinstance(error, OSError) else 'no text in UTF-8'}") from None
-
-
-@functools.cache
 def _kept(name, text):
     """Return the path of a file with that text, which is there until this process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="playground-gpu-mode-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / name).write_text(text, encoding="utf-8")
-    return folder / name
+    path = Path(_folder(name, text).name) / name
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 class _Files(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -181,33 +158,38 @@ class _Files(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         for node in ast.walk(tree) if self._device == "cpu" else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 node.value = re.sub(r"^cuda(:\d+)?$", "cpu", node.value)
-            elif isinstance(node, ast.Attribute) and node.attr == "cuda" and getattr(node.value, "id", None) != "torch":
-                node.attr = "cpu"  # of value.cuda()
         exec(compile(tree, module.__file__, "exec"), vars(module))
 
 
 def problem(files, arguments, device):
-    """Return (Model, get_inputs, get_init_inputs, check_outputs), of which the last says what check_implementation complains of.
+    """Return (Model, get_inputs, get_init_inputs, check_outputs); the last returns what check_implementation complains of.
 
-    The model's inputs are the tensors in `data`, and the form of `data` as text. What generate_input leaves uninitialised is an
-    output buffer: each call gets a new one. Floats of a byte or less travel as bytes.
+    The model's inputs are the tensors in `data`, floats of one byte as bytes, and the form of `data` as text. A tensor that
+    generate_input leaves uninitialised is an output buffer: each call gets a new one.
     """
     _Files(files, device)
     reference = importlib.import_module("reference")
     if missing := [name for name in ("generate_input", "ref_kernel") if not hasattr(reference, name)]:
         raise CatalogError(f"{reference.__file__} does not define {', '.join(missing)}")
+    global finish
+    finish = _narrowed if IN_FLOAT64.search(files["reference"][1]) else lambda result, given: result
 
     class Model(torch.nn.Module):
         def forward(self, *given):
             with torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext():  # no gradient is asked for
-                return reference.ref_kernel(data(given))
+                return finish(reference.ref_kernel(data(given)), given)
 
     def get_inputs():
         given = {key: value for key, value in arguments.items() if value is not ...}
         if "seed" in given:
             given["seed"] += int(torch.randint(DRAWS, (), device="cpu"))
-        with warnings.catch_warnings(action="ignore"), uninitialised_is_nan():
-            return _taken_apart(reference.generate_input(**given))
+        t = []
+        with uninitialised_is_nan():
+            form = _form(reference.generate_input(**given), t)
+        if not t:
+            raise TypeError("generate_input makes no tensor that has values, so there is nothing to judge by")
+        like = next((i for i, value in enumerate(t) if value.is_floating_point()), 0)
+        return [*t, form.replace("\0", f"t[{like}], {t[like].dtype}")]
 
     def check_outputs(inputs, outputs):
         form = _pytree.tree_structure(reference.ref_kernel(data(inputs)))
@@ -219,14 +201,11 @@ def problem(files, arguments, device):
     return Model, get_inputs, list, check_outputs
 
 
-def _taken_apart(made):
-    """Return [tensor, ..., form] of what generate_input has made; the form is an expression over the tensors `t`."""
-    t = []
-    form = _form(made, t)
-    if not t:
-        raise TypeError("generate_input makes no tensor that has values, so there is nothing to judge by")
-    like = next((i for i, value in enumerate(t) if value.is_floating_point()), 0)
-    return [*t, form.replace("\0", f"t[{like}], {t[like].dtype}")]
+def _narrowed(result, given):
+    """Return float32 for a result in float64 of inputs that are in less: a reference may be more exact than is asked for."""
+    if any(getattr(value, "dtype", None) == torch.float64 for value in given):
+        return result
+    return _pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype == torch.float64 else t, result)
 
 
 def _form(value, t):
@@ -245,7 +224,7 @@ def _form(value, t):
         return f"{{{', '.join(f'{key!r}: {_form(each, t)}' for key, each in value.items())}}}"
     if value is None or isinstance(value, bool | int | float | str | set | torch.dtype | torch.device):
         return repr(value)
-    if hasattr(value, "__dict__") and not isinstance(value, type | types.FunctionType | types.ModuleType):
+    if hasattr(value, "__dict__") and not isinstance(value, type):
         return f"made({kind.__module__!r}, {kind.__name__!r}, {_form(dict(vars(value)), t)})"
     raise TypeError(f"generate_input gives a {kind.__name__}: expected tensors, numbers, texts and collections of them")
 
@@ -264,12 +243,9 @@ def _made(module, name, fields):
 
 _LARGEST = {kind: torch.iinfo(kind).max for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
 _NAMES = {"torch": torch, "new": _new, "made": _made, "device": torch.device, "inf": math.inf, "nan": math.nan}
-_builders = {}  # of `data`, by its form
+_builder = functools.cache(lambda form: eval(f"lambda t: {form}", _NAMES))
 
 
 def data(given):
     """Return the `data` of a call with these inputs of the model."""
-    *t, form = given
-    if form not in _builders:
-        _builders[form] = eval(f"lambda t: {form}", _NAMES)
-    return _builders[form](t)
+    return _builder(given[-1])(given)
