@@ -30,7 +30,6 @@ IN_FLOAT64 = re.compile(r"\bfloat64\b|\.double\(")
 _folder = functools.cache(lambda name, text: tempfile.TemporaryDirectory(prefix="playground-gpu-mode-"))
 DRAWS = 1 << 16  # seeds: a problem that adds its seed to its values would lose them in a large one
 PROBLEM = """from playground.gpu_mode import problem
-
 {constants}
 Model, get_inputs, get_init_inputs, check_outputs = problem({files!r}, {{{arguments}}}, {device!r})
 """

@@ -87,7 +87,7 @@ def _cases(results):
         yield {
             "problem": problem,
             "solution": solution,
-            **{kind: {"right": right[kind], "listed": listed[kind]} for kind in listed},
+            **{kind: {"right": right[kind], "ran": len(kinds[kind]), "listed": listed[kind]} for kind in listed},
             "checked": len(checks),
             "accepted": sum(each["complaint"] is None for each in checks),
             "ranking": case["ranking"],

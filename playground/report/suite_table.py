@@ -17,6 +17,7 @@ from playground.report.figures import (
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 
+RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
 TITLES = {key: title for title, key in document.STANDARDS.items()}
 
 
@@ -85,7 +86,7 @@ def show(summary, console):
         print_folded(console, line, INDENT, hanging=INDENT)
     print_rows(console, summary_rows(summary), {"standard", "right", "over"})
     if cases := summary.get("cases"):
-        print_rows(console, list(case_rows(cases)), {"problem", "solution", "tests", "benchmarks", "their check"})
+        print_rows(console, list(case_rows(cases)), {"problem", "solution", "tests", "benchmarks", "own check", "ranks by"})
 
 
 def remarks(summary):
@@ -99,14 +100,19 @@ def remarks(summary):
         yield f"problems without a solution, which count as wrong in fast_p: {len(missing)}"
 
 
+def _counted(found):
+    return f"{found['right']} of {found['ran']} right" if found["ran"] else f"{found['listed']} on a GPU only"
+
+
 def case_rows(cases):
     """{head: cell} of each solution of a problem with several cases."""
     for each in cases:
         mean, over = each["geometric_mean_ms"], each["over_eager"]
         row = {"problem": each["problem"], "solution": each["solution"]}
-        row |= {f"{kind}s": f"{each[kind]['right']} of {each[kind]['listed']} right" for kind in ("test", "benchmark")}
-        row["their check"] = f"accepts {each['accepted']} of {each['checked']}"
-        row["mean ms"] = NOTHING if mean is None else significant(mean)
+        row |= {f"{kind}s": _counted(each[kind]) for kind in ("test", "benchmark")}
+        row["own check"] = f"accepts {each['accepted']} of {each['checked']}"
+        row["ranks by"] = RANKS.get(each["ranking"], each["ranking"])
+        row["geometric mean ms"] = NOTHING if mean is None else significant(mean)
         row["over eager"] = NOTHING if over is None else with_unit(over, "x")
         yield {head: Text(one_line(cell)) for head, cell in row.items()}
 
