@@ -345,7 +345,7 @@ worker/candidate.py: weights by chance
 -    model.load_state_dict(weights)
 +    pass
 
-worker/candidate.py: clean memory
+tensors.py: clean memory
     worker/test_candidate.py
 -    torch.utils.deterministic.fill_uninitialized_memory = True
 +    torch.utils.deterministic.fill_uninitialized_memory = False
