@@ -84,7 +84,7 @@ def _pairs(folder, file, names, has_gpu, settings):
     case = {"ranking": task.get("ranking_by", "last"), "benchmarks": len(kinds["benchmark"])}
     if not has_gpu:
         if module := ON_GPU_ONLY.search(text):
-            why = f"it imports {module[1]}, whose kernels run on a GPU only, and there is none here"
+            why = f"it imports {module[1]}, whose kernels run on a GPU only"
             return [Pair(**names, settings=kinds["test"][0], skipped=why)]
         sizes = [math.prod(n for key, n in given.items() if key != "seed" and type(n) is int) for given in kinds["test"]]
         kinds = {"test": [kinds["test"][sizes.index(min(sizes))]] if "__global__" in text else kinds["test"]}
