@@ -51,7 +51,7 @@ FLAGS = {
     "autocast on CUDA": lambda: torch.is_autocast_enabled("cuda"),
     "autocast's cache": torch.is_autocast_cache_enabled,
     "anomaly detection": torch.is_anomaly_enabled,
-    "the deterministic mode": torch.get_deterministic_debug_mode,
+    "the deterministic mode": tensors.deterministic_mode,
     "torch.utils.deterministic.fill_uninitialized_memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
     "the number of threads": torch.get_num_threads,
     "torch.backends.cudnn.enabled": lambda: torch.backends.cudnn.enabled,

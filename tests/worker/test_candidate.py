@@ -12,6 +12,15 @@ from playground.worker.candidate import Candidate, WrongInterface, copy_weights
 from playground.worker.failures import JUDGE_BROKE, describe
 
 
+def test_a_file_may_leave_determinism_as_it_is_without_nan_in_new_memory():
+    with tensors.uninitialised_is_nan():
+        before = behaviour.flags()
+        torch.use_deterministic_algorithms(True)
+        assert "the deterministic mode" in behaviour.changed(before, behaviour.flags())
+        torch.use_deterministic_algorithms(False)
+        assert behaviour.changed(before, behaviour.flags()) is None
+
+
 def test_memory_that_is_not_written_is_nan():
     from torch._inductor import config
 
