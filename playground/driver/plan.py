@@ -56,8 +56,8 @@ def _of_pair(pair, device, standard, lacks_gpu):
     elsewhere = ("skipped", pair.skipped or f"it does not run on --device {device}")
     standard = standard or standard_of(variant)
     settled = elsewhere if pair.skipped or not place else None
-    variant = placed(variant, place)
-    return Task(model, variant, place, settings, standard=standard, pair=facts, settled=settled, timed=pair.timed)
+    point, variant = pair.settings if pair.case else {}, placed(variant, place)
+    return Task(model, variant, place, settings, point, standard, pair=facts, settled=settled, timed=pair.timed)
 
 
 def failed(tasks, rows):
