@@ -259,6 +259,8 @@ class _Case:
         if not required and (failed := ran["complaints"].pop("launch", None)):
             self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
+        if probe == "own" and self._truth.checks_itself:
+            self._check["own_check"] = {"complaint": self._truth.own_check(probe, str(self._outputs))}
         if required and ran["form"] != prepared["form"]:
             complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)

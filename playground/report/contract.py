@@ -250,6 +250,7 @@ CHECK = Keys(
     {
         **{"max_error": Maybe(number), "allowed": Maybe(number), "eager_error": Maybe(number), "permitted_error?": anything},
         **{"gradients": _gradients, "mutants_rejected?": Maybe(text), "mutants_survived?": Maybe(texts)},
+        "own_check?": Keys({"complaint": Maybe(text)}),
     },
     null=True,
 )

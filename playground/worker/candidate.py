@@ -262,7 +262,7 @@ class Candidate(Clocked):
         """Save what the model gives while `spoiling` is in force; returns whether it gives anything."""
         tensors.seed_draws()
         try:
-            with _poisoned_memory(), spoiling:
+            with tensors.uninitialised_is_nan(), spoiling:
                 results = self._forward(given)
                 look(results)
                 tensors.save_results(Results(results), outputs)
@@ -297,7 +297,7 @@ class Candidate(Clocked):
         probes.take_step(self.model, probe["step"])
         try:
             with (
-                _poisoned_memory() if poison and not self.emulator else contextlib.nullcontext(),
+                tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext(),
                 torch.autocast(self.device.type) if probe["autocast"] else contextlib.nullcontext(),
             ):
                 yield
@@ -507,21 +507,3 @@ def _on_emulated_device(kind):
             return super().forward(*args)
 
     return ModelNew
-
-
-@contextlib.contextmanager
-def _poisoned_memory():
-    """torch fills what it would leave uninitialised with NaN (or the largest integer) in its deterministic mode.
-
-    torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what the variant compiles
-    deterministic from then on.
-    """
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    mode = torch.get_deterministic_debug_mode()
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_deterministic_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
