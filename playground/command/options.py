@@ -144,6 +144,24 @@ def _add_common(parser):
     flag([MODEL], "--debug", about="build for the emulator without optimisation, and tell how to step through a kernel")
 
 
+def refuse_typos(command, arguments):
+    """Parse the arguments of "run_all" or "compare" and look its names up, for which PyTorch is not needed.
+
+    Raises CatalogError for a name that stands for nothing; exits with status 2 where the options are wrong.
+    """
+    if command == "run_all":
+        for name in (run_all_parser().parse_args(arguments).models or "").split(","):
+            if name:
+                catalog.find_model(name)
+        return
+    does, given = parse_compare(arguments)
+    if does in (MODEL, "--watch", "--profile"):
+        model = catalog.find_model(given.model)
+        for name in given.variant or ():
+            catalog.find_variant(model, name)
+        catalog.parse_settings(given.set)
+
+
 def parse_compare(arguments):
     """Return (what to do, one of DOES or MODEL; the arguments). Exits with status 2 where options do not go together."""
     parser = compare_parser()

@@ -24,7 +24,8 @@ class OwnCode:
 
     `calls` counts them. While `spoiling`, whatever they return or write is overwritten with random numbers: those, and not NaN,
     show that a result is multiplied by zero. `spoiled` counts what was; integers, which are codes and sizes as a rule, are
-    only overwritten `with_integers`.
+    only overwritten `with_integers`. While it is watched with `contiguous`, what is called gets contiguous tensors; `strided`
+    says which was the first that was none.
     """
 
     def __init__(self):
@@ -33,6 +34,8 @@ class OwnCode:
         self.spoiling = False
         self.with_integers = False
         self.spoiled = 0
+        self.contiguous, self.strided = False, None
+        self.names = {}  # function of a module -> its name there
         foreign.install()
         foreign.watch_cffi(self.run_foreign)
 
@@ -42,11 +45,12 @@ class OwnCode:
             if isinstance(function, foreign.Library) or foreign.is_library_of_cffi(function):
                 setattr(module, name, foreign.Library(function, self.run_foreign))
             elif callable(function) and not (name.startswith("__") or isinstance(function, type)):
-                setattr(module, name, self._watched(function))
+                setattr(module, name, self._watched(name, function))
 
-    def _watched(self, function):
+    def _watched(self, name, function):
         """The function in whose place the calls are counted, by this OwnCode alone."""
         function = getattr(function, "of_own_code", function)
+        self.names[function] = name
 
         @functools.wraps(function)
         def watched(*args, **kwargs):
@@ -65,6 +69,8 @@ class OwnCode:
 
     def _run(self, function, args, kwargs, named):
         self.calls += 1
+        if self.contiguous:
+            args = [self._made_contiguous(function, position, value) for position, value in enumerate(args, 1)]
         if not self.spoiling:
             return function(*args, **kwargs)
         with _undisturbed():
@@ -86,19 +92,27 @@ class OwnCode:
                 return type(result)(result + 10 * torch.randn(()).item())
         return result
 
+    def _made_contiguous(self, function, position, value):
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_contiguous():
+            return value
+        what = f"argument {position} of {self.names.get(function) or getattr(function, '__name__', 'its operator')}"
+        self.strided = self.strided or f"{what} (shape {tuple(value.shape)}, strides {value.stride()})"
+        return value.contiguous()
+
     def _spoil(self, value):
         self.spoiled += 1
         _spoil(value)
 
     @contextlib.contextmanager
-    def watched(self, spoiling=False, with_integers=False):
+    def watched(self, spoiling=False, with_integers=False, contiguous=False):
         """While it lasts, operators and functions of ctypes are seen too. (Functions of modules and of cffi always are.)"""
         self.spoiling, self.with_integers, self.spoiled = spoiling, with_integers, 0
+        self.contiguous, self.strided = contiguous, None
         try:
             with foreign.watched(self.run_foreign), _Operators(self):
                 yield self
         finally:
-            self.spoiling = False
+            self.spoiling = self.contiguous = False
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
 """A suite on the terminal: a line a pair as soon as it is judged, then what all of them come to."""
 
+import collections
+
 from rich.text import Text
 
+from playground.judge.accuracy import named as accuracy_named
 from playground.report import against, document, suite
 from playground.report.figures import (
     NOTHING,
@@ -55,13 +58,14 @@ def _line(result):
         ratios = [f"{with_unit(over[name]['ratio'], 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]
         parts += [", ".join(ratios) + (f" ({label(result, 'in ')})" if label(result) else "")] if ratios else []
     if kind := suite.accuracy_class(result):
-        parts.append(f"accuracy: {kind}")
+        parts.append(f"accuracy: {accuracy_named(kind)}")
     if tags := [each["tag"] for each in result.get("caveats") or []]:
         parts.append(f"caveats: {', '.join(dict.fromkeys(tags))}")
     if result["time_ms"] and (why := why_not_measured(result)):
         parts.append(f"speed-up not measured: {why}")
     if result["verdict"] not in TIMED:
-        parts = [result["reason"], *parts]
+        by_seed = [each["text"] for each in result.get("caveats") or [] if each["tag"] == "weights-by-seed"]
+        parts = [*by_seed, result["reason"], *parts]
     return line.append(f": {'; '.join(map(one_line, parts))}") if parts else line
 
 
@@ -86,7 +90,10 @@ def show(summary, console):
 def remarks(summary):
     """How often which caveat and which accuracy was seen, and what else is to be known of the figures."""
     for what in ("caveats", "accuracy"):
-        if counted := summary[what]:
+        counted = collections.Counter()
+        for tag, count in (summary[what] or {}).items():
+            counted[accuracy_named(tag)] += count
+        if counted:
             yield f"{what}: {', '.join(f'{tag} {count}' for tag, count in counted.items())}"
     if lower := summary["lower_precision"]:
         yield f"right in a lower precision than the problem's: {lower}"

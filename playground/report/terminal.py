@@ -7,6 +7,7 @@ from rich.text import Text
 from playground.report import against, checks, facts
 from playground.report.figures import (
     NOTHING,
+    OF_OUTPUTS,
     TALLY,
     baseline_name,
     by_device,
@@ -242,7 +243,8 @@ def _tally(results):
 
 def _print_details(console, result, verbose):
     name = Text(one_line(result["variant"]), style="bold").append(" ")
-    print_folded(console, name.append_text(verdict(result["verdict"])))
+    lacks = f": {facts.lacks(result)}" if result["verdict"] == "forward only" else ""
+    print_folded(console, name.append_text(verdict(result["verdict"])).append(lacks))
     table = Table.grid(padding=(0, GAP, 0, 0))
     table.add_column(overflow="fold", style="dim")
     table.add_column(overflow="fold")
@@ -260,7 +262,7 @@ def _print_details(console, result, verbose):
         for line in _printed_lines(result):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
-    if gradients and gradients_unsupported(gradients) is None:
+    if gradients and OF_OUTPUTS not in gradients and gradients_unsupported(gradients) is None:
         print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
     if result["time_ms"]:
         print_rows(console, time_rows(result), TIMES[:1])

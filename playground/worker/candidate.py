@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import os
+import traceback
 import types
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from playground.stopwatch.workload import fresh_inputs
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
-from playground.worker.failures import describe, is_of_judge
+from playground.worker.failures import describe, is_of_judge, is_of_user
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
@@ -118,7 +120,9 @@ class Candidate(Clocked):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
             return tensors.make_model(self.problem, self.kind, seed, self.device)
-        except REFUSALS:
+        except REFUSALS as error:
+            if complaint := misfit(error, self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
+                raise complaint from None
             if not self._may_emulate_device:
                 raise
             self.kind, self.emulates_device = _on_emulated_device(self.kind), True
@@ -254,6 +258,21 @@ class Candidate(Clocked):
             answer["spoiled"] = self._without(written, given, outputs, written.check)
             answer["own_calls"] = written.count
         return answer
+
+    def made_contiguous(self, inputs, outputs):
+        """Return {"strided": the first tensor that the file's own code was given and that is not contiguous, or None}.
+
+        Where there is one, the outputs of a call in which all of them are made contiguous go to a file.
+        """
+        given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
+        own = self.builds.own
+        with own.watched(contiguous=True):
+            tensors.seed_draws()
+            try:
+                tensors.save_results(Results(self._forward(given)), outputs)
+            except REFUSALS:
+                return {"strided": None}
+        return {"strided": own.strided}
 
     def _without(self, spoiling, given, outputs, look=lambda results: None):
         """Save what the model gives while `spoiling` is in force; returns whether it gives anything."""
@@ -410,9 +429,14 @@ class Candidate(Clocked):
             self.emulator.configure(schedule=next(self.schedules))
 
     def _forward(self, inputs, evaluates=False):
-        with torch.no_grad():
-            result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
+        try:
+            with torch.no_grad():
+                result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
+        except TypeError as error:
+            raise misfit(error, self.kind, "forward", inputs, "get_inputs") or error from None
         self._synchronize()
+        if result is None:
+            raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
         flat, self.form = tensors.flatten(result), tensors.form(result)
         return flat
 
@@ -468,6 +492,55 @@ def _some(complaints, most=4):
     """The first few of them, and how many there are besides."""
     more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
     return "; ".join([*complaints[:most], *more])
+
+
+def misfit(error, kind, name, given, source):
+    """The WrongInterface that says what a class's method takes and what it is `given` by the problem's function `source`.
+
+    None where a TypeError has another cause: the method was entered, or takes what is given.
+    """
+    entered = any(is_of_user(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    function = _own_method(kind, name)
+    if entered or not isinstance(error, TypeError):
+        return None
+    gives = f"{source} gives {len(given) or 'none'}"
+    if function is None:
+        lacks = f"{place_of(kind, name)}{kind.__name__} has no {name}, and {gives}"
+        return WrongInterface(lacks) if name != "__init__" or given else None
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+        signature.bind(None, *given)
+    except TypeError:
+        takes = ", ".join(map(str, list(signature.parameters.values())[1:])) or "no arguments"
+        return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
+    except ValueError:  # no function of Python's
+        pass
+    return None
+
+
+def place_of(kind, name):
+    """'FILE:LINE: ', where the user's class has its method of that name, or begins; "" where that is not known."""
+    try:
+        found = inspect.unwrap(_own_method(kind, name) or _users_class(kind))
+        return f"{inspect.getsourcefile(found)}:{inspect.getsourcelines(found)[1]}: "
+    except (OSError, TypeError, ValueError):
+        return ""
+
+
+def _own_method(kind, name):
+    """The function that the user's classes have under a name; None where they leave it to torch.nn.Module."""
+    return next((vars(each)[name] for each in _users_classes(kind) if name in vars(each)), None)
+
+
+def _users_class(kind):
+    return next(iter(_users_classes(kind)), kind)
+
+
+def _users_classes(kind):
+    """The class and those that it inherits from, without ours and torch's."""
+    return [
+        each for each in kind.__mro__ if each.__module__ != __name__ and not each.__module__.startswith(("torch.", "builtins"))
+    ]
 
 
 def _on_emulated_device(kind):

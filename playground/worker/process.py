@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,17 @@ LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox tak
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 SHOWN_BYTES = 8000  # of what a worker prints
+COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
+# What a request of a variant's is, for a time limit's message.
+PHASES = {
+    "load": "while its file is loaded, where extensions are built",
+    "build": "in the first call of forward",
+    "run": "in forward",
+    "differentiate": "in forward and backward",
+    "try_out": "in a call of the side-effect checks",
+    "work": "in forward",
+    "time": "in a timed call",
+}
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 _living = set()
@@ -156,7 +168,7 @@ class WorkerProcess:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._receive(limit)
         except TimeoutError:
-            found = self._whereabouts() if self._emulates else ""
+            found = (self._whereabouts() if self._emulates else "") or self._phase(what)
             self.kill()
             raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
         except (ChannelClosed, OSError):
@@ -201,6 +213,15 @@ class WorkerProcess:
             case {"error": str(reason), "is_finding": True}:
                 return f": {reason}"
         return ""
+
+    def _phase(self, what):
+        """What the process is busy with, as the end of a sentence."""
+        for pid in _families([self._process]):
+            with contextlib.suppress(psutil.Error):
+                if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
+                    return f": still compiling ({name}); raise --time-limit"
+        role, _, method = what.partition(".")
+        return f": {PHASES[method]}" if role == "candidate" and method in PHASES else ""
 
     def _seconds_paused(self):
         since = self._paused_since

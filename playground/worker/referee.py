@@ -128,7 +128,8 @@ class Referee:
         """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.
 
         The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
-        "unusable", "form"}: why nothing can be learned from the probe, or None; on the problem's own inputs, tensors.form.
+        "unusable", "form", "shapes"}: why nothing can be learned from the probe, or None; of the outputs, on the problem's own
+        inputs, tensors.form and the shapes.
         """
         problem = self.sizes.problem(size)
         if problem is None:
@@ -139,7 +140,8 @@ class Referee:
             return {"differentiable": False, "unusable": "the own size takes too much host memory for more probes than its own"}
         if probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS):
             differentiable = self._prepare(probe, problem, seed, inputs)
-            return {"differentiable": differentiable, "unusable": None, "form": self.forms[probe]}
+            shapes = [list(each.truth.shape) for each in self.references[probe][0]]
+            return {"differentiable": differentiable, "unusable": None, "form": self.forms[probe], "shapes": shapes}
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe

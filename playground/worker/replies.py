@@ -26,6 +26,7 @@ FORMS = {
     "candidate.device_code": {"texts": [{"text": str, "flags": [str]}], "capability": OPTIONAL_TEXT},
     "candidate.accepted_races": {"lines": {int}},
     "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT, "form": OPTIONAL_TEXT},
+    "candidate.made_contiguous": {"strided": OPTIONAL_TEXT},
     "candidate.differentiate": {
         "unsupported": OPTIONAL_TEXT,
         "failed": OPTIONAL_TEXT,
