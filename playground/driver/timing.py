@@ -348,8 +348,8 @@ class Stopwatch:
                 return sides
 
     def _start_baseline(self, side, unavailable):
-        """Whether it runs."""
-        if self._is_warm(side):
+        """Whether it runs, or nobody needs it any more."""
+        if self._is_given_up or self._is_warm(side):
             return True
         label = baseline_name(side.name)
         self._progress.started("baseline", *self._task.names(label))
