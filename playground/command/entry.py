@@ -5,7 +5,6 @@ import os
 import sys
 
 from playground import packages
-from playground.catalog import CatalogError
 from playground.command import signals
 
 COMMANDS = {"run": "run_all", "compare": "compare"}  # of kernel-playground
@@ -24,6 +23,7 @@ def enter(command, arguments=None):
     if "_ARGCOMPLETE" in os.environ:
         _complete(command)
     packages.require()
+    from playground.catalog import CatalogError
     from playground.command import options
 
     try:
