@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named
 from playground.judge.checks import BY_NAME, CAVEATS, CONDUCT, DROP_IN, FORWARD, TRIALS, WATCHED
+from playground.judge.diagnosis import names_one
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
@@ -305,7 +306,9 @@ class _Case:
         found = self._truth.grade(probe, str(self._outputs))
         if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
             self._result["accuracy"] = (worst or {}) | {"class": found} | figures
-        complaint = f"{compared['complaint']} (accuracy: {named(found)})" if found != WRONG else compared["complaint"]
+        complaint = compared["complaint"]
+        if found != WRONG and not names_one(complaint):
+            complaint += f" (accuracy: {named(found)})"
         if self._declared is None and found == FLOAT32:
             self._declared = FLOAT32
         elif self._may_accept(compared["max_error"]):

@@ -57,7 +57,7 @@ def _line(result):
         parts.append(with_unit(result["time_ms"]["median"], " ms"))
         ratios = [f"{with_unit(over[name]['ratio'], 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]
         parts += [", ".join(ratios) + (f" ({label(result, 'in ')})" if label(result) else "")] if ratios else []
-    if kind := suite.accuracy_class(result):
+    if result["verdict"] in TIMED and (kind := suite.accuracy_class(result)):
         parts.append(f"accuracy: {accuracy_named(kind)}")
     if tags := [each["tag"] for each in result.get("caveats") or []]:
         parts.append(f"caveats: {', '.join(dict.fromkeys(tags))}")

@@ -511,7 +511,7 @@ def misfit(error, kind, name, given, source):
         signature = inspect.signature(function, follow_wrapped=False)
         signature.bind(None, *given)
     except TypeError:
-        takes = ", ".join(map(str, list(signature.parameters.values())[1:])) or "no arguments"
+        takes = str(signature.replace(parameters=list(signature.parameters.values())[1:]))[1:-1] or "no arguments"
         return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
     except ValueError:  # no function of Python's
         pass
