@@ -92,7 +92,7 @@ def shown(name):
 
 
 def explained_probes(check):
-    """Rows (probe, "ok", "fail" or "-", error, eager's, allowed, what it is, and what is worth knowing)."""
+    """Rows (probe, "ok", "fail" or "-", error, PyTorch's, allowed, what it is, and what is worth knowing)."""
     for name, entry in ((check or {}).get("probes") or {}).items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
         yield name, _word(entry, entry["max_error"] is not None), *figures, _remark(entry) or _what(name)

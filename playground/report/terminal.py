@@ -40,12 +40,12 @@ from playground.report.figures import (
 from playground.report.layout import GAP, INDENT, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 
 SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
-CHECKED = (*SUMMARY_WORDS, "error", "eager's", "build s")  # of what was not timed
+CHECKED = (*SUMMARY_WORDS, "error", "PyTorch's", "build s")  # of what was not timed
 SUMMARY = (*CHECKED[:-1], "median ms", "build s", "speed-up", "over", "of floor", "outcome")
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
-GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
+GRADIENTS = ("gradient of", "", "error", "PyTorch's", "allowed")
 
 
 class View:
@@ -279,7 +279,7 @@ def _print_checks(console, check):
     """Every probe, every check of the behaviour, every kernel."""
     kernels = [(launches, microseconds, name) for name, launches, microseconds in checks.explained_kernels(check)]
     tables = (
-        (("probe", "", "error", "eager's", "allowed", ""), checks.explained_probes(check)),
+        (("probe", "", "error", "PyTorch's", "allowed", ""), checks.explained_probes(check)),
         (("behaviour", "", ""), checks.explained_behaviour(check)),
         (("launches", "us", "kernel on the GPU"), kernels),
     )
