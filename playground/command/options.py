@@ -4,7 +4,7 @@ import argparse
 import difflib
 from pathlib import Path
 
-from playground import catalog
+from playground import catalog, suite, sweep
 
 DEVICES = ("auto", "cuda", "cpu", "emulator")
 HALF = ("fp16", "bf16")
@@ -159,7 +159,15 @@ def refuse_typos(command, arguments):
         model = catalog.find_model(given.model)
         for name in given.variant or ():
             catalog.find_variant(model, name)
-        catalog.parse_settings(given.set)
+        catalog.require_constants(model, "--set", catalog.parse_settings(given.set))
+        catalog.require_constants(model, "--sweep", sweep.parse(given.sweep))
+    elif does == "--suite":
+        suite.read(given.suite, given.solutions)
+    elif does in ("--explain", "--diff"):
+        for name in given.diff or [given.explain]:
+            catalog.find_any_variant(name, given.model)
+    elif does == "--new":
+        catalog.find_model(given.new[0])
 
 
 def parse_compare(arguments):

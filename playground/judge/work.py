@@ -35,6 +35,7 @@ class OwnCode:
         self.with_integers = False
         self.spoiled = 0
         self.contiguous, self.strided = False, None
+        self._copies = []  # live as long as code may read them by their addresses
         self.names = {}  # function of a module -> its name there
         foreign.install()
         foreign.watch_cffi(self.run_foreign)
@@ -71,6 +72,7 @@ class OwnCode:
         self.calls += 1
         if self.contiguous:
             args = [self._made_contiguous(function, position, value) for position, value in enumerate(args, 1)]
+            kwargs = {name: self._made_contiguous(function, name, value) for name, value in kwargs.items()}
         if not self.spoiling:
             return function(*args, **kwargs)
         with _undisturbed():
@@ -93,11 +95,17 @@ class OwnCode:
         return result
 
     def _made_contiguous(self, function, position, value):
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_contiguous():
+        """The argument, or a contiguous copy in the place of a tensor, or of the address of one, that is not."""
+        given = value if isinstance(value, torch.Tensor) else foreign.strided_at(value)
+        if given is None or given.layout != torch.strided or given.is_contiguous():
             return value
         what = f"argument {position} of {self.names.get(function) or getattr(function, '__name__', 'its operator')}"
-        self.strided = self.strided or f"{what} (shape {tuple(value.shape)}, strides {value.stride()})"
-        return value.contiguous()
+        self.strided = self.strided or f"{what} (shape {tuple(given.shape)}, strides {given.stride()})"
+        self._copies.append(given.contiguous())
+        if given is value:
+            return self._copies[-1]
+        address = self._copies[-1].data_ptr()
+        return address if isinstance(value, int) else type(value)(address)
 
     def _spoil(self, value):
         self.spoiled += 1
@@ -113,6 +121,7 @@ class OwnCode:
                 yield self
         finally:
             self.spoiling = self.contiguous = False
+            self._copies = []
 
 
 @contextlib.contextmanager
@@ -226,7 +235,9 @@ def names_cuda(path, content=None):
     """
     text = (Path(path).read_bytes() if content is None else content).decode(errors="replace")
     of_device = r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))"""
-    return bool(re.search(rf"{of_device}|\bcuda_sources\b|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)", text))
+    return bool(
+        re.search(rf"{of_device}|\bcuda_sources\b|\bwith_cuda\s*=\s*True|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)", text)
+    )
 
 
 class Text:

@@ -2,11 +2,9 @@
 
 import contextlib
 import functools
-import inspect
 import itertools
 import math
 import os
-import traceback
 import types
 from pathlib import Path
 
@@ -24,14 +22,11 @@ from playground.stopwatch.workload import fresh_inputs
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
-from playground.worker.failures import describe, is_of_judge, is_of_user
+from playground.worker.failures import describe, is_of_judge
+from playground.worker.interface import WrongInterface, misfit, place_of
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
-
-
-class WrongInterface(Exception):
-    """The variant declares what there is not, or its parameters are not those of the original."""
 
 
 class Candidate(Clocked):
@@ -432,12 +427,15 @@ class Candidate(Clocked):
         try:
             with torch.no_grad():
                 result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
-        except TypeError as error:
+        except (TypeError, NotImplementedError) as error:
             raise misfit(error, self.kind, "forward", inputs, "get_inputs") or error from None
         self._synchronize()
         if result is None:
             raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
-        flat, self.form = tensors.flatten(result), tensors.form(result)
+        try:
+            flat, self.form = tensors.flatten(result), tensors.form(result)
+        except TypeError as complaint:
+            raise WrongInterface(f"{place_of(self.kind, 'forward')}{complaint}") from None
         return flat
 
     def _synchronize(self):
@@ -492,55 +490,6 @@ def _some(complaints, most=4):
     """The first few of them, and how many there are besides."""
     more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
     return "; ".join([*complaints[:most], *more])
-
-
-def misfit(error, kind, name, given, source):
-    """The WrongInterface that says what a class's method takes and what it is `given` by the problem's function `source`.
-
-    None where a TypeError has another cause: the method was entered, or takes what is given.
-    """
-    entered = any(is_of_user(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
-    function = _own_method(kind, name)
-    if entered or not isinstance(error, TypeError):
-        return None
-    gives = f"{source} gives {len(given) or 'none'}"
-    if function is None:
-        lacks = f"{place_of(kind, name)}{kind.__name__} has no {name}, and {gives}"
-        return WrongInterface(lacks) if name != "__init__" or given else None
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-        signature.bind(None, *given)
-    except TypeError:
-        takes = str(signature.replace(parameters=list(signature.parameters.values())[1:]))[1:-1] or "no arguments"
-        return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
-    except ValueError:  # no function of Python's
-        pass
-    return None
-
-
-def place_of(kind, name):
-    """'FILE:LINE: ', where the user's class has its method of that name, or begins; "" where that is not known."""
-    try:
-        found = inspect.unwrap(_own_method(kind, name) or _users_class(kind))
-        return f"{inspect.getsourcefile(found)}:{inspect.getsourcelines(found)[1]}: "
-    except (OSError, TypeError, ValueError):
-        return ""
-
-
-def _own_method(kind, name):
-    """The function that the user's classes have under a name; None where they leave it to torch.nn.Module."""
-    return next((vars(each)[name] for each in _users_classes(kind) if name in vars(each)), None)
-
-
-def _users_class(kind):
-    return next(iter(_users_classes(kind)), kind)
-
-
-def _users_classes(kind):
-    """The class and those that it inherits from, without ours and torch's."""
-    return [
-        each for each in kind.__mro__ if each.__module__ != __name__ and not each.__module__.startswith(("torch.", "builtins"))
-    ]
 
 
 def _on_emulated_device(kind):

@@ -221,12 +221,13 @@ def _at_users_line(complaint, exception):
 
 
 def _line_without_semicolon(file, line, complaint):
-    """The line that lacks the semicolon that a compiler expected: it names the next token, which may be lines below."""
+    """The line that lacks the semicolon that a compiler expected, where it names that of the next token."""
     lines = lines_of_file(file)
-    if not re.search(r"expected (a )?.?;", complaint) or not 1 < line <= len(lines):
+    match = re.search(r"expected (?:a )?.?;.?(?: before .(?P<next>[^\s\u2019']+))?", complaint)
+    if not match or not 1 < line <= len(lines) or not lines[line - 1].strip().startswith(match["next"] or ""):
         return line
     for number in range(line - 1, 0, -1):
-        code = re.sub(r"//.*", "", lines[number - 1]).strip()
-        if code:
-            return number if re.search(r"[\w)\]\"']$", code) else line
+        if code := re.sub(r"//.*", "", lines[number - 1]).strip():
+            may_lack = re.search(r"[\w)\]\"']$", code) and not re.match(r"(if|for|while|else|do|switch)\b", code)
+            return number if may_lack else line
     return line

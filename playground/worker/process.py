@@ -239,6 +239,8 @@ class WorkerProcess:
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
                     return f": still compiling ({name}); raise --time-limit"
         role, _, method = what.partition(".")
+        if role == "referee":
+            return ": while the original was run"
         return f": {PHASES[method]}" if role == "candidate" and method in PHASES else ""
 
     def _seconds_paused(self):

@@ -7,16 +7,19 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from playground import catalog
 from playground.catalog import ROOT
 from playground.command import entry
 from playground.driver import preparations
-from playground.worker.candidate import WrongInterface, misfit
+from playground.judge import work
+from playground.worker.interface import WrongInterface, misfit
 
 PROBLEM, SOLUTION = ROOT / "examples/softmax.py", ROOT / "examples/softmax_new.py"
 BARRIER = "    __syncthreads();  // all have read the maximum before the sums overwrite it\n"
 FORWARD, CALL = "    def forward(self, x):\n", "        return module.softmax(x)"
+FORWARD_AND_CALL = FORWARD + CALL, "    pass"
 CONSTRUCTOR = "    def __init__(self, n):\n        super().__init__()\n\n"
 CUDNN = """
 from torch import nn
@@ -57,6 +60,13 @@ MISTAKES = {
         "fail",
         r"the output is off by .*; argument 1 of softmax \(shape \(64, 1000\), strides \(1, 64\)\) is not contiguous, and its "
         r"data_ptr is read as if it were: right with \.contiguous\(\)",
+    ),
+    "text_3": ((CALL, "        return 'a text'"), "error", r"FILE:39: forward must return a tensor .*, got str$"),
+    "no_forward_3": (FORWARD_AND_CALL, "error", r"FILE:38: ModelNew has no forward; get_inputs gives 1$"),
+    "decorated_3": (
+        (FORWARD, "    @__import__('torch').no_grad()\n    def forward(self):\n"),
+        "error",
+        r"FILE:39: forward takes no arguments; get_",
     ),
     "semicolon_15": ((BARRIER, "    __syncthreads()\n\n"), "error", r"FILE:20: error: expected .;. before .for."),
     "syntax_18": (("(self, x):", "(self, x:"), "error", r"FILE:39: SyntaxError: '\(' was never closed$"),
@@ -99,6 +109,15 @@ def test_a_mistake_is_said_at_its_line(judged, name):
     assert result["verdict"] == verdict
     assert re.match(reason.replace("FILE", re.escape(str(file))), result["reason"]), result["reason"]
     assert "playground/worker" not in result["details"]
+
+
+def test_a_strided_tensor_that_is_given_by_its_address():
+    """As to a function of ctypes: in its place stands the address of a contiguous copy."""
+    own, strided, seen = work.OwnCode(), torch.rand(300, 400).t(), []
+    with own.watched(contiguous=True):
+        own.run_foreign(lambda address, n: seen.append((address, n)), (strided.data_ptr(), 300), {})
+        assert seen[0][0] != strided.data_ptr() and seen[0][1] == 300
+    assert re.search(r"argument 1 of .*\(shape \(400, 300\), strides \(1, 400\)\)$", own.strided)
 
 
 @pytest.mark.full
