@@ -155,13 +155,13 @@ def refuse_typos(command, arguments):
                 catalog.find_model(name)
         return
     does, given = parse_compare(arguments)
-    if does in (MODEL, "--watch", "--profile"):
+    if does in (MODEL, "--watch", "--profile") and not Path(given.model).is_dir():
         model = catalog.find_model(given.model)
         for name in given.variant or ():
             catalog.find_variant(model, name)
         catalog.require_constants(model, "--set", catalog.parse_settings(given.set))
         catalog.require_constants(model, "--sweep", sweep.parse(given.sweep))
-    elif does == "--suite":
+    elif does == "--suite" and not all(path.exists() for path in (given.suite, given.solutions) if path):
         suite.read(given.suite, given.solutions)
     elif does in ("--explain", "--diff"):
         for name in given.diff or [given.explain]:

@@ -20,6 +20,7 @@ from playground.report.figures import (
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 
+BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
 TITLES = {key: title for title, key in document.STANDARDS.items()}
 
 
@@ -64,7 +65,7 @@ def _line(result):
     if result["time_ms"] and (why := why_not_measured(result)):
         parts.append(f"speed-up not measured: {why}")
     if result["verdict"] not in TIMED:
-        by_seed = [each["text"] for each in result.get("caveats") or [] if each["tag"] == "weights-by-seed"]
+        by_seed = [each["text"] for each in result.get("caveats") or [] if each["tag"] == BY_SEED]
         parts = [*by_seed, result["reason"], *parts]
     return line.append(f": {'; '.join(map(one_line, parts))}") if parts else line
 
