@@ -94,6 +94,7 @@ class Stopwatch:
         self._worker = None
         self._control_worker = None
         self._control_fails = None  # why
+        self._is_given_up = False
         self._started = {}
         self._unavailable = {}
         self._secret_seeds = {}
@@ -110,6 +111,12 @@ class Stopwatch:
         with self._in_use:
             self._start_control("forward", ())
             self._start_baselines("forward", ())
+
+    def give_up(self):
+        """End what `warm_up` has not finished: nobody needs it any more."""
+        self._is_given_up = True
+        for worker in self.workers:
+            worker.kill()
 
     @property
     def workers(self):
@@ -357,7 +364,7 @@ class Stopwatch:
         given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
         names = under(settings, names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision))
-        while True:  # one that fails takes the process of all with it
+        while not self._is_given_up:  # one that fails takes the process of all with it
             sides = [
                 Side(name, step if name in not_graphed else mode, SETTLING_CALLS[place], self._ask_baselines)
                 for name in names
@@ -367,8 +374,8 @@ class Stopwatch:
                 return sides
 
     def _start_baseline(self, side, unavailable):
-        """Whether it runs."""
-        if self._is_warm(side):
+        """Whether it runs, or nobody needs it any more."""
+        if self._is_given_up or self._is_warm(side):
             return True
         label = baseline_name(side.name)
         self._progress.started("baseline", *self._task.names(label))
@@ -376,8 +383,9 @@ class Stopwatch:
             self._warm_up(side)
         except WorkerFailure as failure:
             unavailable[side.name] = str(failure)
-        self._progress.finished("baseline", *self._task.names(label), unavailable.get(side.name, "ready"))
-        return side.name not in unavailable
+        outcome = "not needed" if self._is_given_up else unavailable.get(side.name, "ready")
+        self._progress.finished("baseline", *self._task.names(label), outcome)
+        return side.name not in unavailable or self._is_given_up
 
     def _is_warm(self, side):
         """Whether its process has run it before, and still can."""

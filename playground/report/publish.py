@@ -211,9 +211,8 @@ def _best_caption(run):
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
     return (
         f"{cell(machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
-        f"{baselines}: the median over paired rounds, which need not equal the quotient of the times shown. *Of the floor*: "
-        "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
-        "[All results](#results)"
+        f"{baselines}, taken in turns with it. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and "
+        "arithmetic rate allow."
     )
 
 
