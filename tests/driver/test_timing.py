@@ -755,7 +755,7 @@ def test_where_launches_bind_a_graph_tells(tmp_path, monkeypatch, control):
         {**MS, "variant": 6.0, "control": control, ("variant", "graphed forward"): 0.5, ("eager", "graphed forward"): 1.0}
     )
     gpu.launch_ms = {"eager": 6.5}
-    monkeypatch.setattr(gpu, "control", lambda mode, _: side_of(gpu, "control" if mode == "forward" else "eager", mode))
+    monkeypatch.setattr(gpu, "control", lambda _, mode, __: side_of(gpu, "control" if mode == "forward" else "eager", mode))
     timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
     assert timed["launch_ms"] == 6.5 and timed["graphed"]["not_graphed"] == []
     assert timed["graphed"]["speedup"]["eager"]["ratio"] == pytest.approx(2)
