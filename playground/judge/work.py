@@ -22,10 +22,10 @@ TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)
 class OwnCode:
     """The functions and operators that the variant built or opened, while they are called from Python.
 
-    `calls` counts them, `handed_memory` those that are given tensors or addresses. While `spoiling`, whatever they return or write is overwritten with random numbers: those, and not NaN,
-    show that a result is multiplied by zero. `spoiled` counts what was; integers, which are codes and sizes as a rule, are
-    only overwritten `with_integers`. While it is watched with `contiguous`, what is called gets contiguous tensors; `strided`
-    says which was the first that was none.
+    `calls` counts them, `handed_memory` those that are given tensors or addresses. While `spoiling`, whatever they return or
+    write is overwritten with random numbers: those, and not NaN, show that a result is multiplied by zero. `spoiled` counts
+    what was; integers, which are codes and sizes as a rule, are only overwritten `with_integers`. While it is watched with
+    `contiguous`, what is called gets contiguous tensors; `strided` says which was the first that was none.
     """
 
     def __init__(self):
