@@ -154,13 +154,13 @@ def find_model(name_or_path):
 
 
 def variants(model):
-    """The project's variants of a model, in the order in which a reader should learn them: v1, v2, ..., then the CPU's."""
+    """The project's variants of a model, as a reader should learn them: v1, v2, ..., those for training, then the CPU's."""
     paths = sorted((KERNELS / model.name).glob("*.py"), key=_learning_order)
     return [_variant(path) for path in paths if not path.stem.startswith("_")]
 
 
 def _learning_order(path):
-    return path.stem.startswith("cpu_"), natural_order(path.stem)
+    return path.stem.startswith("cpu_"), path.stem.startswith("training_"), natural_order(path.stem)
 
 
 def natural_order(name):

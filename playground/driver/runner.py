@@ -54,7 +54,8 @@ class Task:
 
     `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
     looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
-    cannot run. `first` is the probe with which its check begins: the one on which it failed before.
+    cannot run. `first` is the probe with which its check begins: the one on which it failed before. What is not `timed` is only
+    judged.
     """
 
     model: catalog.Model
@@ -66,6 +67,7 @@ class Task:
     pair: dict | None = None
     settled: tuple[str, str] | None = None
     first: str | None = None
+    timed: bool = True
 
     @functools.cached_property
     def hashes(self):
@@ -131,7 +133,7 @@ class Options:
 
     def times(self, task):
         """Whether the task is timed where it is right."""
-        return task.place != "emulator" and not self.check_only
+        return task.timed and task.place != "emulator" and not self.check_only
 
     def isolates(self, task):
         """Whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""

@@ -224,6 +224,8 @@ SEEN = (
         "only the problem's file defines some that the file uses",
         Caveat("uses-problem-names", "define them in the file, or take them from the inputs"),
     ),
+    Check("gradients", "PyTorch's: code of the file's own runs in the forward pass alone", Caveat("gradient"), None),
+    Check("left to PyTorch", "its own kernels are not called at another size than the problem's", SIZES, None),
     Check("work", "its own kernels are not built, not called, or do not account for the result", NOT_ITS_OWN_WORK, FORWARD),
     Check("process", "crashes", Caveat("crash"), FORWARD),
     Check("random numbers", "the original draws them", Caveat("random"), None),

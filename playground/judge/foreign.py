@@ -221,6 +221,11 @@ def tensors_at(args):
     return list(found.values()) or memory.all_tensors()
 
 
+def gives_memory(args):
+    """Whether there is an address among the arguments of a call, or a number as large as one."""
+    return any(address >= LEAST for address in _addresses(args))
+
+
 def tensors_of_result(result):
     """As tensors_at, of the pointer that a function gave; nothing for what is no pointer, or points to unknown memory."""
     if not isinstance(result, ctypes._Pointer | ctypes.c_void_p) and _of_cffi(result) is None:

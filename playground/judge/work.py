@@ -22,15 +22,15 @@ TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)
 class OwnCode:
     """The functions and operators that the variant built or opened, while they are called from Python.
 
-    `calls` counts them. While `spoiling`, whatever they return or write is overwritten with random numbers: those, and not NaN,
-    show that a result is multiplied by zero. `spoiled` counts what was; integers, which are codes and sizes as a rule, are
-    only overwritten `with_integers`. While it is watched with `contiguous`, what is called gets contiguous tensors; `strided`
-    says which was the first that was none.
+    `calls` counts them, `handed_memory` those that are given tensors or addresses. While `spoiling`, whatever they return or
+    write is overwritten with random numbers: those, and not NaN, show that a result is multiplied by zero. `spoiled` counts
+    what was; integers, which are codes and sizes as a rule, are only overwritten `with_integers`. While it is watched with
+    `contiguous`, what is called gets contiguous tensors; `strided` says which was the first that was none.
     """
 
     def __init__(self):
-        self.calls = 0
-        self.operators = set()  # names such as "namespace::operator"
+        self.calls = self.handed_memory = 0
+        self.operators, self.modules = set(), set()  # names such as "namespace::operator", and of modules
         self.spoiling = False
         self.with_integers = False
         self.spoiled = 0
@@ -42,6 +42,7 @@ class OwnCode:
 
     def wrap_module(self, module):
         """Watch the functions of an extension's Python module, and those of a library that cffi has compiled into it."""
+        self.modules.add(module.__name__)
         for name, function in list(vars(module).items()):
             if isinstance(function, foreign.Library) or foreign.is_library_of_cffi(function):
                 setattr(module, name, foreign.Library(function, self.run_foreign))
@@ -70,6 +71,7 @@ class OwnCode:
 
     def _run(self, function, args, kwargs, named):
         self.calls += 1
+        self.handed_memory += bool(named()) or foreign.gives_memory([*args, *kwargs.values()])
         if self.contiguous:
             args = [self._made_contiguous(function, position, value) for position, value in enumerate(args, 1)]
             kwargs = {name: self._made_contiguous(function, name, value) for name, value in kwargs.items()}
@@ -110,6 +112,17 @@ class OwnCode:
     def _spoil(self, value):
         self.spoiled += 1
         _spoil(value)
+
+    def hears_all(self):
+        """Whether each call that hands memory to its code can be seen from Python: not one by C++, as of an autograd node."""
+        return not self.operators and not self.modules
+
+    @contextlib.contextmanager
+    def counted(self):
+        """While it lasts, `handed_memory` counts from 0; operators, for which PyTorch is put in another mode, do not count."""
+        self.handed_memory = 0
+        with foreign.watched(self.run_foreign):
+            yield self
 
     @contextlib.contextmanager
     def watched(self, spoiling=False, with_integers=False, contiguous=False):
@@ -272,16 +285,25 @@ def kernels_in(sources):
 
 def launched_kernels(call):
     """[{"name", "calls", "microseconds"}] of the kernels that `call` launches on the GPU, the longest first."""
+    with kernels_launched() as found:
+        call()
+    return found
+
+
+@contextlib.contextmanager
+def kernels_launched():
+    """A list that holds, afterwards, what launched_kernels returns."""
     from torch.profiler import ProfilerActivity, profile
 
+    found = []
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        call()
+        yield found
         torch.cuda.synchronize()
     kernels = [
         e for e in profiler.key_averages() if e.self_device_time_total > 0 and not e.key.startswith(("Memcpy", "Memset"))
     ]
-    found = [{"name": e.key, "calls": e.count, "microseconds": float(e.self_device_time_total)} for e in kernels]
-    return sorted(found, key=lambda kernel: -kernel["microseconds"])
+    found += [{"name": e.key, "calls": e.count, "microseconds": float(e.self_device_time_total)} for e in kernels]
+    found.sort(key=lambda kernel: -kernel["microseconds"])
 
 
 def own_share(kernels, names):

@@ -6,6 +6,7 @@ from playground.judge.probes import AT_OWN_SIZE, PROBES
 from playground.report.figures import NOTHING, scientific, with_unit
 
 NOT_RUN = "not run: "
+DOUBLE = "double()"
 EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
 SHOWN = {"a late producer": "stream ordering", "a side stream": "another stream"}
 
@@ -70,10 +71,21 @@ def sorted_out(entries):
 
 
 def refusals(check):
-    """'refuses autocast, torch.compile': where the variant raised an exception, as it may there. None where it did nowhere."""
-    entries = {**((check or {}).get("probes") or {}), **((check or {}).get("behaviour") or {})}
-    names = [name for name in sorted_out(entries)["noted"] if entries[name]["note"].startswith(EXCEPTIONS)]
+    """'refuses autocast, torch.compile': where the variant raised an exception, as it may there. None where it did nowhere.
+
+    Without double(), which nearly all refuse: `refuses_double` is for one remark on all of them.
+    """
+    names = [name for name in _refused(check) if name != DOUBLE]
     return f"refuses {', '.join(names)}" if names else None
+
+
+def refuses_double(check):
+    return DOUBLE in _refused(check)
+
+
+def _refused(check):
+    entries = {**((check or {}).get("probes") or {}), **((check or {}).get("behaviour") or {})}
+    return [name for name in sorted_out(entries)["noted"] if entries[name]["note"].startswith(EXCEPTIONS)]
 
 
 def _tally(entries):

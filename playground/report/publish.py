@@ -204,6 +204,8 @@ def _in_a_graph(result):
 
 
 def _best_caption(run):
+    if not run.current:
+        return f"{cell(machine(run.environment))}: no result is of a file in its present form. [All results](#results)"
     timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith(OTHERS)}
     names = [cell(baseline_name(name)) for name in ordered_baselines(timed)]
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"

@@ -20,6 +20,7 @@ from playground.report.figures import (
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 
+RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
 BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
 TITLES = {key: title for title, key in document.STANDARDS.items()}
 
@@ -60,6 +61,8 @@ def _line(result):
         parts += [", ".join(ratios) + (f" ({label(result, 'in ')})" if label(result) else "")] if ratios else []
     if result["verdict"] in TIMED and (kind := suite.accuracy_class(result)):
         parts.append(f"accuracy: {accuracy_named(kind)}")
+    if differs := suite.own_check(result):
+        parts.append(differs)
     if tags := [each["tag"] for each in result.get("caveats") or []]:
         parts.append(f"caveats: {', '.join(dict.fromkeys(tags))}")
     if result["time_ms"] and (why := why_not_measured(result)):
@@ -75,7 +78,8 @@ def named(result):
     pair = result.get("pair") or {}
     if pair.get("sample_id") is not None and pair.get("problem_id") is not None:
         return f"{result['model']}, sample {pair['sample_id']}"
-    return f"{result['model']}, {result['variant']}"
+    case = f", {pair['case']['name']}" if pair.get("case") else ""
+    return f"{result['model']}, {result['variant']}{case}"
 
 
 def show(summary, console):
@@ -86,6 +90,8 @@ def show(summary, console):
     for line in remarks(summary):
         print_folded(console, line, INDENT, hanging=INDENT)
     print_rows(console, summary_rows(summary), {"standard", "right", "over"})
+    if cases := summary.get("cases"):
+        print_rows(console, list(case_rows(cases)), {"problem", "solution", "tests", "benchmarks", "own check", "ranks by"})
 
 
 def remarks(summary):
@@ -100,6 +106,23 @@ def remarks(summary):
         yield f"right in a lower precision than the problem's: {lower}"
     if missing := summary["problems_without_solution"]:
         yield f"problems without a solution, which count as wrong in fast_p: {len(missing)}"
+
+
+def _counted(found):
+    return f"{found['right']} of {found['ran']} right" if found["ran"] else f"{found['listed']} on a GPU only"
+
+
+def case_rows(cases):
+    """{head: cell} of each solution of a problem with several cases."""
+    for each in cases:
+        mean, over = each["geometric_mean_ms"], each["over_eager"]
+        row = {"problem": each["problem"], "solution": each["solution"]}
+        row |= {f"{kind}s": _counted(each[kind]) for kind in ("test", "benchmark")}
+        row["own check"] = f"accepts {each['accepted']} of {each['checked']}"
+        row["ranks by"] = RANKS.get(each["ranking"], each["ranking"])
+        row["geometric mean ms"] = NOTHING if mean is None else significant(mean)
+        row["over eager"] = NOTHING if over is None else with_unit(over, "x")
+        yield {head: Text(one_line(cell)) for head, cell in row.items()}
 
 
 def summary_rows(summary):

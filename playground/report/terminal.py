@@ -101,6 +101,8 @@ class Summary(View):
         for (place, device), (mean, models) in geometric_means(results).items():
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {device or place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
+        if count := sum(checks.refuses_double(result["check"]) for result in results):
+            print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
         print_folded(console, _tally(results))
 
 

@@ -160,18 +160,20 @@ class Candidate(Clocked):
         return {"lines": {str(line): count for line, count in emulator.accepted_races().items()} if self.emulator else {}}
 
     def run(self, inputs, outputs, poison, may_refuse):
-        """Forward on the probe in one file; the outputs go to another. Returns {"peak_mib", "complaints", "refused", "form"}.
+        """Forward on the probe in one file; the outputs go to another.
 
-        With `poison`, memory that torch hands out uninitialised is NaN, so that an element that is not written shows. (The
-        emulator sees such elements by itself.) "complaints" are {check: reason} of what the call did besides. With
-        `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then. "form" is the outputs',
-        see tensors.form.
+        Returns {"peak_mib", "complaints", "refused", "form", "handed_memory"}. With `poison`, memory that torch hands out
+        uninitialised is NaN, so that an element that is not written shows. (The emulator sees such elements by itself.)
+        "complaints" are {check: reason} of what the call did besides. With `may_refuse`, an exception is no failure but the
+        reason in "refused"; there are no outputs then. "form" is the outputs', see tensors.form. "handed_memory" is how many
+        calls of the variant's own code were given tensors, None where not all of them would be seen.
         """
         self._next_schedule()
         probe = self.probe_in(inputs)
         given = tensors.to(probe["inputs"], self.device)
-        answer = {"peak_mib": None, "complaints": {}, "refused": None, "form": None}
-        with self._under(probe, poison):
+        answer = {"peak_mib": None, "complaints": {}, "refused": None, "form": None, "handed_memory": None}
+        own = self.builds.own
+        with self._under(probe, poison), own.counted():
             tensors.seed_draws()
             conduct = behaviour.Conduct(self.model, given)
             forward = functools.partial(self._forward, given, probe["evaluates"])
@@ -184,6 +186,7 @@ class Candidate(Clocked):
                 return answer
             pending = self._complaints()  # first, or else what compares on the GPU raises the error of a failed launch
             answer["complaints"], answer["form"] = conduct.complaints(result) | pending, self.form
+        answer["handed_memory"] = own.handed_memory if own.hears_all() else None
         tensors.save_results(Results(tensors.in_float32(result) if probe["autocast"] else result), outputs)
         return answer
 
@@ -273,7 +276,7 @@ class Candidate(Clocked):
         """Save what the model gives while `spoiling` is in force; returns whether it gives anything."""
         tensors.seed_draws()
         try:
-            with _poisoned_memory(), spoiling:
+            with tensors.uninitialised_is_nan(), spoiling:
                 results = self._forward(given)
                 look(results)
                 tensors.save_results(Results(results), outputs)
@@ -308,7 +311,7 @@ class Candidate(Clocked):
         probes.take_step(self.model, probe["step"])
         try:
             with (
-                _poisoned_memory() if poison and not self.emulator else contextlib.nullcontext(),
+                tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext(),
                 torch.autocast(self.device.type) if probe["autocast"] else contextlib.nullcontext(),
             ):
                 yield
@@ -366,6 +369,27 @@ class Candidate(Clocked):
         if is_normal and not is_cut:
             in_part = self._in_part(functools.partial(differentiated, self.model, values, upstream), wanted, gradients)
         return {"unsupported": None, "failed": None, "complaints": complaints, "in_part": in_part}
+
+    def backward_work(self, inputs, outputs):
+        """Return {"own": whether the variant's own code runs in a backward pass; None where it might without being seen}."""
+        given = self.probe_in(inputs)
+        values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
+        own, before = self.builds.own, 0
+        names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
+        with own.counted(), contextlib.ExitStack() as stack:
+
+            def between(outputs):
+                nonlocal before, kernels
+                own.handed_memory, before = 0, len(emulator.launches()) if self.emulator else 0
+                kernels = stack.enter_context(work.kernels_launched()) if self.device.type == "cuda" else []
+
+            kernels = []
+            tensors.gradients(self.model, values, upstream, given["wanted_inputs"], between)
+            self._synchronize()
+        launched = work.own_share(kernels, names) or (self.emulator and len(emulator.launches()) > before)
+        seen = bool(own.handed_memory or launched)
+        is_seen = own.hears_all() or self.emulator or self.device.type == "cuda"
+        return {"own": seen if seen or is_seen else None}
 
     def _in_part(self, differentiated, wanted, gradients):
         """What is wrong with gradients of the parameters alone, and of the wanted inputs alone, beside those of all."""
@@ -505,21 +529,3 @@ def _on_emulated_device(kind):
             return super().forward(*args)
 
     return ModelNew
-
-
-@contextlib.contextmanager
-def _poisoned_memory():
-    """torch fills what it would leave uninitialised with NaN (or the largest integer) in its deterministic mode.
-
-    torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what the variant compiles
-    deterministic from then on.
-    """
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    mode = torch.get_deterministic_debug_mode()
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_deterministic_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -44,8 +44,8 @@ class Referee:
 
         Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words,
         "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
-        cannot be where they would have to}. The precision is `precision` where given, else "tf32" where PyTorch's settings
-        permit it to an operator that the model has.
+        cannot be where they would have to, "checks_itself": whether the file has a check of its own}. The precision is
+        `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
         self.outer = None
@@ -77,7 +77,8 @@ class Referee:
         self.precision = precision or ("tf32" if uses_tf32 else "fp32")
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
         described = {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
-        return described | {"varied": varies and not unvaried, "unvaried": unvaried}
+        checks_itself = hasattr(self.problem, "check_outputs")
+        return described | {"varied": varies and not unvaried, "unvaried": unvaried, "checks_itself": checks_itself}
 
     def try_out(self, problem, settings, place, precision=None):
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
@@ -427,6 +428,19 @@ class Referee:
         swallowed = next((reference.note for reference in expected if getattr(reference, "note", None)), None)
         leaked = any(getattr(reference, "leaked", False) for reference in expected)
         return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked}
+
+    def own_check(self, probe, outputs):
+        """{"complaint": what the problem's own check_outputs(inputs, outputs) says against the outputs in a file, or None}."""
+        try:
+            whole = self._results(probe, outputs).outputs
+        except tensors.NotTensors as complaint:
+            return {"complaint": str(complaint)}
+        inputs = tensors.to(behaviour.copies(self._with_inputs(probe).inputs), self.device)
+        try:
+            with torch.no_grad():
+                return {"complaint": self.problem.check_outputs(inputs, tensors.to(whole, self.device))}
+        except Exception as exception:
+            return {"complaint": f"it raises {describe(exception)[0]}"}
 
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors.

@@ -12,7 +12,7 @@ from playground import catalog
 from playground.catalog import ROOT
 from playground.command import options
 
-VARIANT = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
+VARIANT = re.compile(r"(v[1-9][0-9]*|cpu|training)(_[a-z0-9]+)+")
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w.<>/-]+(/|\.(py|md|cpp|h|npz|txt))|(docs|kernels|models|playground|results|tests)/[\w./-]+")
 COMMANDS = ("python", "compare.py", "run_all.py", "pip")

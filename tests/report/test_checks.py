@@ -36,6 +36,12 @@ def test_refusals_are_one_line_of_the_summary():
     assert checks.refusals(None) is None
 
 
+def test_a_refusal_of_double_is_for_one_remark_on_all():
+    refused = CHECK | {"behaviour": {"double()": {"complaint": None, "note": "raises RuntimeError: expected float32"}}}
+    assert checks.refusals(refused) == "refuses batch 1"
+    assert checks.refuses_double(refused) and not checks.refuses_double(CHECK) and not checks.refuses_double(None)
+
+
 def test_nothing_was_checked():
     assert list(checks.lines(None)) == list(checks.lines({"probes": {}, "behaviour": {}, "work": None})) == []
 

@@ -165,20 +165,6 @@ def test_a_new_docstring_makes_nothing_stale(root, record):
     assert rows(root)["v1_fused_tail"][0] == "stale"
 
 
-def test_what_compiles_to_the_same_is_not_stale(root, record):
-    """tests/kernels/same_sass.py --record writes the key."""
-    source = source_of(root, "v1_fused_tail")
-    measured = code_sha256(source)
-    source.write_text("X = 1  # a comment that says more\n")
-    record(variants=("v1_fused_tail",), medians=(7.0,), code_sha256=measured)
-    assert rows(root)["v1_fused_tail"][0] == "stale"
-    same = {"code_sha256": code_sha256(source), "compared_with": "0" * 40}
-    record(variants=("v1_fused_tail",), medians=(7.0,), code_sha256=measured, code_same_as=same)
-    assert rows(root)["v1_fused_tail"][0] == "7.00"
-    source.write_text("X = 2\n")
-    assert rows(root)["v1_fused_tail"][0] == "stale"
-
-
 def test_a_model_that_changed_makes_all_stale(root, record):
     record(model_sha256=sha256(root / "models" / "pool.py"))
     assert rows(root)["v1_fused_tail"][0] == "7.00"
