@@ -660,7 +660,7 @@ def conv2d(kernels, x, weight, bias, stride, padding):
 
 
 def original(x, weight, bias, stride, padding):
-    """The gradient is PyTorch's, which computes the output again, 297 MB. training_tensor_core has its own."""
+    """The gradient is PyTorch's, which computes the output again."""
     return nn.functional.conv2d(x, weight, bias, stride, padding)
 
 
