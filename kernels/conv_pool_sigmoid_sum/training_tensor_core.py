@@ -541,10 +541,8 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
 
     const float weight_scale = store_weights(t.weight, reinterpret_cast<__half*>(memory), warp_values);
     uint4 kept[KEPT ? 2 * PAIRS : 1];
-    if constexpr (KEPT) {
+    if constexpr (KEPT)
         UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4_u32(weights + i * FRAGMENT);
-        __syncthreads();
-    }
     for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
@@ -552,7 +550,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
     Pipeline pipeline(s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES);
     const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
-    __syncthreads();
+    __syncthreads();  // the work is known; kept weights have been read, and what lay there may be overwritten
     while (work.segment.count > 0) {
         float total = 0, scale = __uint_as_float((MOST_EXPONENT + 127) << 23);
         float gradients[SLABS][4] = {}, bias_gradients[2] = {};

@@ -465,10 +465,8 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
 
     const float weight_scale = store_weights(t.weight, reinterpret_cast<__half*>(memory), warp_values);
     uint4 kept[FEW ? 2 * PAIRS : 1];
-    if constexpr (FEW) {
+    if constexpr (FEW)
         UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4_u32(weights + i * FRAGMENT);
-        __syncthreads();
-    }
     for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
@@ -476,7 +474,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
     Pipeline pipeline(s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES);
     const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
-    __syncthreads();
+    __syncthreads();  // the work is known; kept weights have been read, and what lay there may be overwritten
     while (work.segment.count > 0) {
         float total = 0;
         UNROLL_1 for (int round = 0; round < work.rounds; ++round) {

@@ -13,7 +13,7 @@ from playground.catalog import CatalogError
 from playground.command.shared_text import TEMPLATES, helpers
 
 # A docstring's beginning: title and first paragraphs, up to the first heading, which has an indented text below.
-BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S.*\n {4}\S)', re.DOTALL)
+BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S[^\n]*\n {4}\S)', re.DOTALL)
 START = '''"""{model}, {number}: a start, the kernel of {parent}, to be changed.
 
 Like v1, so far. Say what is new ("Like v2, but ...") here, and below, where all is v1's. Written by compare.py --new.'''
