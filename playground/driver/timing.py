@@ -5,12 +5,15 @@ own clock, and some of its timed results against the truth. docs/how_times_are_t
 """
 
 import contextlib
+import copy
 import functools
 import math
 import os
 import threading
 import time
 from dataclasses import dataclass, field
+
+import psutil
 
 from playground.driver import outer
 from playground.driver.race import (
@@ -38,7 +41,11 @@ from playground.worker.truth import remove
 VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
-LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
+LAUNCHES_COUNT_BELOW_MS = (
+    5.0  # a baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU
+)
+LAUNCHES_BIND = 0.8  # of eager PyTorch's time: where the host takes as long to launch it, the GPU waits for the host
+IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
 NOT_MEASURED = "not measured"
@@ -87,6 +94,7 @@ class Stopwatch:
         self._worker = None
         self._control_worker = None
         self._control_fails = None  # why
+        self._is_given_up = False
         self._started = {}
         self._unavailable = {}
         self._secret_seeds = {}
@@ -104,6 +112,12 @@ class Stopwatch:
             self._start_control("forward", ())
             self._start_baselines("forward", ())
 
+    def give_up(self):
+        """End what `warm_up` has not finished: nobody needs it any more."""
+        self._is_given_up = True
+        for worker in self.workers:
+            worker.kill()
+
     @property
     def workers(self):
         """The processes that are timed beside the variant's."""
@@ -116,8 +130,6 @@ class Stopwatch:
 
     def _time(self, worker, result):
         timed = self._time_mode(worker, result, "forward")
-        if self._task.place == "cuda" and not self._task.variant.is_catalogued:
-            timed["outer"] = self._time_outside(worker, result, timed)
         if self._options.training:
             modes = _training_modes(result)
             timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
@@ -125,28 +137,37 @@ class Stopwatch:
             self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
         return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
-    def _time_outside(self, worker, result, timed):
-        """What the outer clock says of forward calls; None, with a note, where it cannot run. `timed` is bounded by it."""
-        folder = self._truth.folder
-        players = {
-            outer.VARIANT: outer.Player(outer.VARIANT, worker, "candidate", VARIANT, self._truth.answers(worker) / OUTER_PAGE),
-            outer.EAGER: outer.Player(outer.EAGER, self._worker, "baselines", "eager", folder / f"{OUTER_PAGE}-eager"),
-        }
+    def _time_outside(self, worker, result, mode, timings, not_graphed):
+        """Add to a mode's timings what the outer clock says of it, which bounds them; without it nothing is claimed.
+
+        Not of the project's own files, whose times nobody forges.
+        """
+        timings["outer"] = None
+        if self._task.variant.is_catalogued or not timings["speedup"]:
+            return
+        step, folder = step_of(mode), self._truth.folder
+        as_eager = step if "eager" in not_graphed else mode
+        sides = [
+            (outer.VARIANT, worker, "candidate", VARIANT, mode),
+            (outer.EAGER, self._worker, "baselines", "eager", as_eager),
+        ]
         if self._control_worker:
-            page = self._truth.answers(self._control_worker) / f"{OUTER_PAGE}-control"
-            players[outer.CONTROL] = outer.Player(outer.CONTROL, self._control_worker, "candidate", CONTROL, page)
-        for player in players.values():
-            remove(player.page)
+            sides.append((outer.CONTROL, self._control_worker, "candidate", CONTROL, as_eager))
+        players = {}
+        for name, process, *rest in sides:
+            page = (self._truth.answers(process) if process is not self._worker else folder) / f"{OUTER_PAGE}-{name}"
+            remove(page)
+            players[name] = outer.Player(name, process, *rest, page)
+        given = self._task.place, step, permitted_to(result), self._options.time_limit, self._options.seconds
         try:
             with self._alone(worker):
-                found = outer.measure(self._truth, players, permitted_to(result), self._options.time_limit)
+                timings["outer"] = outer.measure(self._truth, players, *given)
         except outer.TimedWrong as wrong:
             raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
         except WorkerFailure as failure:
-            timed["notes"].append(f"not timed by the outer clock: {failure}")
-            return None
-        outer.bounded(timed, found)
-        return found
+            outer.unclaimed(timings, str(failure))
+        else:
+            outer.bounded(timings, timings["outer"])
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
@@ -169,8 +190,11 @@ class Stopwatch:
 
     def _time_graphed(self, worker, result, step, eager):
         """The timings of a step under a CUDA graph; `eager` are those without."""
-        slow = too_slow_to_graph(eager["baselines_ms"])
+        slow = [] if launches_bind(eager) else too_slow_to_graph(eager["baselines_ms"])
         timings = self._time_mode(worker, result, GRAPHED + step, slow, eager["control"])
+        if launches_bind(eager) and not _is_measured(eager) and _is_measured(timings):
+            eager["notes"].append(IN_A_GRAPH)
+            eager |= {key: copy.deepcopy(timings[key]) for key in ("outcome", "speedup")}
         return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings)}
 
     def _time_mode(self, worker, result, mode, not_graphed=(), control=None):
@@ -189,7 +213,9 @@ class Stopwatch:
             tries -= 1
             disturbance = race.disturbance()
             if not disturbance or not tries or not patience.seconds:
-                return self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+                timings = self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+                self._time_outside(worker, result, mode, timings, not_graphed)
+                return timings
             patience.spend(time.monotonic() - began)
             del self._secret_seeds[mode]  # the variant has met them
 
@@ -204,11 +230,23 @@ class Stopwatch:
         recheck = functools.partial(self._recheck, variant, result, mode, self._truth.answers(worker))
         secrets = self._secrets(mode)
         with self._alone(worker):
-            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
-            race.clocks = [self._sample_clocks()]
+            paused = self._pausing(worker)
+            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals, paused)
+            race.clocks, standing = [self._sample_clocks()], self._standing()
             race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
             race.clocks.append(self._sample_clocks())
+            if standing != self._standing():
+                raise Rejected("while it was timed, the processors or the priority of another process were changed")
         return race
+
+    def _pausing(self, worker):
+        """What the variant's processes stand still under; those of the project's own files need not."""
+        return contextlib.nullcontext if self._task.variant.is_catalogued else worker.stopped
+
+    def _standing(self):
+        """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
+        processes = [psutil.Process(pid) for pid in (os.getpid(), self._truth.worker.pid, *(each.pid for each in self.workers))]
+        return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
     def _alone(self, worker):
@@ -225,13 +263,14 @@ class Stopwatch:
         if not control:
             why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
             disturbance = f"there is no control: {why}"
+        disturbance = result.get("unvaried") or disturbance
         notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
         if sum(variant.late) > OFTEN * len(variant.late):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
-            back_to_back, limit = self._own_clock(variant, eager, load)
+            back_to_back, limit = self._own_clock(variant, eager, load, self._pausing(worker))
         if back_to_back > limit and self._is_shared(race):
             disturbance = disturbance or SHARED
         else:
@@ -240,6 +279,8 @@ class Stopwatch:
             self._controls.setdefault(mode, []).append(control)
         allowed = statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
+        if floor.get("work") and (complaint := floors.impossible(variant.median, **self._certain(floor["work"]))):
+            raise Rejected(complaint)
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
             "time_ms": statistics.summarise(variant.samples),
@@ -253,6 +294,7 @@ class Stopwatch:
             "calls": len(variant.samples),
             "rechecked": race.rechecked,
             "back_to_back_ms": back_to_back,
+            "launch_ms": statistics.summarise(eager.launches)["median"] if eager else None,
             "clocks": clocks.record(*race.clocks),
             "notes": notes,
             **floor,
@@ -291,15 +333,16 @@ class Stopwatch:
         with self._alone(None):
             return race.is_shared()
 
-    def _own_clock(self, variant, eager, load):
+    def _own_clock(self, variant, eager, load, paused):
         """(milliseconds a call back to back, how many there may be by the variant's own times).
 
-        `load` watches what runs besides the variant's process.
+        `load` watches what runs besides the variant's process, which stands still under `paused()`.
         """
         place = self._task.place
         host = 0.0  # what a call costs this process besides
         if eager and place == "cuda":
-            host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
+            with paused():
+                host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
         claimed = variant.median
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
         return own_clock(variant, claimed, limit, load), limit
@@ -321,7 +364,7 @@ class Stopwatch:
         given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
         names = under(settings, names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision))
-        while True:  # one that fails takes the process of all with it
+        while not self._is_given_up:  # one that fails takes the process of all with it
             sides = [
                 Side(name, step if name in not_graphed else mode, SETTLING_CALLS[place], self._ask_baselines)
                 for name in names
@@ -331,8 +374,8 @@ class Stopwatch:
                 return sides
 
     def _start_baseline(self, side, unavailable):
-        """Whether it runs."""
-        if self._is_warm(side):
+        """Whether it runs, or nobody needs it any more."""
+        if self._is_given_up or self._is_warm(side):
             return True
         label = baseline_name(side.name)
         self._progress.started("baseline", *self._task.names(label))
@@ -340,8 +383,9 @@ class Stopwatch:
             self._warm_up(side)
         except WorkerFailure as failure:
             unavailable[side.name] = str(failure)
-        self._progress.finished("baseline", *self._task.names(label), unavailable.get(side.name, "ready"))
-        return side.name not in unavailable
+        outcome = "not needed" if self._is_given_up else unavailable.get(side.name, "ready")
+        self._progress.finished("baseline", *self._task.names(label), outcome)
+        return side.name not in unavailable or self._is_given_up
 
     def _is_warm(self, side):
         """Whether its process has run it before, and still can."""
@@ -420,6 +464,12 @@ class Stopwatch:
         found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
         return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
 
+    def _certain(self, work):
+        """The arguments of floors.impossible but for the time."""
+        rates = self._measured.ceilings[self._task.place]
+        fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
+        return {"count": work["certain"]["bytes"], "rate": fastest, "on_cpu": self._task.place == "cpu"}
+
     def _sample_clocks(self):
         return clocks.sample() if self._task.place == "cuda" else None
 
@@ -429,9 +479,21 @@ class Stopwatch:
 
 
 def launches_count(timings):
-    """Whether a mode, by its timings without a CUDA graph, is timed under one as well: its fastest side takes below 1 ms."""
+    """Whether a mode, by its timings without a CUDA graph, is timed under one as well: its fastest side takes below 1 ms,
+    or the host's launches take as long as eager PyTorch.
+    """
     medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
-    return min(medians) < GRAPHED_BELOW_MS
+    return min(medians) < GRAPHED_BELOW_MS or launches_bind(timings)
+
+
+def launches_bind(timings):
+    """Whether eager PyTorch takes about as long as the host needs to launch it."""
+    eager = timings["baselines_ms"].get("eager")
+    return bool(eager and timings["launch_ms"] and timings["launch_ms"] > LAUNCHES_BIND * eager["median"] > 0)
+
+
+def _is_measured(timings):
+    return bool(timings["outcome"]) and timings["outcome"]["verdict"] != NOT_MEASURED
 
 
 def too_slow_to_graph(baselines_ms):

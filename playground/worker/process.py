@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import psutil
 
@@ -30,7 +32,19 @@ UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
+MOST_AT_ONCE = 1 << 26  # bytes
 SHOWN_BYTES = 8000  # of what a worker prints
+COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
+# What a request of a variant's is, for a time limit's message.
+PHASES = {
+    "load": "while its file is loaded, where extensions are built",
+    "build": "in the first call of forward",
+    "run": "in forward",
+    "differentiate": "in forward and backward",
+    "try_out": "in a call of the side-effect checks",
+    "work": "in forward",
+    "time": "in a timed call",
+}
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 _living = set()
@@ -138,6 +152,22 @@ class WorkerProcess:
     def __exit__(self, *exception):
         self.close()
 
+    @contextlib.contextmanager
+    def stopped(self, pid=None):
+        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped.
+
+        `pid` is the number that the process has by its own account, of whose memory something is wanted.
+        """
+        stopped = Stopped(self._process, pid)
+        stopped.stop()
+        try:
+            stopped.has_grown()
+            yield stopped
+        finally:
+            stopped.has_grown()  # or what was started meanwhile would never go on
+            stopped.go_on()
+            stopped.close()
+
     def ask(self, what, limit, **arguments):
         """The reply (a dict) to the request `what`, a name in playground.worker.requests.
 
@@ -156,7 +186,7 @@ class WorkerProcess:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._receive(limit)
         except TimeoutError:
-            found = self._whereabouts() if self._emulates else ""
+            found = (self._whereabouts() if self._emulates else "") or self._phase(what)
             self.kill()
             raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
         except (ChannelClosed, OSError):
@@ -201,6 +231,17 @@ class WorkerProcess:
             case {"error": str(reason), "is_finding": True}:
                 return f": {reason}"
         return ""
+
+    def _phase(self, what):
+        """What the process is busy with, as the end of a sentence."""
+        for pid in _families([self._process]):
+            with contextlib.suppress(psutil.Error):
+                if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
+                    return f": still compiling ({name}); raise --time-limit"
+        role, _, method = what.partition(".")
+        if role == "referee":
+            return ": while the original was run"
+        return f": {PHASES[method]}" if role == "candidate" and method in PHASES else ""
 
     def _seconds_paused(self):
         since = self._paused_since
@@ -252,6 +293,64 @@ class WorkerProcess:
         self._channel.close()
         self._output.close()
         self._printed.close()
+
+
+class Stopped:
+    """A worker's processes that stand still, and the memory of one of them."""
+
+    def __init__(self, process, pid):
+        self._process = process
+        self._family = _families([process])
+        self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
+
+    def _host_pid(self, pid):
+        """The number here of a process that is `pid` in its own namespace."""
+        for each in self._family:
+            with contextlib.suppress(OSError):
+                numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{each}/status").read_text(), re.M)
+                if numbers and int(numbers[1].split()[-1]) == pid:
+                    return each
+        raise OSError("its process is not among those that were started for it")
+
+    def stop(self):
+        """Stop those that are known, at once."""
+        _signal(self._family, signal.SIGSTOP)
+
+    def has_grown(self):
+        """Stop all that they have started since. Returns whether there was any."""
+        known = set(self._family)
+        while new := _families([self._process]) - self._family:
+            _signal(new, signal.SIGSTOP)
+            self._family |= new
+        return self._family != known
+
+    def go_on(self):
+        """Have all of them go on."""
+        _signal(self._family, signal.SIGCONT)
+
+    def read(self, address, count):
+        """Return bytes of the process's memory. Raises OSError where there are none."""
+        found = bytearray()
+        while len(found) < count:
+            part = os.pread(self._memory, min(count - len(found), MOST_AT_ONCE), address + len(found))
+            if not part:
+                raise OSError("its results lie in no memory of its process")
+            found += part
+        return bytes(found)
+
+    def write(self, address, file):
+        """Write the content of a file to the process's memory. Raises OSError where there is none."""
+        with Path(file).open("rb") as content:
+            while part := content.read(MOST_AT_ONCE):
+                written = os.pwrite(self._memory, part, address)
+                if written != len(part):
+                    raise OSError("its inputs lie in no memory of its process")
+                address += written
+
+    def close(self):
+        """Close the memory."""
+        if self._memory is not None:
+            os.close(self._memory)
 
 
 class Spare:
@@ -333,11 +432,13 @@ def standstill(but, on_gpu=False):
 
     If it is timed on a GPU, those that bear it go on.
 
-    One thread at a time; the others' new workers wait. Seconds in which a worker stands still count against no time limit.
+    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker stands
+    still count against no time limit.
     """
     with _alone:
         with _living_lock:
             others = [worker for worker in _living if worker not in but and not (on_gpu and worker.bears_a_gpu)]
+            others = [worker for worker in others if worker._paused_since is None]  # or it would end with this one
         now = time.monotonic()
         for worker in others:
             worker._paused_since = now
