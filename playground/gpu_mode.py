@@ -88,10 +88,10 @@ def _pairs(folder, file, names, has_gpu, settings):
             return [Pair(**names, settings=kinds["test"][0], skipped=why)]
         sizes = [math.prod(n for key, n in given.items() if key != "seed" and type(n) is int) for given in kinds["test"]]
         kinds = {"test": [kinds["test"][sizes.index(min(sizes))]] if "__global__" in text else kinds["test"]}
-    cases = {repr((kind, arguments)): (kind, arguments) for kind, given in kinds.items() for arguments in given}
-    for kind, given in cases.values():
+    for kind, given in ((kind, given) for kind, cases in kinds.items() for given in cases):
         name = " ".join([kind, *(f"{key}={value}" for key, value in given.items() if key != "seed")])
-        pairs.append(Pair(**names, settings=given, timed=kind == "benchmark", case=case | {"kind": kind, "name": name}))
+        if kind == "benchmark" or all(pair.case["name"] != name for pair in pairs):  # another seed is no other test
+            pairs.append(Pair(**names, settings=given, timed=kind == "benchmark", case=case | {"kind": kind, "name": name}))
     return pairs
 
 
