@@ -175,6 +175,20 @@ def ref_kernel(data):
     assert found.dtype == torch.float32 and found.tolist() == [2.0] * 40, "no more precision is asked for than came in"
 
 
+@pytest.mark.parametrize(
+    "body, is_narrowed",
+    [
+        ("return data.to(torch.float64).cumsum(0)", True),
+        ("return data.double().sum()", True),
+        ("return data.to(torch.float64).sum().to(torch.float32)", False),
+        ("return data", False),
+    ],
+)
+def test_float64_counts_where_the_reference_returns_it(body, is_narrowed):
+    text = f"import torch\n\ndef ref_kernel(data):\n    {body}\n\ndef check_implementation(data, output):\n    data.double()\n"
+    assert bool(gpu_mode.ENDS_IN_FLOAT64.search(text)) == is_narrowed
+
+
 def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path):
     bodies = {
         "right": RIGHT,
