@@ -9,7 +9,6 @@ from pathlib import Path
 from playground.catalog import code_sha256, sha256
 from playground.report import contract
 from playground.report.contract import (  # noqa: F401, for whoever reads documents
-    DOCUMENT_KEYS,
     ENVIRONMENT,
     ENVIRONMENT_KEYS,
     RATIO_KEYS,
@@ -30,7 +29,7 @@ def as_text(document):
     """The JSON of `document`, as `write` writes it."""
     document = _finite(document)
     validate(document)
-    return json.dumps(_in_order(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(contract.in_order(contract.DOCUMENT, document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read(path):
@@ -105,20 +104,18 @@ def _codes(result):
 
 def validate(document):
     """Raise DocumentError, naming the place, unless `document` is as the contract says. Additional keys are allowed."""
-    contract.Keys({"schema": contract.anything})(document, "document")
+    contract.check({"schema": contract.anything}, document, "document")
     if isinstance(document["schema"], bool) or document["schema"] != SCHEMA:
         raise DocumentError(f"schema {document['schema']!r:.60}: this program reads schema {SCHEMA}")
-    contract.Keys({"environment": contract.anything, "results": contract.anything})(document, "document")
-    ENVIRONMENT(document["environment"], "environment")
+    contract.check({"environment": ENVIRONMENT, "results": [contract.anything]}, document, "")
     try:
         date_of(document["environment"])
     except (AttributeError, TypeError, ValueError):
         contract.require(False, "environment.date", "an ISO 8601 date", document["environment"]["date"])
-    contract.Rows(contract.anything)(document["results"], "results")
     for index, result in enumerate(document["results"]):
         where = f"results[{index}]"
-        contract.Keys({"model": contract.text, "variant": contract.text})(result, where)
-        RESULT(result, f"{where} ({result['model']}/{result['variant']})")
+        contract.check({"model": contract.text, "variant": contract.text}, result, where)
+        contract.check(RESULT, result, f"{where} ({result['model']}/{result['variant']})")
 
 
 def _finite(value):
@@ -128,8 +125,3 @@ def _finite(value):
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _in_order(document):
-    order = contract.Keys(dict.fromkeys(DOCUMENT_KEYS) | {"environment": ENVIRONMENT, "results": contract.Rows(RESULT)})
-    return order.in_order(document)
