@@ -4,19 +4,20 @@ from markupsafe import Markup, escape
 
 
 def plain(text):
-    """`text` with every invisible character written out; line breaks, tabs and all kinds of letters stay."""
-    text = str(text)
-    return text if text.isprintable() else "".join(c if _shows(c) else f"[U+{ord(c):04X}]" for c in text)
+    """Return `text` with every invisible character written out; line breaks, tabs and all kinds of letters stay."""
+    return _replaced(str(text), "[U+{:04X}]")
+
+
+def marked(html):
+    """Return HTML, escaped already, in which what was written out is marked."""
+    return _replaced(html, '<span class="odd">U+{:04X}</span>')
 
 
 def visible(text):
-    """The same as HTML, in which what was written out is marked."""
-    text = str(text)
-    if text.isprintable():
-        return escape(text)
-    marked = (escape(c) if _shows(c) else Markup('<span class="odd">U+{:04X}</span>').format(ord(c)) for c in text)
-    return Markup("").join(marked)
+    """Return any text as such HTML."""
+    return Markup(marked(escape(str(text))))
 
 
-def _shows(character):
-    return character.isprintable() or character in "\n\t\u00a0"
+def _replaced(text, form):
+    odd = {character for character in text if not (character.isprintable() or character in "\n\t\u00a0")}
+    return text.translate({ord(character): form.format(ord(character)) for character in odd})

@@ -5,17 +5,12 @@ from pathlib import Path
 
 from playground import catalog
 from playground.report import checks, facts, terminal
-from playground.report.figures import (
-    baseline_name,
-    gradients_unsupported,
-    headline,
-    labelled,
-    timing_notes,
-    with_unit,
-)
-from playground.report.page import explanation, findings, sources, verdicts
+from playground.report.explanation import docstring, sections
+from playground.report.figures import baseline_name, gradients_unsupported, headline, labelled, timing_notes, with_unit
+from playground.report.page import sources, verdicts
 
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
+OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
 
 
 def shown(identity, result, path, stale, first=None, with_source=True):
@@ -25,14 +20,15 @@ def shown(identity, result, path, stale, first=None, with_source=True):
     only the lines around findings are shown.
     """
     text = _read(path)
-    found = findings.at_lines(result, path) if path else []
+    found = findings_at_lines(result, path) if path else []
     lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
-    title, explained = explanation.of(path) if path else ("", "")
+    title, explained = sections(documentation(path) or "\n") if path else ("", [])
     best, ratio = headline(result)
     return {
         "id": identity,
         "name": result["variant"],
-        "title": title,
+        # Without the names in front and the full stop behind, which stand beside it anyway.
+        "title": re.sub(r"^\w+(?:, \w+| on the CPU)?: ", "", title).rstrip("."),
         "verdict": verdicts.mark(result["verdict"]),
         "time": with_unit(result["time_ms"]["median"], " ms") if result["time_ms"] else "",
         "speedup": f"{labelled(with_unit(ratio['ratio'], 'x'), result)} over {baseline_name(best)}" if ratio else "",
@@ -56,6 +52,32 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "source_name": _shown_path(path) if path else "",
         "stale": stale,
     }
+
+
+def documentation(path):
+    """Return the docstring of the file at `path`; "" where there is none or no such file."""
+    try:
+        return docstring(path)
+    except (catalog.CatalogError, OSError, RecursionError, MemoryError):
+        return ""
+
+
+def findings_at_lines(result, path):
+    """Return (line, text) of every finding and of a reason or traceback that names a line of the file, in order of lines."""
+    found = {}
+    reason, name = result.get("reason") or "", re.escape(path.name)
+    for text in filter(None, [*(result.get("findings") or []), reason]):
+        place = re.search(rf"(?:^|[\s/\"']){name}:(\d+)", text)
+        if not place or any(text in known or known in text for _, known in found):
+            continue
+        found[int(place[1]), text] = None
+        if other := OTHER_PARTY.search(text):
+            found[int(other[2]), f"the other party of line {place[1]}: {other[1]}"] = None
+    if reason and not found:
+        syntax = re.findall(r"^(?:Syntax|Indentation|Tab)Error in line (\d+):", reason)
+        traceback = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.get("details") or "")
+        return [(int(line), reason) for line in (syntax or traceback)[-1:]]
+    return sorted(found)
 
 
 def _source(text, lines, with_source):

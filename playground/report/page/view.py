@@ -17,7 +17,7 @@ from playground.report.figures import (
     size_note,
     with_unit,
 )
-from playground.report.page import explanation, suite, variant, verdicts
+from playground.report.page import suite, variant, verdicts
 from playground.report.page.verdicts import Mark
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
@@ -126,7 +126,7 @@ def _model(identity, name, pairs, with_source):
     return {
         "id": identity,
         "name": name,
-        "about": explanation.about(model_file) if model_file else "",
+        "about": " ".join(variant.documentation(model_file).split("\n\n")[0].split()) if model_file else "",
         "groups": [_group(f"{identity}-at-{n}", name, *key, each) for n, (key, each) in enumerate(groups.items())],
         "variants": variants,
         "members": [{"result": result, "shown": shown} for (result, _), shown in zip(pairs, variants, strict=True)],
