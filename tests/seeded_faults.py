@@ -622,8 +622,8 @@ report/contract.py: what failed may be timed
 
 report/contract.py: times in any order
     report/test_document.py
--null=True, rule=_ordered("p20", "median", "p80"))
-+null=True)
+-**dict.fromkeys(("median", "p20", "p80"), number), WHOLE: _rising("p20", "median", "p80")}
++**dict.fromkeys(("median", "p20", "p80"), number)}
 
 report/document.py: nan in json
     report/test_document.py

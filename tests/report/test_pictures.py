@@ -16,7 +16,7 @@ KIB = {"KB": 1024, "KiB": 1024}
 @pytest.mark.parametrize(("model", "variant"), memories.PICTURES)
 def test_shared_memory_is_what_the_kernels_docstring_says(model, variant):
     """To the precision of its table of launches: whole KB, or halves."""
-    title, *boxes = memories.PICTURES[model, variant]
+    title, boxes = memories.PICTURES[model, variant]
     docstring = (catalog.KERNELS / model / f"{variant}.py").read_text().split('"""')[1]
     row = next(line for line in docstring.splitlines() if line.strip().split(" ")[0].rstrip(":") == title.partition(":")[0])
     in_column = "shared, K" in docstring  # the unit stands in the table's head
@@ -28,7 +28,7 @@ def test_shared_memory_is_what_the_kernels_docstring_says(model, variant):
 
 @pytest.mark.parametrize(("model", "variant"), memories.PICTURES)
 def test_arrows_lead_from_box_to_box_and_no_two_boxes_share_a_place(model, variant):
-    _, *boxes = memories.PICTURES[model, variant]
+    _, boxes = memories.PICTURES[model, variant]
     places = {box.place: box.name for box in boxes}
     assert len(places) == len(boxes) and {box.to for box in boxes if box.to} <= set(places)
     assert {place[0] for place in places} == set(memories.MEMORIES)

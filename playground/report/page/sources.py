@@ -58,7 +58,8 @@ def highlighted(text, findings=(), around=None):
     ]
     lexer = _Lexer()
     tokens = [(kind, value) for _, kind, value in lexer.get_tokens_unprocessed("\n".join(lines))]
-    rows = marked(pygments.format(tokens, HtmlFormatter(nowrap=True))).split("\n")[: len(lines)]
+    html = pygments.format(tokens, HtmlFormatter(nowrap=True)).replace("<span", "<i").replace("</span>", "</i>")  # shorter
+    rows = marked(html).split("\n")[: len(lines)]
     html, last = [], 0
     for number, row in enumerate(rows, start=1):
         if around is not None and all(abs(number - line) > around for line, _, _ in findings):

@@ -34,8 +34,8 @@ def text_of(html):
 def test_each_language_is_highlighted_as_itself():
     html = str(sources.highlighted(FILE))
     assert text_of(html) == FILE
-    assert '<span class="k">__global__</span> <span class="kt">void</span>' in html, "CUDA"
-    assert '<span class="k">import</span>' in html and '<span class="s">"x"</span>' in html, "Python"
+    assert '<i class="k">__global__</i> <i class="kt">void</i>' in html, "CUDA"
+    assert '<i class="k">import</i>' in html and '<i class="s">"x"</i>' in html, "Python"
     assert [number for number, line in enumerate(html.split("\n</span>"), 1) if '<span class="in">' in line] == [*range(5, 12)]
 
 
