@@ -4,10 +4,12 @@ from playground.report import checks
 from playground.report.figures import (
     FORWARD,
     NOTHING,
+    OUTCOMES,
     TIMED,
     baseline_name,
     gradient_verdict,
     gradients_unsupported,
+    interval,
     label,
     mutants,
     one_line,
@@ -15,7 +17,6 @@ from playground.report.figures import (
     scientific,
     share_of_floor,
     size_note,
-    span,
     standards,
     timed_modes,
     timing_notes,
@@ -105,13 +106,12 @@ def timed(result):
 
 
 def _outcome(timings):
-    """'win over torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
+    """Return 'faster than torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
     if why := why_not_measured(timings):
         return f"speed-up not measured: {one_line(why)}"
     outcome, share = timings["outcome"], share_of_floor(timings)
-    parts = [f"{outcome['verdict']} over" if outcome["verdict"] == "win" else f"{outcome['verdict']} against"]
-    parts[0] += f" {baseline_name(outcome['against'])}"
-    parts.append(f"{with_unit(outcome['ratio'], 'x')} ({span(outcome['low'], outcome['high'], 'x')})")
-    parts.append(f"{timings['rounds']} rounds, {timings['calls']} calls")
+    word = OUTCOMES[outcome["verdict"]]
+    parts = [f"{word} {'from' if outcome['verdict'] == 'tie' else 'than'} {baseline_name(outcome['against'])}"]
+    parts += [interval(outcome), f"{timings['rounds']} rounds, {timings['calls']} calls"]
     parts += [f"{with_unit(100 * share, '%')} of the floor"] if share else []
     return ", ".join(parts)

@@ -1,6 +1,7 @@
 """What the reports say about a result: how numbers are written, and the figures that follow from others."""
 
 import ast
+import contextlib
 import math
 import re
 import statistics
@@ -30,13 +31,8 @@ TRAINING = {"weights": "training, weights", "weights_and_input": "training, weig
 
 TIMED = ("pass", "forward only")  # verdicts with which a variant is timed
 # Verdict -> how many variants have it, in words.
-TALLY = {
-    "pass": "passed",
-    "forward only": "forward only",
-    "fail": "failed",
-    "error": "ended in an error",
-    "skipped": "skipped",
-}
+TALLY = {"pass": "passed", "forward only": "forward only", "fail": "failed", "error": "ended in an error", "skipped": "skipped"}
+OUTCOMES = {"win": "faster", "tie": "no difference", "loss": "slower"}  # as they are said, of those in the JSON
 FORWARD = "forward"
 GRAPH = "CUDA graph"
 NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
@@ -100,12 +96,9 @@ def significant(value):
     """Three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    mantissa, exponent = f"{value:.2e}".split("e")
-    exponent = int(exponent)
-    if value == 0:
-        return "0"
-    if not -4 <= exponent < 6:
-        return f"{mantissa}e{exponent}"
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    if value == 0 or not -4 <= exponent < 6:
+        return scientific(value)
     return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
 
 
@@ -126,6 +119,11 @@ def with_unit(value, unit):
 
 def span(low, high, unit=""):
     return f"{with_unit(low, unit)}-{with_unit(high, unit)}"
+
+
+def interval(ratio):
+    """Return '2.30x (2.29x-2.31x)'."""
+    return f"{with_unit(ratio['ratio'], 'x')} ({span(ratio['low'], ratio['high'], 'x')})"
 
 
 def printable(line):
@@ -151,11 +149,6 @@ def baseline_name(name):
     return f"{shown} with {' and '.join(SETTINGS.get(each, each) for each in settings)}" if settings else shown
 
 
-def best_baseline(speedup):
-    """The baseline that is hardest to beat, or None when there is no measured one."""
-    return min(speedup, key=lambda name: speedup[name]["ratio"]) if speedup else None
-
-
 def fastest_baseline(medians):
     """Of {baseline: ms} the name of the fastest that is in float32; None where there is none."""
     return min((name for name in medians if name != LOWER_PRECISION), key=medians.get, default=None)
@@ -179,7 +172,7 @@ def headline(timings):
     outcome, speedup = timings.get("outcome"), timings.get("speedup")
     if outcome:
         return (outcome["against"], outcome) if not why_not_measured(timings) else (None, None)
-    best = best_baseline(speedup)
+    best = min(speedup, key=lambda name: speedup[name]["ratio"]) if speedup else None
     return best, best and speedup[best]
 
 
@@ -189,61 +182,43 @@ def why_not_measured(timings):
 
 
 def outcome_verdict(timings):
-    """'win', 'tie', 'loss' or 'not measured'; 'win in fp16' where the variant computes in that; '-' where it is not known."""
+    """Return 'faster', 'no difference', 'slower' or 'not measured'; 'faster in fp16' of a lower precision; '-' if not known."""
     verdict = (timings.get("outcome") or {}).get("verdict", NOTHING)
     own = timings.get("variant_precision")
-    return f"{verdict} in {own}" if own and verdict != NOTHING else verdict
-
-
-def against_any_precision(timings):
-    """'0.900x over torch.compile, the fastest of any precision'; None where the headline is against that one already."""
-    name = (timings.get("outcome") or {}).get("any_precision")
-    ratio = (timings.get("speedup") or {}).get(name)
-    return f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision" if ratio else None
-
-
-def _open_tie(timings):
-    """'a tie, since 1.18x is anything from 0.951x to 1.42x'; None where the ratio itself is that of a tie."""
-    outcome = timings.get("outcome") or {}
-    if outcome.get("verdict") != "tie" or abs(outcome["ratio"] - 1) <= TIE:
-        return None
-    low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
-    return f"a tie, since {ratio} is anything from {low} to {high}"
-
-
-def control_note(timings):
-    """'the original against itself came out at 1.04x (1.02x-1.06x), ...'; None where that is no more than noise."""
-    control = timings.get("control")
-    if not control or verdict(control) == "tie":
-        return None
-    came_out = f"{with_unit(control['ratio'], 'x')} ({span(control['low'], control['high'], 'x')})"
-    return f"the original against itself came out at {came_out}; intervals are wider by as much"
+    return OUTCOMES.get(verdict, verdict) + (f" in {own}" if own and verdict != NOTHING else "")
 
 
 def timing_notes(result, brief=False):
-    """What is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
+    """Yield what is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
 
-    `brief` is for a table without intervals: it has that of a tie whose ratio looks like none. And it leaves out which
-    baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
+    `brief` is for a table without intervals: it has that of a ratio that looks like a difference and is none. And it leaves
+    out which baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
     """
     for title, timings in timed_modes(result).items():
         if "unavailable" in timings:
             step = title.removesuffix(f", {GRAPH}")
             yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
-        yield from (f"{title}{note}" for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
-        if not brief and (slow := timings.get("not_graphed")):
-            yield f"{title}so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
-        if brief and (why := why_not_measured(timings)):
-            yield f"{title}speed-up not measured: {one_line(why)}"
-        if control := control_note(timings):
-            yield f"{title}{control}"
-        if brief and (open_tie := _open_tie(timings)):
-            yield f"{title}{open_tie}"
-        if any_precision := against_any_precision(timings):
-            yield f"{title}{any_precision}"
-        if (share_of_floor(timings) or 0) > 1:
-            yield f"{title}{BEYOND_FLOOR}"
+        yield from (title + note for note in _timing_notes(timings, brief))
+
+
+def _timing_notes(timings, brief):
+    yield from (note for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
+    outcome, control = timings.get("outcome") or {}, timings.get("control")
+    if not brief and (slow := timings.get("not_graphed")):
+        yield f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
+    if brief and (why := why_not_measured(timings)):
+        yield f"speed-up not measured: {one_line(why)}"
+    if control and verdict(control) != "tie":
+        yield f"the original against itself came out at {interval(control)}; intervals are wider by as much"
+    if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
+        low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
+        yield f"no difference, since {ratio} is anything from {low} to {high}"
+    name = outcome.get("any_precision")
+    if ratio := (timings.get("speedup") or {}).get(name):
+        yield f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision"
+    if (share_of_floor(timings) or 0) > 1:
+        yield BEYOND_FLOOR
 
 
 def timed_modes(result):
@@ -278,19 +253,13 @@ def by_device(results):
 
     Times on different devices are never set against one another.
     """
-    names = {}
-    for result in results:
-        names.setdefault(result["ran_on"], set()).add(_device_name(result))
+    # That of a worker; a run without a cluster has one device.
+    names = [(result["ran_on"], one_line((result.get("device") or {}).get("name") or "") or None) for result in results]
     groups = {}
-    for result in results:
-        several = len(names[result["ran_on"]] - {None}) > 1
-        groups.setdefault(_device_name(result) if several else None, []).append(result)
+    for result, (place, name) in zip(results, names, strict=True):
+        several = len({other for where, other in names if where == place} - {None}) > 1
+        groups.setdefault(name if several else None, []).append(result)
     return groups
-
-
-def _device_name(result):
-    name = (result.get("device") or {}).get("name")  # that of a worker; a run without a cluster has one device
-    return name and one_line(name)
 
 
 def on_device(what, device):
@@ -364,24 +333,16 @@ def mutants(result):
 
 
 def model_constants(path):
-    """The literal module-level constants of a model's file, read without running it."""
-    try:
-        body = ast.parse(Path(path).read_text(encoding="utf-8")).body
-    except (OSError, SyntaxError, ValueError):
-        return {}
+    """Return the literal module-level constants of a model's file, read without running it."""
     constants = {}
-    for node in body:
-        if not isinstance(node, ast.Assign):
-            continue
-        try:
-            value = ast.literal_eval(node.value)
-        except ValueError:
-            continue
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                constants[target.id] = value
-            elif isinstance(target, ast.Tuple) and all(isinstance(name, ast.Name) for name in target.elts):
-                constants.update(zip((name.id for name in target.elts), value, strict=True))
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        for node in ast.parse(Path(path).read_text(encoding="utf-8")).body:
+            with contextlib.suppress(ValueError):
+                if isinstance(node, ast.Assign):
+                    value = ast.literal_eval(node.value)
+                    for target in node.targets:
+                        names = target.elts if isinstance(target, ast.Tuple) else [target]
+                        constants |= zip((each.id for each in names), value if names != [target] else [value], strict=True)
     return constants
 
 

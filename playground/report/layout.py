@@ -33,8 +33,6 @@ STYLES = {"pass": "green", "ok": "green", "fail": "bold red", "error": "bold red
 STYLES |= {
     "forward only": "yellow",
     "refused": "yellow",
-    "win": "green",
-    "loss": "red",
     "faster": "green",
     "slower": "red",
     "not comparable": "yellow",

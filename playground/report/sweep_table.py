@@ -1,4 +1,4 @@
-"""A sweep on the terminal: for each variant a row a point, and where it starts or stops to win."""
+"""A sweep on the terminal: for each variant a row a point, and where it becomes faster or slower."""
 
 from rich.text import Text
 
@@ -76,7 +76,7 @@ def _reasons(results, axes):
 
 
 def crossover_lines(results, axes):
-    """A sentence on each place where a variant starts or stops to win, along each axis, or on there being none."""
+    """Yield a sentence on each place where a variant becomes faster or slower than PyTorch along an axis, or that it does not."""
     for axis in axes:
         for others, line in sweep.lines_along(results, axes, axis):
             timed = sweep.measured(line)
@@ -84,8 +84,8 @@ def crossover_lines(results, axes):
             found = sweep.crossovers(line, axes, axis)
             for each in found:
                 about = f", at about {significant(each.at)}" if each.at else ""
-                verb = "starts" if each.starts else "stops"
-                yield f"{verb} to win between {axis}={each.before} and {each.after}{about}{where}"
+                verb = "becomes faster" if each.starts else "stops being faster"
+                yield f"{verb} between {axis}={each.before} and {each.after}{about}{where}"
             if len(timed) > 1 and not found:
                 wins = timed[0]["outcome"]["verdict"] == "win"
-                yield f"wins {'everywhere' if wins else 'nowhere'} along {axis}{where}"
+                yield f"faster {'everywhere' if wins else 'nowhere'} along {axis}{where}"

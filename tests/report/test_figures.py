@@ -106,7 +106,7 @@ def test_size_note(tmp_path):
 
 @pytest.mark.parametrize(
     ("verdict", "ratio", "note"),
-    [("tie", 1.18, ["a tie, since 1.18x is anything from 0.944x to 1.42x"]), ("tie", 1.005, []), ("win", 1.18, [])],
+    [("tie", 1.18, ["no difference, since 1.18x is anything from 0.944x to 1.42x"]), ("tie", 1.005, []), ("win", 1.18, [])],
 )
 def test_a_tie_that_does_not_look_like_one(verdict, ratio, note):
     outcome = {"verdict": verdict, "against": "eager", "ratio": ratio, "low": 0.8 * ratio, "high": 1.2 * ratio}

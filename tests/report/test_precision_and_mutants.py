@@ -31,7 +31,7 @@ def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
     second["variant_precision"] = "fp16"
     text = draw(terminal.Summary, gpu_document)
     assert "cuda, fp16 against tf32" in text and "49.4x fp16" in text
-    assert "win in fp16" in text
+    assert "faster in fp16" in text
     document.validate(gpu_document)
     assert "forward, in fp16: win over" in draw(terminal.Details, gpu_document)
     assert "fp16 against tf32" in draw(terminal.Details, gpu_document)

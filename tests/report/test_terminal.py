@@ -50,7 +50,7 @@ def test_summary_has_one_line_a_variant_where_there_is_room(gpu_document):
     row = next(line for line in text.splitlines() if line.startswith("v2_single_kernel"))
     assert row.split() == [
         *("v2_single_kernel", "cuda,", "tf32", "pass", "ok", "1.10e-5", "1.20e-5", "0.142", "6.70", "49.4x", "torch.compile"),
-        *("97.9%", "win"),
+        *("97.9%", "faster"),
     ]
 
 
@@ -139,9 +139,9 @@ def test_details_show_how_it_was_timed(gpu_document):
     (graphed,) = [line for line in draw("details", gpu_document).splitlines() if line.startswith("  forward, CUDA graph  ")]
     assert graphed.split()[-1] == "-", "a replay takes no memory, and the graph's is not known"
     for part in [
-        "timing forward: win over torch.compile, 49.4x (48.9x-49.9x), 9 rounds, 41 calls, 97.9% of the floor",
-        "timing forward, CUDA graph: win over torch.compile, 49.4x (48.9x-49.9x), 12 rounds, 50 calls",
-        "timing training, weights: win over torch.compile, 5.43x",
+        "timing forward: faster than torch.compile, 49.4x (48.9x-49.9x), 9 rounds, 41 calls, 97.9% of the floor",
+        "timing forward, CUDA graph: faster than torch.compile, 49.4x (48.9x-49.9x), 12 rounds, 50 calls",
+        "timing training, weights: faster than torch.compile, 5.43x",
         "SM clock 1975 MHz before, 1960 after, of 1980",
     ]:
         assert part in text
@@ -171,7 +171,7 @@ def test_summary_shows_training_in_a_graph(gpu_document):
 def test_details_show_training_in_a_graph(gpu_document):
     text = unfolded(draw("details", with_graphed_training(gpu_document), 120))
     assert "training, weights, CUDA graph: so slow that they were timed without a graph: eager; channels_last" in text
-    assert "timing training, weights, CUDA graph: win over torch.compile, 2.50x (2.40x-2.60x)" in text
+    assert "timing training, weights, CUDA graph: faster than torch.compile, 2.50x (2.40x-2.60x)" in text
     assert "training, weights, CUDA graph: baseline torch.compile fp32 not measured: RuntimeError: no capture" in text
     assert "training, weights, CUDA graph 0.114 " in text and " eager (no graph) " in text
 

@@ -24,7 +24,7 @@ from playground.report.figures import (
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
-STATES = {"pass": GOOD, "ok": GOOD, "win": GOOD, "fail": BAD, "error": BAD, "loss": BAD}
+STATES = {"pass": GOOD, "ok": GOOD, "faster": GOOD, "fail": BAD, "error": BAD, "slower": BAD}
 MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "speedup": "speed-up", "share": "of the floor"}
 VERDICT_ORDER = {word: place for place, word in enumerate(document.VERDICTS)}
@@ -51,7 +51,7 @@ class Mark:
 
 
 def mark(word):
-    """Return the Mark of a verdict, an outcome such as 'win in fp16', or 'ok' and 'fail'."""
+    """Return the Mark of a verdict, an outcome such as 'faster in fp16', or 'ok' and 'fail'."""
     return Mark(STATES.get(word.split(" ")[0], UNKNOWN), "not run" if word == NOTHING else word)
 
 
