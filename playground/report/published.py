@@ -28,9 +28,13 @@ def is_right(result):
     return result["standards"]["forward"]
 
 
-def is_win(result):
+def is_timed(result):
+    return is_right(result) and (result["outcome"] or {}).get("verdict") not in (None, "not measured")
+
+
+def is_faster(result):
     """Whether it is faster than the fastest baseline that is as precise, its whole interval above 1.01."""
-    return is_right(result) and (result["outcome"] or {}).get("verdict") == "win"
+    return is_timed(result) and result["outcome"]["verdict"] == "win"
 
 
 def beats_eager(result):
@@ -38,43 +42,37 @@ def beats_eager(result):
     return is_timed(result) and result["speedup"]["eager"]["low"] > 1 + TIE
 
 
-def is_timed(result):
-    return is_right(result) and (result["outcome"] or {}).get("verdict") not in (None, "not measured")
-
-
-def claims(result):
-    """Whether its publisher says that it is faster than eager PyTorch."""
-    return (result.get("claimed_speedup") or 0) > 1
+def counts(results):
+    """Return {what: how many of the results}, and the same of those whose publisher claims a speed-up over eager PyTorch."""
+    tests = {"right": is_right, "timed": is_timed, "faster": is_faster, "over eager": beats_eager}
+    tests |= {"all": lambda result: True, "drop-in": lambda result: result["standards"]["drop_in"]}
+    claiming = [each for each in results if (each.get("claimed_speedup") or 0) > 1]
+    return tuple({what: sum(map(test, of)) for what, test in tests.items()} for of in (results, claiming))
 
 
 def sentence(results):
-    """The numbers for README's first screen."""
-    faster = [each for each in results if claims(each)]
-    right, drop_in = sum(map(is_right, results)), sum(each["standards"]["drop_in"] for each in results)
-    fail, over_eager, wins = sum(not is_right(each) for each in faster), sum(map(beats_eager, faster)), sum(map(is_win, faster))
-    unmeasured = sum(is_right(each) and not is_timed(each) for each in faster)
+    """Return the numbers for README's first screen."""
+    found, claiming = counts(results)
     return (
-        f"Of {len(results)} published KernelBench solutions, {right} are right on their problem's own inputs and "
-        f"{drop_in or 'none'} can replace the original everywhere. Of the {len(faster)} that claim a speed-up over eager "
-        f"PyTorch, {fail} fail, {unmeasured} could not be measured, {over_eager} are faster than eager and {wins} than "
+        f"Of {found['all']} published KernelBench solutions, {found['right']} are right on their problem's own inputs and "
+        f"{found['drop-in'] or 'none'} can replace the original everywhere. Of the {claiming['all']} that claim a speed-up "
+        f"over eager PyTorch, {claiming['all'] - claiming['right']} fail, {claiming['right'] - claiming['timed']} could not be "
+        f"measured, {claiming['over eager']} are faster than eager and {claiming['faster']} than "
         f"PyTorch's best ([details](docs/published_solutions.md))."
     )
 
 
 def table(results):
-    """The rows of Markdown, a collection each and all together."""
-    origins = sorted({each["origin"] for each in results})
-    groups = {origin: [each for each in results if each["origin"] == origin] for origin in origins}
-    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *(_row(*item) for item in groups.items()), _row("all", results)]
+    """Return the rows of Markdown, a collection each and all together."""
+    groups = {origin: [] for origin in sorted({each["origin"] for each in results})}
+    for each in results:
+        groups[each["origin"]].append(each)
+    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:]))]
+    for title, own in {**groups, "all": results}.items():
+        found, claiming = counts(own)
+        rows.append((title, *(found[what] for what in ("all", "right", "drop-in", "timed", "faster"))))
+        rows[-1] += tuple(claiming[what] for what in ("all", "right", "over eager", "faster"))
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
-
-
-def _row(title, results):
-    faster = [each for each in results if claims(each)]
-    drop_in = sum(each["standards"]["drop_in"] for each in results)
-    right, timed, wins = (sum(map(test, results)) for test in (is_right, is_timed, is_win))
-    of_faster = (sum(map(test, faster)) for test in (is_right, beats_eager, is_win))
-    return title, len(results), right, drop_in, timed, wins, len(faster), *of_faster
 
 
 def image(results):
@@ -93,8 +91,8 @@ def image(results):
         for line in (axes.axvline, axes.axhline, failed.axvline):
             line(1, color=PANEL, linewidth=0.8, linestyle=(0, (4, 3)))
         groups = {
-            "right and faster than PyTorch's best": ([each for each in claimed if is_timed(each) and is_win(each)], GOOD),
-            "right": ([each for each in claimed if is_timed(each) and not is_win(each)], DEVICE),
+            "right and faster than PyTorch's best": ([each for each in claimed if is_timed(each) and is_faster(each)], GOOD),
+            "right": ([each for each in claimed if is_timed(each) and not is_faster(each)], DEVICE),
         }
         for label, (of_group, colour) in groups.items():
             _scatter(axes, of_group, [each["speedup"]["eager"]["ratio"] for each in of_group], colour)

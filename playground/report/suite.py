@@ -8,8 +8,8 @@ writes what may be kept of a run over other people's solutions: no line of their
 import argparse
 import collections
 import json
-import math
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -73,18 +73,11 @@ def _standard(results, standard, count):
     share = len(correct) / count if count else 0.0
     over = {}
     for name in BASELINES:
-        ratios = [each[name] for each in timed if name in each]
-        if not ratios:
-            continue
-        faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
-        over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": _geometric_mean(ratios)}
+        if ratios := [each[name] for each in timed if name in each]:
+            faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
+            means = {key: statistics.geometric_mean(ratio[key] for ratio in ratios) for key in document.RATIO_KEYS}
+            over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": means | {"pairs": len(ratios)}}
     return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
-
-
-def _geometric_mean(ratios):
-    """{"ratio", "low", "high", "pairs"}."""
-    means = {key: math.exp(math.fsum(math.log(ratio[key]) for ratio in ratios) / len(ratios)) for key in document.RATIO_KEYS}
-    return means | {"pairs": len(ratios)}
 
 
 def eval_results(report):
@@ -139,22 +132,20 @@ def write_eval_results(report, file):
 def facts(report):
     """What may be kept of a run over other people's solutions: hashes, verdicts, figures, and the judge's own sentences."""
     environment = {key: report["environment"].get(key) for key in (*document.ENVIRONMENT_KEYS, "options", "complete")}
-    results = [
-        {
-            **_named(result.get("pair") or {}),
-            **{key: result.get(key) for key in FACTS},
-            "reason": _own_words(result),
-            "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
-            "caveats": [each["tag"] for each in result.get("caveats") or []],
-        }
-        for result in report["results"]
-    ]
+    results = []
+    for result in report["results"]:
+        pair = result.get("pair") or {}
+        results.append(
+            {
+                **pair,
+                **{key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)},
+                **{key: result.get(key) for key in FACTS},
+                "reason": _own_words(result),
+                "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
+                "caveats": [each["tag"] for each in result.get("caveats") or []],
+            }
+        )
     return {"schema": report["schema"], "environment": environment, "suite": report.get("suite"), "results": results}
-
-
-def _named(pair):
-    """The pair, its two files by name alone."""
-    return pair | {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
 
 
 def _own_words(result):

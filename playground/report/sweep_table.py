@@ -76,7 +76,7 @@ def _reasons(results, axes):
 
 
 def crossover_lines(results, axes):
-    """Yield a sentence on each place where a variant becomes faster or slower than PyTorch along an axis, or that it does not."""
+    """Yield a sentence on each place along each axis where a variant becomes faster or slower than PyTorch, or on none."""
     for axis in axes:
         for others, line in sweep.lines_along(results, axes, axis):
             timed = sweep.measured(line)

@@ -32,11 +32,12 @@ def page(document, known):
     models = {}
     for device, of_device in by_device(results).items():
         for result in of_device:
-            models.setdefault((result["model"], device), []).append(id(result))
-    with_source = _length({files[1] for _, files in pairs if files[1]}) <= MOST_SOURCE
+            models.setdefault(on_device(result["model"], device), set()).add(id(result))
+    files = {path for _, (_, path) in pairs if path and path.is_file()}
+    with_source = sum(path.stat().st_size for path in files) <= MOST_SOURCE
     sections = [
-        _model(f"model-{number}", on_device(name, device), [pair for pair in pairs if id(pair[0]) in own], with_source)
-        for number, ((name, device), own) in enumerate(models.items(), 1)
+        _model(f"model-{number}", name, [pair for pair in pairs if id(pair[0]) in own], with_source)
+        for number, (name, own) in enumerate(models.items(), 1)
     ]
     return {
         "machine": machine(environment),
@@ -75,11 +76,6 @@ def _files(result, known):
     named = [each for each in known if (each.names or (each.model.stem, each.variant.stem)) == names]
     same = [each for each in named if not is_stale(result, each.variant, each.model)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
-
-
-def _length(paths):
-    """Bytes of all these files; none of one that cannot be read."""
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _remarks(environment):
