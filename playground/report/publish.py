@@ -112,8 +112,8 @@ def files(root):
         yield path, _between(text, RESULTS, table(root, runs, path, model), path)
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
     timed = {model: [each for each in newest.of(model).values() if each["time_ms"]] for model in models} if newest else {}
-    title = f"Forward pass on {machine(newest.environment)}, {_day(newest)}" if newest else NOTHING_MEASURED
     where = f"{machine(newest.environment)}, {_day(newest)}" if newest else ""
+    title = f"Forward pass on {where}" if newest else NOTHING_MEASURED
     for model in ladders:
         for name, text in [*memories.images(model), ("time", time_parts.image(model, timed.get(model, []), where))]:
             if text:
@@ -171,36 +171,30 @@ def best(runs, models):
 
 
 def _best_rows(run, models):
-    rows = [BEST_HEAD, ("---", *("--:" for _ in BEST_HEAD[1:]))]
+    rows = []
     for model in models:
         results = run.of(model).values()
         as_precise = [each for each in results if each["time_ms"] and not each.get("variant_precision")]
         if as_precise:
             result = min(as_precise, key=lambda each: each["time_ms"]["median"])
             rows.append(_best_row(model, result, baseline_medians(results)))
-    return _joined(rows)
+    return _table(BEST_HEAD, rows)
 
 
 def _best_row(title, result, baselines):
-    fastest, ratio = headline(result)
-    share = share_of_floor(result)
-    link = _link(README, result["model"], result["variant"])
+    (fastest, ratio), share, median = headline(result), share_of_floor(result), result["time_ms"]["median"]
+    graphed = (result.get("graphed") or {}).get("time_ms")
+    # Where launches took a share of the time that shows.
+    in_a_graph = graphed and graphed["median"] <= (1 - LAUNCHES_SHOW) * median
     return (
         cell(title),
         significant(baselines.get("eager")),
         f"{significant(baselines[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
-        f"**{significant(result['time_ms']['median'])}**{_in_a_graph(result)} ({link})",
+        f"**{significant(median)}**{', in a CUDA graph ' + significant(graphed['median']) if in_a_graph else ''} "
+        f"({_link(README, result['model'], result['variant'])})",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
         with_unit(100 * share, "%") if share else "",
     )
-
-
-def _in_a_graph(result):
-    """', in a CUDA graph 0.199' where launches took a share of the time that shows."""
-    graphed = (result.get("graphed") or {}).get("time_ms")
-    if not graphed or graphed["median"] > (1 - LAUNCHES_SHOW) * result["time_ms"]["median"]:
-        return ""
-    return f", in a CUDA graph {significant(graphed['median'])}"
 
 
 def _best_caption(run):
@@ -222,15 +216,14 @@ def table(root, runs, path, model):
 
 def _caption(run, model):
     remark = run.environment.get("joined")  # on which results of the record are from other runs
-    is_limited_named = any(each["model"] == model for each in run.limited)
-    is_stale_named = any(of == model for of, _ in run.stale)
-    return (
+    text = (
         f"Measured on {cell(machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded in "
         f"`results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
         "convolutions by default, a kernel may still compute in full float32."
-        + (f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs." if is_limited_named else "")
-        + (" Stale: the file has changed since it was measured." if is_stale_named else "")
     )
+    if any(each["model"] == model for each in run.limited):
+        text += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs."
+    return text + " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
 
 
 def _rows(root, run, path, model):
@@ -239,15 +232,15 @@ def _rows(root, run, path, model):
     sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
     permitted = {PERMITTED[result["precision"]] for result in results.values() if result["precision"] in PERMITTED}
     title = ", ".join([f"**{model}**", *([f"input {cell(sizes)}"] if sizes else []), *sorted(permitted)])
-    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(results.values())]
+    rows = [*_baseline_rows(results.values())]
     for file in _python_files(root / "kernels" / model):
         key = model, file.stem
         if not file.stem.startswith("cpu_"):
-            figures = ["stale"] if key in run.stale else list(_figures(run.current.get(key)))
-            rows.append([_link(path, *key), *figures, *[""] * len(HEAD)])
+            figures = ["stale"] if key in run.stale else _figures(run.current.get(key))
+            rows.append([_link(path, *key), *figures])
             limited = [each for each in run.limited if (each["model"], each["variant"]) == key]
-            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each), *[""] * len(HEAD)] for each in limited]
-    return f"{title}\n\n{_joined(row[: len(HEAD)] for row in rows)}"
+            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each)] for each in limited]
+    return f"{title}\n\n{_table(HEAD, rows)}"
 
 
 def _baseline_rows(results):
@@ -296,8 +289,10 @@ def _day(run):
     return date_of(run.environment).date().isoformat()
 
 
-def _joined(rows):
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def _table(head, rows):
+    """Return a table of Markdown; a row that is too short ends with empty cells."""
+    lines = [head, ("---", *("--:" for _ in head[1:])), *((*row, *[""] * len(head))[: len(head)] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(text):

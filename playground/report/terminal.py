@@ -169,10 +169,7 @@ def _with_sizes(model, results):
 
 
 def _summary_row(result):
-    check = result["check"] or {}
-    time = result["time_ms"] or {}
-    best, ratio = headline(result)
-    share = share_of_floor(result)
+    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
     cells = (
         Text(one_line(result["variant"])),
         Text(facts.ran_on(result)),
@@ -180,7 +177,7 @@ def _summary_row(result):
         verdict(gradient_verdict(check)),
         Text(scientific(check.get("max_error"))),
         Text(scientific(check.get("eager_error"))),
-        Text(significant(time.get("median"))),
+        Text(significant((result["time_ms"] or {}).get("median"))),
         Text(significant(result["build_seconds"])),
         _ratio(ratio, label(result)),
         Text(one_line(baseline_name(best)) if best else NOTHING),
@@ -212,10 +209,13 @@ def _print_remarks(console, results):
     for result in results:
         for line in _printed_lines(result)[:1]:
             print_folded(console, f"{one_line(result['variant'])} printed: {line}", INDENT, hanging=INDENT)
-    remarks = [_grouped((result["variant"], mutants(result)) for result in results)]
-    remarks.append(_grouped((result["variant"], checks.refusals(result["check"])) for result in results))
-    remarks.append(_grouped((result["variant"], under_graphs(result)) for result in results))
-    remarks.append(_grouped((result["variant"], note) for result in results for note in timing_notes(result, brief=True)))
+    whats = (
+        lambda result: [mutants(result)],
+        lambda result: [checks.refusals(result["check"])],
+        lambda result: [under_graphs(result)],
+        lambda result: timing_notes(result, brief=True),
+    )
+    remarks = [_grouped((result["variant"], note) for result in results for note in what(result)) for what in whats]
     notes = _grouped((result["variant"], size_note(result)) for result in results if result.get("shape"))
     if len(notes) > 1:
         remarks.append({note or "sizes of the original": variants for note, variants in notes.items()})
