@@ -237,13 +237,15 @@ TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*CONDUCT, *WATCHED, *TRIALS), "SEEN": 
 
 
 def as_markdown(checks):
-    """Return the checks as the lines of a table of docs/what_a_pass_proves.md."""
-    rows = [
-        f"| {each.name} | {each.said or 'on the first inputs that the problem draws'} | {each.costs or 'nothing'} | "
-        f"`{each.caveat.tag}` | {each.caveat.remedy or ''} |"
-        for each in checks
-    ]
-    return "\n".join(["| check | complaint | costs | tag | what would remove it |", "|---|---|---|---|---|", *rows])
+    """Return a table of docs/what_a_pass_proves.md: a row for each tag, with the checks that lead to it."""
+    groups = {}
+    for each in checks:
+        groups.setdefault((each.caveat, each.costs or "nothing"), []).append(each)
+    rows = []
+    for (caveat, costs), own in groups.items():
+        said = "; ".join(f"*{each.name}*: {each.said or 'on the first inputs that the problem draws'}" for each in own)
+        rows.append(f"| `{caveat.tag}` | {costs} | {said} | {caveat.remedy or ''} |")
+    return "\n".join(["| tag | costs | check: complaint | what would remove it |", "|---|---|---|---|", *rows])
 
 
 if __name__ == "__main__":
