@@ -19,7 +19,7 @@ from playground.report.figures import TIMED
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 from playground.worker.truth import Truth
 
-NOT_PROVED = "not proved against deceit"  # a speed-up whose times come from a process in which a judged file's code ran
+NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
 
 
 class Bench:
@@ -154,7 +154,7 @@ class Bench:
         self._progress.started("time", *names)
         try:
             result.update(self._stopwatch.time(worker, result))
-            if not task.variant.is_catalogued:
+            if not (task.variant.is_catalogued or self._options.isolates(task)):
                 result["speedup_proof"] = NOT_PROVED
             outcome = f"{result['time_ms']['median']:.3g} ms"
         except Rejected as rejection:

@@ -1,25 +1,32 @@
 """The outer clock, from the driver's side: whose turn it is, and what a speed-up can be at most.
 
-The inner clock is precise, and belongs to the process that is timed: a file written to deceive can forge it. The outer one is
-the referee's. It sees all that a call takes from the moment when its inputs become readable to the moment when its result is
-taken, and what the two processes need to take turns on the GPU. Calls without any work (`NULL`) say how much that is.
+The inner clock is precise, and belongs to the process that is timed: a file written to deceive can forge it. The outer one
+belongs to processes that no judged file runs in. It sees all that a call takes from the moment when its inputs become readable
+to the moment when its result is taken. Calls without any work (`NULL`) say how much of that is the way there and back.
+docs/how_times_are_taken.md has the protocol.
 """
 
 import contextlib
 import secrets
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
 from playground.stopwatch import statistics
+from playground.stopwatch.outer import Unshareable, extent_of
 from playground.worker import WorkerFailure, standstill
 
-ROUNDS = 12
-CALLS, SETTLING = 4, 1  # of a turn; of these, calls that do not count
-# What a call without work lacks besides: on one NVIDIA H200 calls of 0.010, 0.36 and 11.2 ms came out 0.006, 0.005 and 0.007 ms
-# longer than by the inner clock.
-RESOLUTION_MS = 0.010
+FEWEST_ROUNDS, ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12
+CALLS = {"cuda": 4, "cpu": 2}  # of a turn
+SETTLING = 1  # of these, calls that do not count
+# What a call without work lacks besides. On one NVIDIA H200 calls of 0.010, 0.36 and 11.2 ms came out 0.006, 0.005 and 0.007 ms
+# longer than by the inner clock. On a CPU it is the time in which a process that is told to stop may go on.
+RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
+FLUSH_BYTES = 128 << 20  # as stopwatch.timer's, of the driver's own memory
+MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
 class TimedWrong(Exception):
@@ -27,65 +34,173 @@ class TimedWrong(Exception):
 
 
 class Player:
-    """A side under the outer clock: `worker` answers `request`s ("candidate" or "baselines") as `side`."""
+    """A side under the outer clock: `worker` answers `request`s ("candidate" or "baselines") as `side`, in a `mode`."""
 
-    def __init__(self, name, worker, role, side, page):
-        self.name, self.worker, self.page = name, worker, page
+    def __init__(self, name, worker, role, side, mode, page):
+        self.name, self.worker, self.mode, self.page = name, worker, mode, page
         self._role, self._side = role, side
 
     def ask(self, what, limit, **arguments):
         """Ask the side's process."""
-        return self.worker.ask(f"{self._role}.{what}", limit, side=self._side, mode="forward", **arguments)
+        return self.worker.ask(f"{self._role}.{what}", limit, side=self._side, mode=self.mode, **arguments)
 
 
-def measure(truth, players, declared, limit):
+def measure(truth, players, place, step, declared, limit, seconds):
     """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
-    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL. `high` is None where the variant's calls are
-    too short to say how fast they can be. Raises TimedWrong, and WorkerFailure where nothing can be measured.
+    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` is one of workload.MODES. After `seconds`
+    there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where nothing can be measured.
     """
     rounds = {name: [] for name in (*players, NULL)}
-    with contextlib.ExitStack() as joined, ThreadPoolExecutor(1) as pool:
-        joined.callback(truth.outer, "close")
-        for player in players.values():
-            shared = truth.outer("open", side=player.name, page=str(player.page))
-            player.ask("join_outer", limit, shared=shared, page=str(player.page))
-            joined.callback(_leave, player, limit)
-        for _ in range(ROUNDS):
+    began = time.monotonic()
+    with {"cuda": _OnGpu, "cpu": _OnCpu}[place](truth, players.values(), step, declared, limit) as course:
+        while len(rounds[NULL]) < (ROUNDS if time.monotonic() - began < seconds else FEWEST_ROUNDS):
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
-                player = players[EAGER if name == NULL else name]
-                with standstill({player.worker, truth.worker}):
-                    served = pool.submit(player.ask, "serve_outer", limit, calls=CALLS, seconds=limit, null=name == NULL)
-                    try:
-                        given = {"calls": CALLS, "compares": name == VARIANT, "declared": declared, "seconds": limit}
-                        calls = truth.outer("time", side=player.name, **given)["calls"]
-                    finally:
-                        served.result()
+                calls = course.turn(players[EAGER if name == NULL else name], is_null=name == NULL)
                 if complaint := next((call["complaint"] for call in calls if call["complaint"]), None):
                     raise TimedWrong(complaint)
                 rounds[name].append([call["milliseconds"] for call in calls[SETTLING:] if call["milliseconds"] is not None])
-    return conclude(rounds)
+    return conclude(rounds, RESOLUTION_MS[place])
 
 
-def conclude(rounds):
-    """Return what `measure` does, of {side: [[milliseconds, ...] of each round]}. Raises WorkerFailure for too few rounds."""
+class _Course:
+    """What the outer clock does on a device. A context: inside of it all sides have joined, and behind it they have left."""
+
+    def __init__(self, truth, players, step, declared, limit):
+        self._truth, self._players, self._declared, self._limit = truth, players, declared, limit
+        self._step = step
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as joined:
+            joined.callback(self._truth.outer, "close")
+            for player in self._players:
+                joined.callback(self._leave, player)
+                self._join(player, self._truth.outer("open", side=player.name, page=str(player.page), step=self._step))
+            self._open = joined.pop_all()
+        return self
+
+    def __exit__(self, *exception):
+        self._open.close()
+
+    def _leave(self, player):
+        with contextlib.suppress(WorkerFailure):
+            player.ask("leave_outer", self._limit)
+
+
+class _OnGpu(_Course):
+    """The referee releases inputs, takes results and has the clock; see worker/outer_referee.py."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._pool = self._open.enter_context(ThreadPoolExecutor(1))
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        self._pool.shutdown()
+
+    def _join(self, player, shared):
+        player.ask("join_outer", self._limit, shared=shared, page=str(player.page))
+
+    def turn(self, player, is_null):
+        """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
+        calls = CALLS["cuda"]
+        with standstill({player.worker, self._truth.worker}):
+            self._truth.outer("await_quiet", seconds=self._limit)
+            served = self._pool.submit(player.ask, "serve_outer", self._limit, calls=calls, seconds=self._limit, null=is_null)
+            try:
+                compares = player.name == VARIANT
+                given = {"step": self._step, "calls": calls, "declared": self._declared, "seconds": self._limit}
+                return self._truth.outer("time", side=player.name, compares=compares, **given)["calls"]
+            finally:
+                served.result()
+
+
+class _OnCpu(_Course):
+    """The driver writes inputs into the memory of a process that stands still, lets it go on, and stops it at its reply.
+
+    The clock runs from the one to the other. The results are read from the memory of the process that stands still again.
+    """
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._blocks = {}  # side -> the address of its inputs
+        self._dirty = np.empty(FLUSH_BYTES, np.uint8)
+
+    def _join(self, player, shared):
+        self._shared = shared
+        joined = player.ask("join_outer", self._limit, shared=shared, page=None)
+        if not all(isinstance(joined.get(key), int) for key in ("pid", "address")):
+            raise WorkerFailure("its process does not say where its inputs are")
+        self._blocks[player.name] = joined["pid"], joined["address"]
+
+    def turn(self, player, is_null):
+        """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
+        with standstill({player.worker, self._truth.worker}):
+            return [self._call(player, is_null) for _ in range(CALLS["cpu"])]
+
+    def _call(self, player, is_null):
+        self._truth.outer("draw")
+        pid, address = self._blocks[player.name]
+        try:
+            with player.worker.stopped(pid) as process:
+                process.write(address, self._shared["inputs"])
+                self._dirty.fill(0)
+                began = time.perf_counter()
+                process.go_on()
+                reply = player.ask("call_outer", self._limit, null=is_null)
+                process.stop()
+                milliseconds = (time.perf_counter() - began) * 1e3
+                if process.has_grown():  # what it has started goes on until it is found
+                    milliseconds = (time.perf_counter() - began) * 1e3
+                places = self._read(process, reply.get("results"))
+        except (Unshareable, OSError) as error:
+            raise WorkerFailure(str(error)) from None
+        compares = player.name == VARIANT and not is_null
+        found = {"complaint": None}
+        if compares:
+            found = self._truth.outer("compare", step=self._step, places=places, declared=self._declared)
+        return {"milliseconds": milliseconds, **found}
+
+    def _read(self, process, places):
+        """Write the results that are at these places to the file of results. Returns their places there."""
+        if not (isinstance(places, list) and all(isinstance(place, dict) for place in places)):
+            raise Unshareable("its process does not say where its results are")
+        most, found, at = MOST_RESULTS * self._shared["bytes"], [], 0
+        with Path(self._shared["results"]).open("wb") as file:
+            for place in places:
+                count = extent_of(place)
+                if at + count > most:
+                    raise Unshareable(f"results of more than {most} bytes")
+                file.write(process.read(place["address"], count))
+                file.write(bytes(-count % 64))
+                found.append({**place, "offset": at})
+                at += count + -count % 64
+        return found
+
+
+def conclude(rounds, resolution):
+    """Return what `measure` does, of {side: [[milliseconds, ...] of each round]}. Raises WorkerFailure for too few rounds.
+
+    Nothing is taken to be faster than `resolution`, in milliseconds: a call that is has a bound that may be too low for it.
+    """
     whole = [each for each in zip(*rounds.values(), strict=True) if all(each)]
     if len(whole) < statistics.ROUNDS_FOR_AN_INTERVAL:
-        raise WorkerFailure(f"only {len(whole)} of {ROUNDS} rounds of the outer clock could be used")
+        raise WorkerFailure(f"only {len(whole)} of {len(rounds[NULL])} rounds of the outer clock could be used")
     medians = {name: np.array([np.median(each[i]) for each in whole]) for i, name in enumerate(rounds)}
     variant, eager = (medians[name] - medians[NULL] for name in (VARIANT, EAGER))
-    shortest, _ = statistics.median_interval(variant)
-    _, longest = statistics.median_interval(eager)
-    least = shortest - RESOLUTION_MS
-    usual, slow = float(np.median(variant)), statistics.median_interval(variant)[1]
+    shortest, slowest = statistics.median_interval(variant)
+    quickest, longest = statistics.median_interval(eager)
+    usual = max(resolution, float(np.median(variant)))
+    control = eager / np.maximum(resolution, medians[CONTROL] - medians[NULL]) if CONTROL in medians else None
     return {
-        "ratio": float(np.median(eager)) / usual if usual > RESOLUTION_MS else None,
-        "low": max(0.0, statistics.median_interval(eager)[0]) / max(slow, RESOLUTION_MS),
-        "high": longest / least if least > 0 else None,
-        "ms": usual,
+        "ratio": float(np.median(eager)) / usual,
+        "low": max(0.0, quickest) / max(resolution, slowest),
+        "high": max(resolution, longest) / max(resolution, shortest - resolution),
+        "ms": float(np.median(variant)),
         "eager_ms": float(np.median(eager)),
         "null_ms": float(np.median(medians[NULL])),
-        "control": float(np.median(eager / (medians[CONTROL] - medians[NULL]))) if CONTROL in medians else None,
+        "control": None if control is None else float(np.median(control)),
         "rounds": len(whole),
     }
 
@@ -93,13 +208,14 @@ def conclude(rounds):
 def bounded(timings, outer):
     """Bring timings down to what the outer clock allows, where they claim more over eager PyTorch; a note is added then."""
     inner = (timings["speedup"] or {}).get("eager")
-    if not (inner and outer["high"] and inner["ratio"] > outer["high"]):
+    if not (inner and inner["ratio"] > outer["high"]):
         return
     factor = outer["high"] / inner["ratio"]
     timings["notes"].append(
         f"by the outer clock it is {outer['high']:.3g}x as fast as eager PyTorch at most, by its own process's "
         f"{inner['ratio']:.3g}x: the former counts"
     )
+    timings["time_ms"] = {key: value / factor for key, value in timings["time_ms"].items()}
     ratios = [*timings["speedup"].values(), *filter(None, [timings["outcome"]])]
     for ratio in ratios:
         ratio.update({key: ratio[key] * factor for key in ("ratio", "low", "high") if ratio.get(key) is not None})
@@ -107,6 +223,9 @@ def bounded(timings, outer):
         timings["outcome"]["verdict"] = statistics.verdict(timings["outcome"])
 
 
-def _leave(player, limit):
-    with contextlib.suppress(WorkerFailure):
-        player.ask("leave_outer", limit)
+def unclaimed(timings, why):
+    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is."""
+    timings["speedup"] = {}
+    if timings["outcome"]:
+        timings["outcome"] |= dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
+        timings["outcome"] |= {"verdict": "not measured", "precise": False, "reason": f"not timed by the outer clock: {why}"}

@@ -116,8 +116,6 @@ class Stopwatch:
 
     def _time(self, worker, result):
         timed = self._time_mode(worker, result, "forward")
-        if self._task.place == "cuda" and not self._task.variant.is_catalogued:
-            timed["outer"] = self._time_outside(worker, result, timed)
         if self._options.training:
             modes = _training_modes(result)
             timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
@@ -125,28 +123,37 @@ class Stopwatch:
             self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
         return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
-    def _time_outside(self, worker, result, timed):
-        """What the outer clock says of forward calls; None, with a note, where it cannot run. `timed` is bounded by it."""
-        folder = self._truth.folder
-        players = {
-            outer.VARIANT: outer.Player(outer.VARIANT, worker, "candidate", VARIANT, self._truth.answers(worker) / OUTER_PAGE),
-            outer.EAGER: outer.Player(outer.EAGER, self._worker, "baselines", "eager", folder / f"{OUTER_PAGE}-eager"),
-        }
+    def _time_outside(self, worker, result, mode, timings, not_graphed):
+        """Add to a mode's timings what the outer clock says of it, which bounds them; without it nothing is claimed.
+
+        Not of the project's own files, whose times nobody forges.
+        """
+        timings["outer"] = None
+        if self._task.variant.is_catalogued or not timings["speedup"]:
+            return
+        step, folder = step_of(mode), self._truth.folder
+        as_eager = step if "eager" in not_graphed else mode
+        sides = [
+            (outer.VARIANT, worker, "candidate", VARIANT, mode),
+            (outer.EAGER, self._worker, "baselines", "eager", as_eager),
+        ]
         if self._control_worker:
-            page = self._truth.answers(self._control_worker) / f"{OUTER_PAGE}-control"
-            players[outer.CONTROL] = outer.Player(outer.CONTROL, self._control_worker, "candidate", CONTROL, page)
-        for player in players.values():
-            remove(player.page)
+            sides.append((outer.CONTROL, self._control_worker, "candidate", CONTROL, as_eager))
+        players = {}
+        for name, process, *rest in sides:
+            page = (self._truth.answers(process) if process is not self._worker else folder) / f"{OUTER_PAGE}-{name}"
+            remove(page)
+            players[name] = outer.Player(name, process, *rest, page)
+        given = self._task.place, step, permitted_to(result), self._options.time_limit, self._options.seconds
         try:
             with self._alone(worker):
-                found = outer.measure(self._truth, players, permitted_to(result), self._options.time_limit)
+                timings["outer"] = outer.measure(self._truth, players, *given)
         except outer.TimedWrong as wrong:
             raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
         except WorkerFailure as failure:
-            timed["notes"].append(f"not timed by the outer clock: {failure}")
-            return None
-        outer.bounded(timed, found)
-        return found
+            outer.unclaimed(timings, str(failure))
+        else:
+            outer.bounded(timings, timings["outer"])
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
@@ -189,7 +196,9 @@ class Stopwatch:
             tries -= 1
             disturbance = race.disturbance()
             if not disturbance or not tries or not patience.seconds:
-                return self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+                timings = self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+                self._time_outside(worker, result, mode, timings, not_graphed)
+                return timings
             patience.spend(time.monotonic() - began)
             del self._secret_seeds[mode]  # the variant has met them
 
@@ -225,6 +234,7 @@ class Stopwatch:
         if not control:
             why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
             disturbance = f"there is no control: {why}"
+        disturbance = result.get("unvaried") or disturbance
         notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
         if sum(variant.late) > OFTEN * len(variant.late):

@@ -1,4 +1,4 @@
-"""GPU memory, gates and a page of flags that two processes share: what the outer clock is made of, on both of its sides.
+"""GPU memory, gates, layouts and a page of flags: what the outer clock is made of, on both of its sides.
 
 One side is the referee, which owns the inputs and the clock (worker/outer_referee.py). The other is whoever is timed
 (worker/clocked.py). A gate is a word of GPU memory: a stream waits on the device until it has a value (`cuStreamWaitValue32`),
@@ -64,6 +64,18 @@ def extent(tensor):
     return (
         1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     ) * tensor.element_size()
+
+
+def extent_of(place):
+    """Return the same of a place that is claimed, see `placed`. Raises Unshareable where it is none."""
+    try:
+        dtype, shape, stride = DTYPES[place["dtype"]], place["shape"], place["stride"]
+        whole = [*shape, *stride, place["address"]]
+        if len(shape) != len(stride) or not all(type(each) is int and 0 <= each < 1 << 48 for each in whole):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise Unshareable("a result without a place") from None
+    return extent(torch.empty_strided(shape, stride, dtype=dtype, device="meta"))
 
 
 class Memory:

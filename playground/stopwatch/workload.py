@@ -78,10 +78,16 @@ class Workload:
         tensors.seed_draws()
         return content
 
-    def on(self, inputs):
-        """Return the content of a forward call on these inputs; what is None there is that of get_inputs."""
-        own = self.fresh(0).inputs
-        return Content([value if mine is None else mine for mine, value in zip(inputs, own, strict=True)], [])
+    def on(self, given):
+        """Return (what is to be called, its content) of a step on tensors of somebody else's: inputs, then upstream gradients.
+
+        What is None there is that of get_inputs.
+        """
+        own = self.fresh(0)
+        mine = [*own.inputs, *own.upstream]
+        values = [value if place is None else self._prepared(place) for place, value in zip(given, mine, strict=True)]
+        count = len(own.inputs)
+        return self, Content(values[:count], [value if value is None else value.detach() for value in values[count:]])
 
     def _prepared(self, value):
         if not isinstance(value, torch.Tensor):
@@ -122,9 +128,9 @@ class Graphed:
     Raises whatever the capture raises, as for a model that waits for the device.
     """
 
-    def __init__(self, workload, seed):
+    def __init__(self, workload, seed, static=None):
         self._workload = workload
-        self._static = workload.fresh(seed)
+        self._static = static or workload.fresh(seed)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -133,6 +139,11 @@ class Graphed:
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         self._result = _captured(self._graph, lambda: workload(self._static))
+
+    def on(self, given):
+        """Return (a graph, its content), as Workload.on: the graph's own inputs are those tensors."""
+        workload, static = self._workload.on(given)
+        return Graphed(workload, 0, static), static
 
     def fresh(self, seed):
         new = self._workload.fresh(seed)

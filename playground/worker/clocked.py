@@ -1,6 +1,7 @@
 """What a worker does under the stopwatch, a variant's as well as that of the baselines."""
 
 import contextlib
+import os
 
 import torch
 
@@ -20,6 +21,7 @@ class Clocked:
         self.device = device
         self.clock = timer.clock_for(device)
         self.timed = {}
+        self._outer = None
 
     def start(self, side, mode, seeds):
         """Prepare the side, and call it once for each seed: {"milliseconds", "peak_mib"} as in stopwatch.timer.
@@ -65,11 +67,14 @@ class Clocked:
         return {}
 
     def join_outer(self, side, mode, shared, page):
-        """Map inputs and flags that the referee's OuterReferee.open has made, and call the side once on them."""
-        self._outer = _Outer(self.timed[side, mode].workload, shared, page)
+        """Take part in the outer clock, on memory that the referee's `outer_open` describes, and call the side once.
+
+        Returns {"pid", "address"}, on the CPU: where the inputs are.
+        """
+        kind = _OnGpu if self.device.type == "cuda" else _OnCpu
         with self._circumstances(side):
-            self._outer.warm_up()
-        return {}
+            self._outer = kind(self.timed[side, mode].workload, shared, page)
+        return self._outer.told()
 
     def serve_outer(self, side, mode, calls, seconds, null=False):
         """Answer some calls of the outer clock; with `null` without any work, by the result of an earlier call."""
@@ -77,33 +82,71 @@ class Clocked:
             self._outer.serve(calls, seconds, null)
         return {}
 
+    def call_outer(self, side, mode, null=False):
+        """Call the side on inputs that were written to its memory: {"results": their places}. `null` as above."""
+        with self._circumstances(side):
+            return self._outer.call(null)
+
     def leave_outer(self, side, mode):
         """Let go of the shared memory."""
-        self._outer.close()
+        if self._outer:
+            self._outer.close()
         self._outer = None
         return {}
 
 
-class _Outer:
+def _flat(result):
+    """The tensors of a result; gradients that there are not are left out."""
+    if type(result) in (tuple, list) and any(value is None for value in result):
+        result = [value for value in result if value is not None]
+    return tensors.flatten(result)
+
+
+def _place(tensor, **more):
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "stride": list(tensor.stride()), **more}
+
+
+class _OnCpu:
+    """The timed side of the outer clock where inputs are written to its memory, and results are read there."""
+
+    def __init__(self, workload, shared, page):
+        self._block = torch.zeros(shared["bytes"], dtype=torch.uint8)
+        given = [outer.placed(self._block, place) if place else None for place in shared["places"]]
+        self._step, self._content = workload.on(given)
+        self._last = self._result = self._step(self._content)
+
+    def told(self):
+        return {"pid": os.getpid(), "address": self._block.data_ptr()}
+
+    def call(self, null):
+        self._result = self._last if null else self._step(self._content)
+        flat = [value.detach().resolve_conj().resolve_neg() for value in _flat(self._result)]
+        self._result = flat  # as long as they are read
+        return {"results": [_place(value, address=value.data_ptr()) for value in flat]}
+
+    def close(self):
+        self._block = self._content = self._last = self._result = self._step = None
+
+
+class _OnGpu:
     """The timed side of the outer clock: its work is queued behind a gate, which opens when the inputs are there."""
 
     def __init__(self, workload, shared, page):
-        self._workload = workload
         self._memory = outer.Memory()
         address, count = self._memory.opened(shared["handle"])
         self._block = address + shared["offset"]
         memory = outer.bytes_at(self._block + outer.HEADER, count - shared["offset"] - outer.HEADER)
-        self._content = workload.on([outer.placed(memory, place) if place else None for place in shared["places"]])
+        given = [outer.placed(memory, place) if place else None for place in shared["places"]]
+        self._step, self._content = workload.on(given)
         self._page = outer.Page(page)
         self._copies = {}
         self._ticks = torch.zeros(1, device="cuda")
         self._number = 0
-        self._last = None
-
-    def warm_up(self):
-        """One call, whose result later calls without work give."""
-        self._last = self._workload(self._content)
+        self._last = self._step(self._content)
         torch.cuda.synchronize()
+
+    def told(self):
+        return {}
 
     def serve(self, calls, limit, null):
         for _ in range(calls):
@@ -111,8 +154,8 @@ class _Outer:
             if not self._page.wait(outer.CALL, self._number, limit):
                 raise RuntimeError("the outer clock has not begun a call in time")
             self._memory.wait_for(self._block + outer.RELEASE, self._number)
-            result = self._without_work() if null else self._workload(self._content)
-            flat = [self._shareable(value) for value in tensors.flatten(result)]
+            result = self._without_work() if null else self._step(self._content)
+            flat = [self._shareable(value) for value in _flat(result)]
             self._memory.write(self._block + outer.DONE, self._number)
             self._page.say([self._place(value) for value in flat])
             self._page.set(outer.QUEUED, self._number)
@@ -139,13 +182,10 @@ class _Outer:
 
     def _place(self, tensor):
         handle, offset = self._memory.exported(tensor.data_ptr())
-        return {
-            **{"handle": handle, "offset": offset, "dtype": str(tensor.dtype)},
-            **{"shape": list(tensor.shape), "stride": list(tensor.stride())},
-        }
+        return _place(tensor, handle=handle, offset=offset)
 
     def close(self):
-        self._content = self._last = None
+        self._content = self._last = self._step = None
         self._copies = {}
         self._memory.free()
         self._page.close()

@@ -1,62 +1,168 @@
-"""The referee's side of the outer clock: it releases inputs, takes results, and compares them with PyTorch's.
+"""The referee's side of the outer clock: it draws inputs, and compares what came of them with PyTorch's results.
 
-Nothing here believes what the judged process says. A call of it begins when inputs that it has never seen become readable, and
-ends when the referee has taken a sample of its result whose places nobody knew.
+Nothing here believes what the judged process says. A call begins when inputs that it has never seen become readable; it ends
+when its result was taken: on a GPU a sample of it, whose places nobody knew.
 """
 
 import secrets
 import time
 
+import numpy as np
 import torch
 
 from playground import tensors
-from playground.judge.tolerance import largest_difference
 from playground.stopwatch import outer
-from playground.stopwatch.workload import fresh_inputs
+from playground.stopwatch.timer import CudaClock
+from playground.stopwatch.workload import Workload
 
 SAMPLED = 4096  # elements of each result that the clock waits for: where more than one in a thousand come late, 98% show it
 HEAD_START_SECONDS = 1e-3  # for the host to queue a call's work, as the inner clock gives it
 FROM_REFERENCE = 4.0  # times what the check allows: PyTorch's own error, twice, and that of other inputs
+OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell right from wrong
+# Of a gradient's elements: what a maximum that rounding decides moves elsewhere. The check looks at each of them, with reasons.
+MOVED = 0.01
 FLUSH_BYTES = 256 << 20
+BUSY = 1.25  # times what flushes in a row take at least: another process works on the GPU
+LOOK_AGAIN_SECONDS = 0.05
 
 
-class OuterReferee:
-    """Inputs, flags and the clock of one problem on one GPU; `problem` and `model` are the original's."""
+class Drawn:
+    """Contents of one step of a problem, as no other process has seen them, and PyTorch's results."""
 
-    def __init__(self, problem, model, device):
-        self._problem, self._device = problem, device
-        self._model = tensors.copy_model(model)
+    def __init__(self, problem, model, step, device):
+        self._workload = Workload(problem, tensors.copy_model(model), step, device)
+        self.step = step
+        values = self.draw(0)
+        self.layout = outer.Layout(values)
+        self._kept = [value for value in values if not isinstance(value, torch.Tensor)]
+        names = self._workload.names(self._content)
+        results = self._computed()
+        self._names = names or [str(i) for i in range(len(results))]
+        self._given = [value is not None for value in results]
+        self.shapes = [value.shape for value in results if value is not None]
+        self.bytes = sum(value.numel() * value.element_size() for value in results if value is not None)
+
+    def draw(self, seed):
+        """Return the inputs and upstream gradients of a call."""
+        self._content = self._workload.fresh(seed)
+        return [*self._content.inputs, *self._content.upstream]
+
+    def pack(self, block):
+        """Draw inputs for a new call, and lay them out in a tensor of bytes. Raises Unshareable where their form changes."""
+        values = self.draw(secrets.randbits(31))
+        if [value for value in values if not isinstance(value, torch.Tensor)] != self._kept:
+            raise outer.Unshareable("inputs that are no tensors and change")
+        if outer.Layout(values).places != self.layout.places:
+            raise outer.Unshareable("inputs whose shapes change")
+        for value, place in zip(values, self.layout.places, strict=True):
+            if place:
+                outer.placed(block, place).copy_(value.detach())
+
+    def _computed(self):
+        tensors.seed_draws()
+        result = self._workload(self._content)
+        return tensors.flatten(result) if self.step == "forward" else list(result)
+
+    def complaint(self, results, references):
+        """Return what is wrong with a call's results; None where nothing is.
+
+        `results` are lists of tensors, each of the results or of a sample of them, with a function that takes the same of
+        PyTorch's. `references` are {name: tolerance.Reference} by gradient, or by number of output.
+        """
+        right = [value for value in self._computed() if value is not None]
+        names = [name for name, given in zip(self._names, self._given, strict=True) if given]
+        for given, same in results:
+            for name, value, true in zip(names, given, same(right), strict=True):
+                reference = references.get(name)
+                if reference is None or not value.numel():
+                    continue
+                limit = OF_BLUNT if reference.is_blunt else FROM_REFERENCE * reference.allowed
+                value, true = tensors.as_real(value), tensors.as_real(true.to(value.device))
+                same_there = (value == true) | (torch.isnan(value) & torch.isnan(true))
+                far = ~(same_there | ((value.double() - true.double()).abs() <= limit * reference.spread))
+                if far.sum().item() > (0 if self.step == "forward" else MOVED * value.numel()):
+                    what = "the output" if self.step == "forward" else f"the gradient of {name}"
+                    return f"{what} is off by more than {limit:.2e} of its spread from PyTorch's, in {far.sum()} elements"
+        return None
+
+
+class OnCpu:
+    """Contents for the driver, which writes them to the memory of whoever is timed; results come back in a file."""
+
+    def __init__(self, drawn, folder):
+        self._drawn = drawn
+        self._folder = folder
+        self._inputs = np.memmap(folder / "outer-inputs", np.uint8, "w+", shape=drawn.layout.bytes)
+
+    def open(self, side, page):
+        """Return {"places", "bytes", "inputs", "results"}: the layout of inputs, and the files of inputs and results."""
+        files = {what: str(self._folder / f"outer-{what}") for what in ("inputs", "results")}
+        return {"places": self._drawn.layout.places, "bytes": max(self._drawn.layout.bytes, self._drawn.bytes), **files}
+
+    def draw(self):
+        """Write the inputs of a new call to the file."""
+        self._drawn.pack(torch.from_numpy(self._inputs))
+
+    def compare(self, places, references):
+        """Return what is wrong with the results in the file; None where nothing is. Raises Unshareable for other shapes."""
+        if [tuple(place["shape"]) for place in places] != list(map(tuple, self._drawn.shapes)):
+            raise outer.Unshareable(f"results of the shapes {[place['shape'] for place in places]}")
+        file = self._folder / "outer-results"
+        block = torch.from_numpy(np.fromfile(file, np.uint8)) if file.stat().st_size else torch.empty(0, dtype=torch.uint8)
+        results = [outer.placed(block, place) for place in places]
+        return self._drawn.complaint([(results, lambda right: right)], references)
+
+    def close(self):
+        """Remove the files."""
+        for what in ("inputs", "results"):
+            (self._folder / f"outer-{what}").unlink(missing_ok=True)
+
+
+class OnGpu:
+    """Inputs, flags and the clock of one problem on one GPU."""
+
+    def __init__(self, drawn, device):
+        self._drawn = drawn
+        self._device = device
         self._memory = outer.Memory()
         self._pages, self._blocks, self._calls = {}, {}, {}
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-        given = self._inputs(0)
-        self._layout = outer.Layout(given)
-        self._private = torch.zeros(self._layout.bytes, dtype=torch.uint8, device=device)
-        self._kept = [value for value in given if not isinstance(value, torch.Tensor)]
-        self._shapes = [output.shape for output in self._outputs(given)]
+        self._private = torch.zeros(drawn.layout.bytes, dtype=torch.uint8, device=device)
+        self._clock = CudaClock()
+        self._clock.flush()
+        torch.cuda.synchronize()
+        self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms()) for _ in range(3))
 
     def open(self, side, page):
         """Make memory and flags for a side. Returns {"handle", "offset", "places"}, with which it finds them."""
         self._pages[side] = outer.Page(page, create=True)
-        self._blocks[side] = self._memory.allocate(outer.HEADER + self._layout.bytes)
+        self._blocks[side] = self._memory.allocate(outer.HEADER + self._drawn.layout.bytes)
         self._calls[side] = 0
         handle, offset = self._memory.exported(self._blocks[side])
-        return {"handle": handle, "offset": offset, "places": self._layout.places}
+        return {"handle": handle, "offset": offset, "places": self._drawn.layout.places}
 
-    def time(self, side, calls, compares, references, seconds):
+    def await_quiet(self, seconds):
+        """Wait until no other process works on the GPU: one that stands still may have left something. Raises Unshareable."""
+        latest = time.monotonic() + seconds
+        while (took := self._clock.flush_in_a_row(self._flush_ms)) > BUSY * self._flush_ms:
+            if time.monotonic() > latest:
+                raise outer.Unshareable("another process works on the GPU")
+            time.sleep(LOOK_AGAIN_SECONDS)
+        self._flush_ms = min(took, self._flush_ms)
+
+    def time(self, side, calls, references, seconds):
         """Time some calls of a side: [{"milliseconds", "complaint"}, ...].
 
-        `milliseconds` is None where memory of a result had to be opened, which happens in first calls. With `compares`, each
-        result is compared with PyTorch's on the same inputs, within what `references` (tolerance.Reference) allow.
+        `milliseconds` is None where memory of a result had to be opened, which happens in first calls. With `references`, each
+        result is compared with PyTorch's on the same inputs.
         """
         page, block = self._pages[side], self._blocks[side]
-        shared = outer.bytes_at(block + outer.HEADER, self._layout.bytes)
+        shared = outer.bytes_at(block + outer.HEADER, self._drawn.layout.bytes)
         found = []
         for _ in range(calls):
             number = self._calls[side] = self._calls[side] + 1
-            inputs = self._inputs(secrets.randbits(31))
-            self._pack(inputs)
-            picks = [self._picked(shape) for shape in self._shapes]
+            self._drawn.pack(self._private)
+            picks = [self._picked(shape) for shape in self._drawn.shapes]
             self._flush.zero_()
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
@@ -76,7 +182,14 @@ class OuterReferee:
             samples = [result[pick] for result, pick in zip(results, picks, strict=True)]
             ended.record()
             self._finish(block, number, seconds)
-            complaint = self._complaint(inputs, results, picks, samples, references) if compares else None
+            complaint = None
+            if references:
+                whole = [result.clone() for result in results]
+
+                def sampled(right, picks=picks):
+                    return [value[pick] for value, pick in zip(right, picks, strict=True)]
+
+                complaint = self._drawn.complaint([(samples, sampled), (whole, lambda right: right)], references)
             found.append({"milliseconds": began.elapsed_time(ended) if was_known else None, "complaint": complaint})
         return found
 
@@ -86,19 +199,6 @@ class OuterReferee:
         self._memory.free()
         for page in self._pages.values():
             page.close()
-
-    def _inputs(self, seed):
-        return fresh_inputs(self._problem, seed, self._device)
-
-    def _pack(self, inputs):
-        """Lay inputs out in memory that nobody else sees."""
-        if [value for value in inputs if not isinstance(value, torch.Tensor)] != self._kept:
-            raise outer.Unshareable("inputs that are no tensors and change")
-        if outer.Layout(inputs).places != self._layout.places:
-            raise outer.Unshareable("inputs whose shapes change")
-        for value, place in zip(inputs, self._layout.places, strict=True):
-            if place:
-                outer.placed(self._private, place).copy_(value)
 
     def _results(self, page):
         """Return (the tensors that a side says are its results, whether all of their memory was open here before)."""
@@ -111,7 +211,7 @@ class OuterReferee:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise outer.Unshareable(f"a result without a place: {error}") from None
         shapes = [result.shape for result in results]
-        if shapes != self._shapes:
+        if shapes != self._drawn.shapes:
             raise outer.Unshareable(f"results of the shapes {list(map(tuple, shapes))}")
         return results, was_known
 
@@ -132,20 +232,3 @@ class OuterReferee:
         count = shape.numel()
         flat = torch.randint(max(1, count), (min(SAMPLED, count),), device=self._device)
         return torch.unravel_index(flat, shape)
-
-    def _outputs(self, inputs):
-        tensors.seed_draws()
-        with torch.no_grad():
-            return tensors.flatten(self._model(*inputs))
-
-    def _complaint(self, inputs, results, picks, samples, references):
-        """What is wrong with a result; None where nothing is."""
-        whole = [result.clone() for result in results]
-        expected = self._outputs(inputs)
-        for reference, given, sample, pick, right in zip(references, whole, samples, picks, expected, strict=True):
-            limit = FROM_REFERENCE * reference.allowed
-            for part, true in ((sample, right[pick]), (given, right)):
-                far = largest_difference(part, true) / reference.spread if part.numel() else 0.0
-                if not far <= limit:
-                    return f"the output is off by {far:.2e} of its spread from PyTorch's; allowed are {limit:.2e}"
-        return None

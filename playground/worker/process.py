@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import psutil
 
@@ -30,6 +32,7 @@ UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
+MOST_AT_ONCE = 1 << 26  # bytes
 SHOWN_BYTES = 8000  # of what a worker prints
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
@@ -137,6 +140,22 @@ class WorkerProcess:
 
     def __exit__(self, *exception):
         self.close()
+
+    @contextlib.contextmanager
+    def stopped(self, pid=None):
+        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped.
+
+        `pid` is the number that the process has by its own account, of whose memory something is wanted.
+        """
+        stopped = Stopped(self._process, pid)
+        stopped.stop()
+        try:
+            stopped.has_grown()
+            yield stopped
+        finally:
+            stopped.has_grown()  # or what was started meanwhile would never go on
+            stopped.go_on()
+            stopped.close()
 
     def ask(self, what, limit, **arguments):
         """The reply (a dict) to the request `what`, a name in playground.worker.requests.
@@ -252,6 +271,64 @@ class WorkerProcess:
         self._channel.close()
         self._output.close()
         self._printed.close()
+
+
+class Stopped:
+    """A worker's processes that stand still, and the memory of one of them."""
+
+    def __init__(self, process, pid):
+        self._process = process
+        self._family = _families([process])
+        self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
+
+    def _host_pid(self, pid):
+        """The number here of a process that is `pid` in its own namespace."""
+        for each in self._family:
+            with contextlib.suppress(OSError):
+                numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{each}/status").read_text(), re.M)
+                if numbers and int(numbers[1].split()[-1]) == pid:
+                    return each
+        raise OSError("its process is not among those that were started for it")
+
+    def stop(self):
+        """Stop those that are known, at once."""
+        _signal(self._family, signal.SIGSTOP)
+
+    def has_grown(self):
+        """Stop all that they have started since. Returns whether there was any."""
+        known = set(self._family)
+        while new := _families([self._process]) - self._family:
+            _signal(new, signal.SIGSTOP)
+            self._family |= new
+        return self._family != known
+
+    def go_on(self):
+        """Have all of them go on."""
+        _signal(self._family, signal.SIGCONT)
+
+    def read(self, address, count):
+        """Return bytes of the process's memory. Raises OSError where there are none."""
+        found = bytearray()
+        while len(found) < count:
+            part = os.pread(self._memory, min(count - len(found), MOST_AT_ONCE), address + len(found))
+            if not part:
+                raise OSError("its results lie in no memory of its process")
+            found += part
+        return bytes(found)
+
+    def write(self, address, file):
+        """Write the content of a file to the process's memory. Raises OSError where there is none."""
+        with Path(file).open("rb") as content:
+            while part := content.read(MOST_AT_ONCE):
+                written = os.pwrite(self._memory, part, address)
+                if written != len(part):
+                    raise OSError("its inputs lie in no memory of its process")
+                address += written
+
+    def close(self):
+        """Close the memory."""
+        if self._memory is not None:
+            os.close(self._memory)
 
 
 class Spare:

@@ -6,6 +6,7 @@ It runs the original alone. No candidate's file is ever loaded into this process
 import functools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -18,9 +19,8 @@ from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.stopwatch import timer
-from playground.worker import recheck
+from playground.worker import outer_referee, recheck
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.outer_referee import OuterReferee
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -294,22 +294,49 @@ class Referee:
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
         return {}
 
-    def outer_open(self, side, page):
-        """Make what the outer clock shares with a side: OuterReferee.open's. `page` is the path of a file to be made."""
-        self.outer = self.outer or OuterReferee(self.problem, self.model, self.device)
+    def outer_open(self, side, page, step):
+        """Prepare the outer clock of a step (workload.MODES) for a side, and return what it has to know of it.
+
+        See outer_referee.OnGpu and OnCpu; `page` is the path of a file to be made, beside the files of inputs and results.
+        """
+        if not self.outer:
+            drawn = outer_referee.Drawn(self.problem, self.model, step, self.device)
+            is_on_gpu = self.device.type == "cuda"
+            self.outer = outer_referee.OnGpu(drawn, self.device) if is_on_gpu else outer_referee.OnCpu(drawn, Path(page).parent)
         return self.outer.open(side, page)
 
-    def outer_time(self, side, calls, compares, declared, seconds):
-        """{"calls": OuterReferee.time's}; `declared` is what the variant is permitted, as in compare_outputs."""
-        references, _ = self._permitting("own", declared)
-        return {"calls": self.outer.time(side, calls, compares, references, seconds)}
+    def outer_await_quiet(self, seconds):
+        """Wait until no other process works on the GPU."""
+        self.outer.await_quiet(seconds)
+        return {}
+
+    def outer_time(self, side, step, calls, compares, declared, seconds):
+        """{"calls": OnGpu.time's}; `declared` is what the variant is permitted, as in compare_outputs."""
+        references = self._of_timed(step, declared) if compares else None
+        return {"calls": self.outer.time(side, calls, references, seconds)}
+
+    def outer_draw(self):
+        """Write the inputs of a new call to the file of inputs."""
+        self.outer.draw()
+        return {}
+
+    def outer_compare(self, step, places, declared):
+        """{"complaint": what is wrong with the results that are at these places of their file}."""
+        return {"complaint": self.outer.compare(places, self._of_timed(step, declared))}
 
     def outer_close(self):
-        """Give back the outer clock's memory."""
+        """Give back the outer clock's memory and files."""
         if self.outer:
             self.outer.close()
         self.outer = None
         return {}
+
+    def _of_timed(self, step, declared):
+        """References of a timed call's outputs, by number, or of its gradients, by name."""
+        if step == "forward":
+            return {str(i): reference for i, reference in enumerate(self._permitting("own", declared)[0])}
+        first = next(name for name, (mode, _) in self.timed.items() if mode == step)
+        return self._permitting(first, declared)[1]
 
     def _with_inputs(self, probe):
         """The probe of that name; inputs that no file holds are drawn again."""

@@ -123,7 +123,7 @@ class Truth:
         self._ask("prepare_timed", probe=probe, mode=mode, seed=seed)
 
     def outer(self, what, **arguments):
-        """Ask the referee for a step of the outer clock: "open", "time" or "close"."""
+        """Ask the referee for a part of the outer clock: its requests that begin with "outer_"."""
         return self._ask(f"outer_{what}", **arguments)
 
     def mutants(self, probes, gradients, declared):

@@ -6,6 +6,7 @@ from playground.driver import outer
 from playground.worker import WorkerFailure
 
 CHANGING_OVER = 0.3  # milliseconds that every call takes besides
+RESOLUTION = outer.RESOLUTION_MS["cuda"]
 
 
 def rounds(variant, eager, count=12, control=None):
@@ -15,26 +16,30 @@ def rounds(variant, eager, count=12, control=None):
     return {name: [[CHANGING_OVER + took * each] * 3 for each in slower] for name, took in sides.items()}
 
 
+def conclude(given):
+    return outer.conclude(given, RESOLUTION)
+
+
 def test_what_changing_over_takes_is_no_part_of_a_call():
-    found = outer.conclude(rounds(variant=0.5, eager=5.0))
+    found = conclude(rounds(variant=0.5, eager=5.0))
     assert found["ratio"] == pytest.approx(10) and found["ms"] == pytest.approx(0.505)
     assert found["low"] < 10 < found["high"] < 11
     assert found["null_ms"] == pytest.approx(CHANGING_OVER) and found["control"] == pytest.approx(1)
 
 
-def test_a_call_below_the_resolution_has_no_upper_bound():
-    found = outer.conclude(rounds(variant=0.6 * outer.RESOLUTION_MS, eager=1.0))
-    assert found["high"] is None and found["ratio"] is None and found["low"] > 50
+def test_a_call_below_the_resolution_counts_as_that_long():
+    found = conclude(rounds(variant=0.2 * RESOLUTION, eager=1.0))
+    assert found["ratio"] == pytest.approx(1.01 / RESOLUTION) and found["high"] == pytest.approx(1.02 / RESOLUTION)
 
 
 def test_rounds_without_a_usable_call_do_not_count():
     given = rounds(variant=0.5, eager=5.0, count=9)
     for index in range(3):
         given[outer.VARIANT][index] = []
-    assert outer.conclude(given)["rounds"] == 6
+    assert conclude(given)["rounds"] == 6
     given[outer.VARIANT][3] = []
     with pytest.raises(WorkerFailure, match="only 5 of"):
-        outer.conclude(given)
+        conclude(given)
 
 
 def timings(ratio, verdict="win"):
@@ -42,6 +47,7 @@ def timings(ratio, verdict="win"):
     return {
         "speedup": {"eager": dict(over), "compile": {name: value / 2 for name, value in over.items()}},
         "outcome": {"verdict": verdict, "against": "compile", **{name: value / 2 for name, value in over.items()}},
+        "time_ms": {"median": 1.0, "p20": 0.9, "p80": 1.1},
         "notes": [],
     }
 
@@ -51,13 +57,13 @@ def test_a_claim_beyond_the_outer_interval_is_brought_down_for_every_baseline():
     outer.bounded(forged, {"high": 1.1})
     assert forged["speedup"]["eager"]["ratio"] == pytest.approx(1.1)
     assert forged["speedup"]["compile"]["ratio"] == forged["outcome"]["ratio"] == pytest.approx(0.55)
+    assert forged["time_ms"]["median"] == pytest.approx(280 / 1.1)
     assert forged["outcome"]["verdict"] == "loss" and "1.1x as fast as eager PyTorch at most" in forged["notes"][0]
 
 
-@pytest.mark.parametrize("high", [3.01, None])
-def test_a_claim_within_it_stays_as_it_is(high):
+def test_a_claim_within_it_stays_as_it_is():
     honest = timings(3.0)
-    outer.bounded(honest, {"high": high})
+    outer.bounded(honest, {"high": 3.01})
     assert honest == timings(3.0)
 
 
@@ -66,3 +72,10 @@ def test_what_was_not_measured_stays_so():
     unknown["outcome"] |= {"verdict": "not measured", "ratio": None, "low": None, "high": None}
     outer.bounded(unknown, {"high": 1.1})
     assert unknown["outcome"]["verdict"] == "not measured" and unknown["outcome"]["ratio"] is None
+
+
+def test_without_an_outer_clock_nothing_is_claimed():
+    forged = timings(280.0)
+    outer.unclaimed(forged, "inputs of torch.qint8")
+    assert forged["speedup"] == {} and forged["outcome"]["ratio"] is None
+    assert forged["outcome"]["verdict"] == "not measured" and forged["outcome"]["reason"].endswith("inputs of torch.qint8")

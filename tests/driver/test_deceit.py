@@ -1,0 +1,197 @@
+"""Files written to deceive the outer clock: each is found out, or gains nothing. On the CPU, and on a GPU if there is one."""
+
+import contextlib
+
+import pytest
+import torch
+
+from playground.driver import outer
+from playground.worker import WorkerProcess
+from playground.worker.truth import Truth
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+
+    def forward(self, x):
+        for _ in range(12):
+            x = torch.tanh(self.linear(x))
+        return x
+
+batch, features = (4096, 1024) if torch.cuda.is_available() else (512, 256)
+
+def get_inputs():
+    return [torch.randn(batch, features)]
+
+def get_init_inputs():
+    return [features]
+"""
+
+SOLUTION = """
+import threading, time
+import torch
+import torch.nn as nn
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+        self.kept = self.seen = None
+
+    def work(self, x, times=12):
+        for _ in range(times):
+            x = torch.tanh(self.linear(x))
+        return x
+
+    def late(self, x, out):
+        with torch.no_grad():
+            out.copy_(self.work(x))
+
+    def other_stream(self, x, out):
+        self.stream = getattr(self, "stream", None) or torch.cuda.Stream()
+        with torch.cuda.stream(self.stream):
+            torch.cuda._sleep(2_000_000)
+            self.late(x, out)
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            return {trained}
+        {forward}
+"""
+
+# What the file does -> its forward.
+FOUND_OUT = {
+    "returns the result of an earlier call": """
+        if self.kept is None:
+            self.kept = self.work(x)
+        return self.kept""",
+    "computes half of the steps": "return self.work(x, 6)",
+    "computes a part of the samples": """
+        if self.kept is None:
+            self.kept = self.work(x)
+        return torch.cat([self.work(x[: len(x) // 2]), self.kept[len(x) // 2 :]])""",
+    "has a thread finish behind its reply": """
+        out = torch.empty_like(x)
+        threading.Thread(target=self.late, args=(x, out)).start()
+        return out""",
+    "changes the inputs to those of an earlier call": """
+        if self.kept is None:
+            self.seen, self.kept = x.clone(), self.work(x)
+        x.copy_(self.seen)
+        return self.kept""",
+    "fuses pairs of calls": """
+        if self.seen is None:
+            self.seen, self.kept = x.clone(), torch.zeros_like(x)
+            return self.kept
+        both, self.seen = self.work(torch.cat([self.seen, x])), None
+        self.kept.copy_(both[: len(x)])
+        return both[len(x) :]""",
+}
+ON_A_GPU = {
+    "leaves work on another stream": """
+        out = torch.empty_like(x)
+        self.other_stream(x, out)
+        return out""",
+}
+GAINS_NOTHING = {
+    "works ahead in a thread that polls its inputs": """
+        if self.seen is None:
+            self.seen, self.results = x, {}
+            def poll():
+                with torch.no_grad():
+                    while True:
+                        mark = float(self.seen.flatten()[::997].sum())
+                        if mark not in self.results:
+                            made = self.work(self.seen.clone())
+                            self.results.clear()
+                            self.results[mark] = made
+                        time.sleep(1e-4)
+            threading.Thread(target=poll, daemon=True).start()
+        made = self.results.pop(float(x.flatten()[::997].sum()), None)
+        return self.work(x) if made is None else made""",
+    "leaves a thread that takes the others' processors": """
+        if self.seen is None:
+            self.seen = x
+            def burn():
+                other = torch.randn(512, 512)
+                while True:
+                    other = torch.tanh(other @ other)
+            for _ in range(4):
+                threading.Thread(target=burn, daemon=True).start()
+        return self.work(x)""",
+    "works as the original does": "return self.work(x)",
+}
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+LIMIT = 60
+
+
+class Measured:
+    """The original at a place in two steps, and `of(file)`: what the outer clock says of a file."""
+
+    def __init__(self, place, folder, step):
+        self._place, self._folder, self._step, self._open = place, folder, step, contextlib.ExitStack()
+        problem = folder / "problem.py"
+        problem.write_text(PROBLEM)
+        original = {"problem": str(problem), "settings": {}, "place": place, "seed": 1, "precision": None}
+        self._truth = Truth(original, folder, 5, LIMIT)
+        self._open.callback(self._truth.close)
+        self._truth.prepare()
+        if step != "forward":
+            self._truth.prepare_timed("timed", step, 7)
+        self._original = original | {"weights": self._truth.weights}
+        self._eager = self._open.enter_context(WorkerProcess())
+        self._eager.ask("baselines.load", LIMIT, **self._original)
+        self._eager.ask("baselines.start", LIMIT, side="eager", mode=step, seeds=[1, 2, 3])
+
+    def of(self, forward, trained="self.work(x)"):
+        """What outer.measure gives of a file whose forward does this, and returns `trained` where gradients are wanted."""
+        file = self._folder / "solution.py"
+        file.write_text(SOLUTION.replace("{forward}", forward.strip()).replace("{trained}", trained))
+        with WorkerProcess() as worker:
+            worker.ask("candidate.load", LIMIT, variant=str(file), **self._original)
+            worker.ask("candidate.start", LIMIT, side="variant", mode=self._step, seeds=[1, 2, 3])
+            players = {}
+            for name, process, role in ((outer.VARIANT, worker, "candidate"), (outer.EAGER, self._eager, "baselines")):
+                page = self._folder / f"page-{name}"
+                page.unlink(missing_ok=True)
+                players[name] = outer.Player(name, process, role, name, self._step, page)
+            return outer.measure(self._truth, players, self._place, self._step, None, LIMIT, 1)
+
+    def close(self):
+        self._open.close()
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def measured(request, tmp_path_factory):
+    with contextlib.closing(Measured(request.param, tmp_path_factory.mktemp("deceit"), "forward")) as made:
+        made.place = request.param
+        yield made
+
+
+@pytest.mark.parametrize("what", [*FOUND_OUT, *ON_A_GPU])
+def test_a_result_that_was_not_computed_from_the_inputs_is_wrong(measured, what):
+    if what in ON_A_GPU and measured.place != "cuda":
+        pytest.skip("needs a GPU")
+    with pytest.raises(outer.TimedWrong, match="off by more than"):
+        measured.of((FOUND_OUT | ON_A_GPU)[what])
+
+
+@pytest.mark.parametrize("what", GAINS_NOTHING)
+def test_work_that_is_moved_gains_nothing(measured, what):
+    found = measured.of(GAINS_NOTHING[what])
+    assert found["rounds"] >= outer.FEWEST_ROUNDS and found["ms"] > 0
+    assert found["low"] < 1.3, found  # that it is faster than the original would be shown by the whole interval
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_gradients_of_a_training_step_are_compared_too(place, tmp_path):
+    with contextlib.closing(Measured(place, tmp_path, "weights_and_input")) as measured:
+        honest = measured.of("pass")
+        assert honest["low"] < 1.3 and honest["ms"] > 0
+        with pytest.raises(outer.TimedWrong, match="the gradient of"):
+            measured.of("pass", trained="self.work(x, 11)")
