@@ -205,7 +205,7 @@ def _existing_file(name_or_path, kind, known):
 def _variant(path):
     """The backend is read off the file: what launches kernels of its own needs CUDA, whatever it is called.
 
-    A stranger's file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
+    An untrusted file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if "__global__" in text or "import triton" in text or "from triton" in text:

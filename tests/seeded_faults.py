@@ -477,7 +477,7 @@ worker/candidate.py: nothing comes between forward and backward
 
 worker/candidate.py: a backward may write
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-backward_writes_upstream]
--if written := conduct and conduct.writes():
+-if written := effects and effects.writes():
 +if written := None:
 
 judge/behaviour.py: what a few elements tell is remembered

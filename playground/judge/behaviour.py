@@ -131,8 +131,8 @@ def changed(before, after, names=None):
     return f"{replaced} {first}{values}{more}"
 
 
-class Conduct:
-    """Watches one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
+class SideEffects:
+    """The side effects of one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
 
     Or a backward pass: `upstream` are the gradients of its outputs; ask `writes` after.
     """
@@ -228,8 +228,11 @@ class Trial:
     note: str | None = None
 
 
-class Trials:
-    """Calls of a model under all sorts of circumstances. `first` and `second` are inputs of the same form, on its device."""
+class StressTests:
+    """Calls of a model under all sorts of circumstances, a Trial each.
+
+    `first` and `second` are inputs of the same form, on its device.
+    """
 
     def __init__(self, model, first, second, device, declared_deterministic=None, another=None):
         """`another()` makes a second instance, whose weights are those that belong to `second`."""
@@ -386,12 +389,12 @@ class Trials:
         finally:
             _forget_inference(self._model)
 
-    def _late_producer(self):
-        """A producer that is late, on the default stream: a stream of the variant's own that waits for nobody misses it."""
+    def _stream_order(self):
+        """Make inputs late on the default stream: a stream of the variant's own that waits for nobody misses them."""
         return self._delayed(torch.cuda.default_stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _side_stream(self):
-        """A producer that is late, on a stream that is not the default one: only who works on that stream sees its result."""
+        """Make inputs late on a stream that is not the default one: only who works on that stream sees them."""
         return self._delayed(torch.cuda.Stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _delayed(self, stream):

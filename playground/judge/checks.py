@@ -1,7 +1,7 @@
 """All checks of a variant: what each looks at, the caveat that it leads to, and the standard that it costs.
 
 Judge, terminal, page and docs/what_a_pass_proves.md read this table. A new check is an entry here and a function: of a probe in
-probes.py, of a circumstance in behaviour.Trials (with an underscore before its name). `python -m playground.judge.checks`
+probes.py, of a circumstance in behaviour.StressTests (with an underscore before its name). `python -m playground.judge.checks`
 prints the page's tables.
 """
 
@@ -85,7 +85,7 @@ PROBES = (
 )
 
 # What a call does besides.
-CONDUCT = (
+SIDE_EFFECTS = (
     Check("global state", "a call changes a flag of PyTorch's, a timer or a check", Caveat("global-state"), FORWARD),
     Check(
         "cudnn.benchmark",
@@ -121,7 +121,7 @@ WATCHED = (
 )
 
 # Calls under all sorts of circumstances, in the order in which they are made.
-TRIALS = (
+STRESS_TESTS = (
     Check("an earlier output", "a later call writes to it", Caveat("overwrites-results"), FORWARD, "earlier_output"),
     Check("new content in the same memory", "the result is that of the old content", REMEMBERS, FORWARD, "new_content"),
     Check(
@@ -132,7 +132,7 @@ TRIALS = (
         "same_content",
         may_raise=True,
     ),
-    Check("a late producer", "the call does not wait for its inputs", Caveat("unjoined-stream"), FORWARD, "late_producer"),
+    Check("a late producer", "the call does not wait for its inputs", Caveat("unjoined-stream"), FORWARD, "stream_order"),
     Check(
         "run to run",
         "other bits",
@@ -230,10 +230,10 @@ SEEN = (
     Check("limit", "too wide to judge by", Caveat("not-judged"), None),
 )
 
-ALL = (*PROBES, *CONDUCT, *WATCHED, *TRIALS, *SEEN)
+ALL = (*PROBES, *SIDE_EFFECTS, *WATCHED, *STRESS_TESTS, *SEEN)
 BY_NAME = {check.name: check for check in ALL}
 CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
-TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*CONDUCT, *WATCHED, *TRIALS), "SEEN": SEEN}  # of the page
+TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*SIDE_EFFECTS, *WATCHED, *STRESS_TESTS), "SEEN": SEEN}  # of the page
 
 
 def as_markdown(checks):

@@ -34,7 +34,7 @@ class Footprint:
         """{"host", "files", "device"}: the bytes that a judgement takes which compares a share of all results.
 
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
-        candidate and the referee have them, the weights; of what is compared, the truth in float64 with its masks for each
+        candidate and the referee have them, the weights; of what is compared, the float64 reference with its masks for each
         probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs;
         the others take less, and not at the same time. Repeated probes are only there where everything is compared; where it
         is a part, each process draws the inputs, on the device.

@@ -1,4 +1,4 @@
-"""The original's results, in float64 (the truth), as PyTorch runs it (eager), and with operands rounded to a precision."""
+"""The original's results, in float64 (the reference), as PyTorch runs it (eager), and with operands rounded to a precision."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ RESULTS = (None, 1, 2)  # seeds of the roundings of every result: the mean of a 
 SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
-# Other ways to compute the truth than in float64, on the device, at once.
+# Other ways to compute the reference than in float64, on the device, at once.
 PROMOTED = "what the original makes for itself in float32 or less was made in float64"
 IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
 NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a (memory|primitive)")
@@ -100,7 +100,7 @@ class Oracle:
         return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
     def truth(self, probe):
-        """In float64."""
+        """Return the Outcome in float64, the reference."""
         return self._in_float64(probe, contextlib.nullcontext())
 
     def rounded_operands(self, probe, to="tf32", families=frozenset(FAMILIES)):

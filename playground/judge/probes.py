@@ -1,6 +1,6 @@
 """Inputs that tell a right kernel from a wrong one.
 
-Some have the problem's own size, the others a reduced one (see sizes.py), at which the truth costs next to nothing. All keep
+Some have the problem's own size, the others a reduced one (see sizes.py), at which float64 costs next to nothing. All keep
 what is common to the problem's own inputs (see domain.py).
 """
 
@@ -14,7 +14,7 @@ from playground.judge import checks
 from playground.judge.domain import Domain
 
 NO_DOMAIN = Domain()
-EVAL = "eval"  # the probe of models that give something else in eval mode, and what the referee calls that habit
+EVAL = "eval"  # the probe of models that give something else in eval mode, and what the referee calls that
 
 
 @dataclass
@@ -284,7 +284,7 @@ class Drawing:
     """How a probe of the problem's own size is drawn, for a process that makes it by itself: its file may take gigabytes.
 
     `domain` is Domain.plain; `outputs` are [shape, dtype] of each output where the probe has upstream gradients. A process that
-    draws something else judges nothing: the truth is that of the referee's draw.
+    draws something else judges nothing: the reference is that of the referee's draw.
     """
 
     name: str

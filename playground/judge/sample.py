@@ -1,6 +1,7 @@
-"""Which elements of a large result are held against the truth where all of them would take too much memory or time.
+"""Which elements of a large result are compared with float64 where all of them would take too much memory or time.
 
-The others are held against eager PyTorch."""
+The others are compared with eager PyTorch.
+"""
 
 import math
 import random

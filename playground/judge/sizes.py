@@ -1,7 +1,7 @@
 """The same model at other sizes, through the constants of its file.
 
 A constant is free when another value changes what get_inputs gives, leaves get_init_inputs as it is (so that weights and
-variants stay valid), and the original still runs. Nothing else is known of a stranger's constants, not even their names.
+variants stay valid), and the original still runs. Nothing else is known of an untrusted file's constants, not even their names.
 """
 
 import math
@@ -119,7 +119,7 @@ class Sizes:
     def _changed(self, problem, name, value):
         """The problem with another value of a constant, where that is free; None elsewhere."""
         changes = {**self._changes[problem], name: value}
-        try:  # a stranger's file may raise anything at a size that makes no sense to it
+        try:  # an untrusted file may raise anything at a size that makes no sense to it
             changed = self._loaded({**self._settings, **changes})
             same_weights = self._drawn_init_inputs(changed) == self._init_inputs
             if not same_weights or self._shapes(changed) == self._shapes(problem) or not self._runs(changed):

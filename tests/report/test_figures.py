@@ -99,8 +99,8 @@ def test_size_note(tmp_path):
     assert note({"batch_size": 4, "pool": [3, 3]}) == "batch 4 instead of 128, pool [3, 3] instead of [2, 2]"
     assert note({"batch_size": 128, "pool": [2, 2]}) == ""
     assert note({}) == note(None) == figures.size_note({"model": "pool", "shape": None}) == ""
-    assert note({"batch_size": 4}, model="stranger") == "batch 4"
-    assert note({"batch_size": 4}, model="stranger", defaults={"batch_size": 16}) == "batch 4 instead of 16"
+    assert note({"batch_size": 4}, model="elsewhere") == "batch 4"
+    assert note({"batch_size": 4}, model="elsewhere", defaults={"batch_size": 16}) == "batch 4 instead of 16"
     assert note({"batch_size": 4}, model=str(tmp_path / "models" / "pool.py")) == "batch 4 instead of 128"
 
 

@@ -103,4 +103,3 @@ def test_no_crossover_between_different_devices(swept):
     text = printed(swept, 160)
     assert "becomes faster" not in text
     assert "v2_single_kernel on NVIDIA H200" in text and "v2_single_kernel on NVIDIA L40S" in text
-    assert len(sweep_plot._columns(swept["results"], AXES, "batch_size")) == 2

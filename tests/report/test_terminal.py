@@ -311,7 +311,7 @@ def test_what_a_variant_printed_stands_behind_its_name(gpu_document):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_strangers_text_is_neither_obeyed_nor_cut(view, gpu_document):
+def test_an_untrusted_text_is_neither_obeyed_nor_cut(view, gpu_document):
     name = "/home/somebody/kernels/" + "a_very_long_name_" * 8 + "[red]x[/green].py"
     reason = "line one\nline two \x1b[2J\x07 [bold]markup[/nonsense] " + "unbroken" * 30
     gpu_document["results"][0].update(variant=name, model=name)
