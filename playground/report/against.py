@@ -11,8 +11,6 @@ The interval shown holds both. A row is faster or slower where all of it is more
 contradict each other, or the runs were not made alike, the row is not comparable, and says why.
 """
 
-from rich.text import Text
-
 from playground.report.document import has_changed
 from playground.report.figures import (
     BASELINES,
@@ -26,7 +24,7 @@ from playground.report.figures import (
     timed_modes,
     with_unit,
 )
-from playground.report.layout import INDENT, fitted, print_folded, print_indented, verdict
+from playground.report.layout import INDENT, cells, fitted, print_folded, print_indented, verdict
 from playground.stopwatch.statistics import TIE
 
 MARGIN = 2 * TIE  # what two processes that run the very same code can differ by, once for each run
@@ -190,4 +188,4 @@ def _cells(result, row, point):
         interval = span(min(each["low"] for each in both), max(each["high"] for each in both))
     texts = significant(row["old_ms"]), significant(row["new_ms"]), ratio, interval
     variant = one_line(f"{result['variant']}: {point}" if point else result["variant"])
-    return dict(zip(NAMES, [Text(variant), Text(row["timed"]), verdict(row["verdict"]), *map(Text, texts)], strict=True))
+    return cells(NAMES, [variant, row["timed"], verdict(row["verdict"]), *texts])

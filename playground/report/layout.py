@@ -168,10 +168,16 @@ def table(heads, widths=None, justify=None):
     return made
 
 
+def cells(names, values):
+    """Return {name: Text} of texts in the order of the names."""
+    return {name: value if isinstance(value, Text) else Text(value) for name, value in zip(names, values, strict=True)}
+
+
 def print_rows(console, rows, words):
-    """Print a table of {name: Text} rows below what was printed last, indented."""
-    console.print()
-    print_indented(console, fitted(rows, console.width - INDENT, words))
+    """Print a table of {name: Text} rows below what was printed last, indented; nothing where there are none."""
+    if rows:
+        console.print()
+        print_indented(console, fitted(rows, console.width - INDENT, words))
 
 
 def print_prose(console, heads, rows):

@@ -39,9 +39,8 @@ class Progress:
             transient=True,
             redirect_stdout=False,
         )
-        self._running = {}
+        self._running, self._lock = {}, threading.Lock()
         self._is_hushed = False
-        self._lock = threading.Lock()
         self._expected = self._counted = 0
         self._total = None  # the live line that counts
         self._began = time.monotonic()

@@ -14,7 +14,7 @@ from playground.report.figures import (
     why_not_measured,
     with_unit,
 )
-from playground.report.layout import INDENT, print_folded, print_rows, verdict
+from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
 
 TITLES = {key: title for title, key in document.STANDARDS.items()}
@@ -107,7 +107,7 @@ def summary_rows(summary):
             row["mean"] = with_unit(mean["ratio"], "x") if mean else NOTHING
             row["interval"] = span(mean["low"], mean["high"], "x") if mean else NOTHING
             row["pairs"] = str(mean["pairs"]) if mean else NOTHING
-            rows.append({head: Text(one_line(cell)) for head, cell in row.items()})
+            rows.append(cells(row, map(one_line, row.values())))
     return rows
 
 

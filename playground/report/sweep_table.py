@@ -1,7 +1,5 @@
 """A sweep on the terminal: for each variant a row a point, and where it becomes faster or slower."""
 
-from rich.text import Text
-
 from playground import sweep
 from playground.report.figures import (
     NOTHING,
@@ -19,7 +17,7 @@ from playground.report.figures import (
     why_not_measured,
     with_unit,
 )
-from playground.report.layout import INDENT, print_folded, print_rows, verdict
+from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 
 
 def show(report, axes, console):
@@ -48,19 +46,19 @@ def by_variant(results):
 
 
 def _row(result, axes):
-    best, ratio = headline(result)
-    time, share = result["time_ms"] or {}, share_of_floor(result)
-    row = {axis: Text(one_line(sweep.value(result["shape"]["settings"], axis))) for axis in axes}
-    return row | {
+    (best, ratio), share = headline(result), share_of_floor(result)
+    values = {
+        **{axis: one_line(sweep.value(result["shape"]["settings"], axis)) for axis in axes},
         "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
-        "median ms": Text(significant(time.get("median"))),
-        "eager ms": Text(significant(baseline_medians([result]).get("eager"))),
-        "floor ms": Text(significant(result["floor_ms"])),
-        "of floor": Text(with_unit(share and 100 * share, "%")),
-        "speed-up": Text(labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING),
-        "over": Text(one_line(baseline_name(best)) if best else NOTHING),
+        "median ms": significant((result["time_ms"] or {}).get("median")),
+        "eager ms": significant(baseline_medians([result]).get("eager")),
+        "floor ms": significant(result["floor_ms"]),
+        "of floor": with_unit(share and 100 * share, "%"),
+        "speed-up": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
+        "over": one_line(baseline_name(best)) if best else NOTHING,
         "outcome": verdict(outcome_verdict(result)),
     }
+    return cells(values, values.values())
 
 
 def _reasons(results, axes):

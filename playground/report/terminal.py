@@ -36,7 +36,7 @@ from playground.report.figures import (
     why_not_pass,
     with_unit,
 )
-from playground.report.layout import GAP, INDENT, fitted, print_folded, print_indented, print_prose, print_rows, verdict
+from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 
 SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
 CHECKED = (*SUMMARY_WORDS, "error", "eager's", "build s")  # of what was not timed
@@ -170,29 +170,20 @@ def _with_sizes(model, results):
 
 def _summary_row(result):
     check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
-    cells = (
-        Text(one_line(result["variant"])),
-        Text(facts.ran_on(result)),
-        verdict(result["verdict"]),
-        verdict(gradient_verdict(check)),
-        Text(scientific(check.get("max_error"))),
-        Text(scientific(check.get("eager_error"))),
-        Text(significant((result["time_ms"] or {}).get("median"))),
-        Text(significant(result["build_seconds"])),
-        _ratio(ratio, label(result)),
-        Text(one_line(baseline_name(best)) if best else NOTHING),
-        Text(with_unit(share and 100 * share, "%")),
-        verdict(outcome_verdict(result)),
+    values = (
+        *(one_line(result["variant"]), facts.ran_on(result), verdict(result["verdict"]), verdict(gradient_verdict(check))),
+        *(scientific(check.get("max_error")), scientific(check.get("eager_error"))),
+        *(significant((result["time_ms"] or {}).get("median")), significant(result["build_seconds"])),
+        *(_ratio(ratio, label(result)), one_line(baseline_name(best)) if best else NOTHING),
+        *(with_unit(share and 100 * share, "%"), verdict(outcome_verdict(result))),
     )
-    return dict(zip(SUMMARY, cells, strict=True))
+    return cells(SUMMARY, values)
 
 
 def _ratio(ratio, label=None):
-    """A speed-up: green or red where its interval is on one side of 1; one with a label is no win without it."""
-    if ratio is None:
-        return Text(NOTHING)
-    if label:
-        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(label)}")
+    """A speed-up: green or red where its interval is on one side of 1; one with a label is not "faster" without it."""
+    if ratio is None or label:
+        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(label)}" if ratio else NOTHING)
     style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
     return Text(with_unit(ratio["ratio"], "x"), style=style)
 
@@ -262,8 +253,7 @@ def _print_details(console, result, verbose):
     gradients = (result["check"] or {}).get("gradients")
     if gradients and gradients_unsupported(gradients) is None:
         print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
-    if result["time_ms"]:
-        print_rows(console, time_rows(result), TIMES[:1])
+    print_rows(console, time_rows(result), TIMES[:1])
 
 
 def _printed_lines(result):
@@ -276,12 +266,11 @@ def _printed_lines(result):
 def _print_checks(console, check):
     """Every probe, every check of the behaviour, every kernel."""
     kernels = [(launches, microseconds, name) for name, launches, microseconds in checks.explained_kernels(check)]
-    tables = (
+    for heads, rows in (
         (("probe", "", "error", "eager's", "allowed", ""), checks.explained_probes(check)),
         (("behaviour", "", ""), checks.explained_behaviour(check)),
         (("launches", "us", "kernel on the GPU"), kernels),
-    )
-    for heads, rows in tables:
+    ):
         print_prose(console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
 
@@ -289,32 +278,26 @@ def _gradient_rows(gradients):
     rows = []
     for name, check in gradients.items():
         errors = [scientific(check[key]) for key in ("max_error", "eager_error", "allowed")]
-        cells = [Text(one_line(name)), verdict("ok" if is_within(check) else "fail"), *map(Text, errors)]
-        rows.append(dict(zip(GRADIENTS, cells, strict=True)))
+        rows.append(cells(GRADIENTS, [one_line(name), verdict("ok" if is_within(check) else "fail"), *errors]))
     return rows
 
 
 def time_rows(result):
-    """Forward and the training modes: the variant's own time, then each baseline's and the speed-up over it."""
+    """Return a row for forward and each training mode, then one for each baseline, with the speed-up over it."""
     rows = []
     for title, timings in facts.timed(result).items():
-        if rows:
-            rows.append([Text()] * len(TIMES))
-        own = timings["time_ms"]
-        name = Text(one_line(title), style="bold")
-        rows.append([name, *_spread(own), Text(), Text(), Text(peak_memory(title, timings))])
+        rows += [[""] * len(TIMES)] * bool(rows)
+        head = Text(one_line(title), style="bold")
+        rows.append([head, *_spread(timings["time_ms"]), "", "", peak_memory(title, timings)])
         speedup, baselines = timings["speedup"] or {}, timings.get("baselines_ms") or {}
-        without_graph = timings.get("not_graphed") or []
         for name in ordered_baselines({**baselines, **speedup}):
             ratio = speedup.get(name)
-            label = Text("  " + one_line(baseline_name(name)) + (" (no graph)" if name in without_graph else ""))
-            interval = Text(span(ratio["low"], ratio["high"], "x") if ratio else NOTHING)
-            rows.append([label, *_spread(baselines.get(name)), _ratio(ratio), interval, Text()])
-    return [dict(zip(TIMES, row, strict=True)) for row in rows]
+            named = f"  {one_line(baseline_name(name))}{' (no graph)' * (name in (timings.get('not_graphed') or []))}"
+            interval = span(ratio["low"], ratio["high"], "x") if ratio else NOTHING
+            rows.append([named, *_spread(baselines.get(name)), _ratio(ratio), interval, ""])
+    return [cells(TIMES, row) for row in rows]
 
 
 def _spread(spread):
-    """The cells of a median, and of what lies between the 20th and the 80th percentile."""
-    if not spread:
-        return Text(NOTHING), Text(NOTHING)
-    return Text(significant(spread["median"])), Text(span(spread["p20"], spread["p80"]))
+    """Return a median, and what lies between the 20th and the 80th percentile."""
+    return (significant(spread["median"]), span(spread["p20"], spread["p80"])) if spread else (NOTHING, NOTHING)
