@@ -31,7 +31,7 @@ def run_all(arguments=None):
     """Everything, one table. Returns the exit status."""
     given = run_all_parser().parse_args(arguments)
     if given.list:
-        return _run_extra(lambda: look.list_all(given.models.split(",") if given.models else None))
+        return _status(lambda: look.list_all(given.models.split(",") if given.models else None))
 
     def tasks(_):
         names = [model.name for model in catalog.models()] if given.models is None else given.models.split(",")
@@ -47,7 +47,7 @@ def compare(arguments=None):
     """One model in depth, many pairs, or a look at a variant. Returns the exit status."""
     does, given = parse_compare(arguments)
     if extra := EXTRAS.get(does):
-        return _run_extra(lambda: extra(given))
+        return _status(lambda: extra(given))
     if does == "--suite":
         return _compare_suite(given)
 
@@ -64,7 +64,7 @@ def compare(arguments=None):
         return planned
 
     if does == "--watch":
-        return _watch(given, tasks, _options(given))
+        return _status(lambda: _watch(given, tasks, _options(given)))
     view = functools.partial(terminal.Details, checks=given.explain is not None, verbose=given.verbose)
     return _run(given, tasks, _options(given), view)
 
@@ -118,35 +118,28 @@ def _compare_suite(given):
     return _run(given, tasks, _options(given), view, add)
 
 
-def _run_extra(extra):
+def _status(action, kept=lambda: None):
+    """Return the exit status of what `action()` does; `kept()` is the file that --resume can go on from, if there is one."""
     signals.heed()
     try:
-        extra()
-    except catalog.CatalogError as complaint:
+        return action() or PASSED
+    except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
     except ProfilerError as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE if complaint.is_machine else FAILED
     except signals.Interrupted as interrupt:
-        _say("interrupted")
+        with contextlib.suppress(OSError):  # if anybody listens
+            print(f"interrupted; --resume {kept()} goes on" if kept() else "interrupted", file=sys.stderr)
         return interrupt.status
-    return PASSED
 
 
 def _watch(given, make_tasks, options):
-    """Judge again and again. Returns the exit status."""
-    signals.heed()
-    try:
-        _prepared(given, make_tasks, options)
-        with Progress() as progress:
-            Watch(lambda: _chosen(given, make_tasks, here), options, progress, watch_screen.Screen(make_console())).run()
-    except (catalog.CatalogError, Impossible) as complaint:
-        print(complaint, file=sys.stderr)
-        return IMPOSSIBLE
-    except signals.Interrupted as interrupt:
-        _say("interrupted")
-        return interrupt.status
+    """Judge again and again."""
+    _prepared(given, make_tasks, options)
+    with Progress() as progress:
+        Watch(lambda: _chosen(given, make_tasks, here), options, progress, watch_screen.Screen(make_console())).run()
 
 
 def _points(given, model, settings):
@@ -161,20 +154,16 @@ def _points(given, model, settings):
 
 def _run(given, make_tasks, options, view, add=lambda report: report):
     """`view(console, expected)` prints results as they come: see terminal.Summary. `add` completes the finished document."""
-    signals.heed()
     outputs = {}
-    try:
+
+    def action():
         with contextlib.ExitStack() as claimed:
             files.claim(outputs, given, claimed)
             cluster = claimed.enter_context(needs.connected(given)) if getattr(given, "cluster", None) else None
             return _measured(given, make_tasks, options, view, add, outputs, cluster)
-    except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
-        print(complaint, file=sys.stderr)
-        return IMPOSSIBLE
-    except signals.Interrupted as interrupt:
-        kept = outputs.get("--json")
-        _say(f"interrupted; --resume {kept.path} goes on" if kept and kept.path.is_file() else "interrupted")
-        return interrupt.status
+
+    kept = outputs.get
+    return _status(action, lambda: kept("--json") and kept("--json").path.is_file() and kept("--json").path)
 
 
 def _measured(given, make_tasks, options, view, add, outputs, cluster):
@@ -204,12 +193,6 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
     return PASSED if _passed(report, axes) else FAILED
 
 
-def _say(line):
-    """To stderr, if anybody listens."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr)
-
-
 def _show_end(given, shown, report):
     shown.end(report)
     if given.json == files.STDOUT:
@@ -233,8 +216,7 @@ class _Sweep:
     """Shows a sweep, which has no tables before its end."""
 
     def __init__(self, axes, console):
-        self._axes = axes
-        self._console = console
+        self._axes, self._console = axes, console
 
     def update(self, document):
         pass
@@ -253,7 +235,11 @@ def _prepared(given, make_tasks, options, cluster=None):
     requirements.prepare_environment()
     needs.require_device(given.device, ask)
     axes = sweep.parse(given.sweep)
-    compared = _comparing_with(needs.earlier("--against", given.against), given.against)
+    earlier = needs.earlier("--against", given.against)
+
+    def compared(finished):
+        return against.compare(finished, earlier, given.against.name) if earlier else finished
+
     needs.earlier("--resume", given.resume)
     if given.plot:
         needs.require_plot(given, axes)
@@ -283,11 +269,6 @@ def _chosen(given, make_tasks, ask):
     if failed := plan.failed(tasks, needs.earlier("--failed", given.failed)["results"]):
         return failed
     raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
-
-
-def _comparing_with(earlier, file):
-    """The function that adds to a document how it compares with an earlier one, where there is one."""
-    return lambda finished: against.compare(finished, earlier, file.name) if earlier else finished
 
 
 def _passed(report, axes):
