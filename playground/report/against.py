@@ -12,19 +12,9 @@ contradict each other, or the runs were not made alike, the row is not comparabl
 """
 
 from playground.report.document import has_changed
-from playground.report.figures import (
-    BASELINES,
-    NOTHING,
-    baseline_name,
-    listed,
-    one_line,
-    significant,
-    size_note,
-    span,
-    timed_modes,
-    with_unit,
-)
+from playground.report.figures import BASELINES, baseline_name, listed, size_note, timed_modes
 from playground.report.layout import INDENT, cells, fitted, print_folded, print_indented, verdict
+from playground.report.text import NOTHING, one_line, significant, span, with_unit
 from playground.stopwatch.statistics import TIE
 
 MARGIN = 2 * TIE  # what two processes that run the very same code can differ by, once for each run

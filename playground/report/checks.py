@@ -3,7 +3,7 @@
 import inspect
 
 from playground.judge.probes import AT_OWN_SIZE, PROBES
-from playground.report.figures import NOTHING, scientific, with_unit
+from playground.report.text import NOTHING, scientific, with_unit
 
 NOT_RUN = "not run: "
 EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised

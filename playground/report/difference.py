@@ -11,8 +11,8 @@ import re
 from rich.text import Text
 
 from playground.catalog import CatalogError
-from playground.report.figures import printable
 from playground.report.layout import INDENT, print_folded, print_whole
+from playground.report.text import printable
 
 TITLES = {"CUDA": "CUDA text", "CPP": "C++ text", "BINDING": "binding"}  # of the module constants that hold another language
 SURROUNDINGS = "(rest)"  # what is in no function: includes, constants, declarations, imports

@@ -7,8 +7,8 @@ import textwrap
 from rich.text import Text
 
 from playground.catalog import CatalogError
-from playground.report.figures import printable
 from playground.report.layout import INDENT, print_folded
+from playground.report.text import printable
 
 KEEPS_LINES = re.compile(r"^ |\S {2}| = ", re.MULTILINE)  # columns and formulas
 

@@ -3,26 +3,22 @@
 from playground.report import checks
 from playground.report.figures import (
     FORWARD,
-    NOTHING,
     OUTCOMES,
     TIMED,
     baseline_name,
     gradient_verdict,
     gradients_unsupported,
-    interval,
     label,
     mutants,
-    one_line,
     precisions,
-    scientific,
     share_of_floor,
     size_note,
     standards,
     timed_modes,
     timing_notes,
     why_not_measured,
-    with_unit,
 )
+from playground.report.text import NOTHING, interval, one_line, scientific, with_unit
 
 
 def of(result):

@@ -2,11 +2,11 @@
 
 import ast
 import contextlib
-import math
 import re
 import statistics
 from pathlib import Path
 
+from playground.report.text import NOTHING, interval, one_line, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,6 @@ FORWARD = "forward"
 GRAPH = "CUDA graph"
 NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
-NOTHING = "-"
 BEYOND_FLOOR = "faster than the floor, which counts more arithmetic than this variant does"
 
 
@@ -90,50 +89,6 @@ def standards(result):
 def _caveat(caveat):
     where = f" (line {caveat['line']})" if caveat.get("line") else ""
     return one_line(f"{caveat['tag']}: {caveat['text']}{where}")
-
-
-def significant(value):
-    """Three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    exponent = int(f"{value:.2e}".partition("e")[2])
-    if value == 0 or not -4 <= exponent < 6:
-        return scientific(value)
-    return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
-
-
-def scientific(value):
-    """Three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    if value == 0:
-        return "0"
-    mantissa, exponent = f"{value:.2e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def with_unit(value, unit):
-    text = significant(value)
-    return text if text == NOTHING else text + unit
-
-
-def span(low, high, unit=""):
-    return f"{with_unit(low, unit)}-{with_unit(high, unit)}"
-
-
-def interval(ratio):
-    """Return '2.30x (2.29x-2.31x)'."""
-    return f"{with_unit(ratio['ratio'], 'x')} ({span(ratio['low'], ratio['high'], 'x')})"
-
-
-def printable(line):
-    """`line` without control characters: it may come from an untrusted file or a compiler."""
-    return "".join(c if c.isprintable() else " " for c in str(line))
-
-
-def one_line(text):
-    """`text` on one line, printable."""
-    return " ".join(printable(text).split())
 
 
 def ordered_baselines(names):

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from playground.report.figures import one_line
+from playground.report.text import one_line
 
 MIN_WIDTH = 60
 UNFOLDED = 1 << 16  # columns: no line reaches that

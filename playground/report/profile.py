@@ -4,8 +4,8 @@ from rich.text import Text
 
 from playground.nvidia import metrics
 from playground.nvidia.emulated import of_kernel
-from playground.report.figures import NOTHING, one_line, significant, with_unit
 from playground.report.layout import INDENT, cells, print_folded, print_prose, print_rows
+from playground.report.text import NOTHING, one_line, significant, with_unit
 
 FIGURES = ("kernel", "launches", "us", "DRAM", "matrix units", "issue slots", "occupancy", "registers")
 REQUESTS = ("kernel", "a warp's request", "measured", "emulator", "least")

@@ -10,8 +10,8 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
-from playground.report.figures import one_line, with_unit
 from playground.report.layout import STYLES, unstyled
+from playground.report.text import one_line, with_unit
 
 
 class Progress:

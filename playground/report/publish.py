@@ -26,13 +26,10 @@ from playground.report.figures import (
     changed_sizes,
     headline,
     machine,
-    one_line,
     ordered_baselines,
-    scientific,
     share_of_floor,
-    significant,
-    with_unit,
 )
+from playground.report.text import one_line, scientific, significant, with_unit
 
 COMMAND = "python -m playground.report.publish"
 README = Path("README.md")

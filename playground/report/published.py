@@ -4,7 +4,8 @@ import json
 
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
-from playground.report.figures import TIE, significant, with_unit
+from playground.report.figures import TIE
+from playground.report.text import significant, with_unit
 
 FOLDER = "results/published"
 HEAD = (

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from playground.report import drawing
 from playground.report.drawing import BASELINE, FAINT, FLOOR, INK, PAPER, SOFT, VARIANT
-from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, one_line, significant
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline
+from playground.report.text import one_line, significant
 
 OF_VARIANT, OF_BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
 FEWEST = 2  # variants; of fewer the table says it all

@@ -18,11 +18,10 @@ from playground.report.figures import (
     fastest_baseline,
     headline,
     labelled,
-    one_line,
     ordered_baselines,
     timed_modes,
-    with_unit,
 )
+from playground.report.text import one_line, with_unit
 
 HEAD, ROW, NOTE = 30, 17, 11  # units: above the rows, of a row, of a remark below it
 TIME, RATIO, LETTER = 58, 54, 6.6  # units: of the columns behind the bars, of a letter

@@ -3,19 +3,10 @@
 from rich.text import Text
 
 from playground.report import against, document, suite
-from playground.report.figures import (
-    NOTHING,
-    TIMED,
-    baseline_name,
-    label,
-    one_line,
-    significant,
-    span,
-    why_not_measured,
-    with_unit,
-)
+from playground.report.figures import TIMED, baseline_name, label, why_not_measured
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
+from playground.report.text import NOTHING, one_line, significant, span, with_unit
 
 TITLES = {key: title for title, key in document.STANDARDS.items()}
 

@@ -4,8 +4,9 @@ import textwrap
 from pathlib import Path
 
 from playground import sweep
-from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, on_device, one_line, why_not_measured
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, on_device, why_not_measured
 from playground.report.sweep_table import by_variant
+from playground.report.text import one_line
 
 FORMATS = (".svg", ".png", ".pdf")
 

@@ -2,7 +2,6 @@
 
 from playground import sweep
 from playground.report.figures import (
-    NOTHING,
     baseline_medians,
     baseline_name,
     by_device,
@@ -10,14 +9,12 @@ from playground.report.figures import (
     labelled,
     machine,
     on_device,
-    one_line,
     outcome_verdict,
     share_of_floor,
-    significant,
     why_not_measured,
-    with_unit,
 )
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
+from playground.report.text import NOTHING, one_line, significant, with_unit
 
 
 def show(report, axes, console):

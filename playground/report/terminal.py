@@ -6,7 +6,6 @@ from rich.text import Text
 
 from playground.report import against, checks, facts
 from playground.report.figures import (
-    NOTHING,
     TALLY,
     baseline_name,
     by_device,
@@ -20,23 +19,18 @@ from playground.report.figures import (
     machine,
     mutants,
     on_device,
-    one_line,
     ordered_baselines,
     outcome_verdict,
     peak_memory,
-    printable,
     raised_at,
-    scientific,
     share_of_floor,
-    significant,
     size_note,
-    span,
     timing_notes,
     under_graphs,
     why_not_pass,
-    with_unit,
 )
 from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
+from playground.report.text import NOTHING, one_line, printable, scientific, significant, span, with_unit
 
 SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
 CHECKED = (*SUMMARY_WORDS, "error", "eager's", "build s")  # of what was not timed

@@ -1,9 +1,10 @@
 """What the page shows of a suite: what all pairs come to, and a table of them, sorted and filtered as that of verdicts is."""
 
 from playground.report import suite, suite_table
-from playground.report.figures import NOTHING, labelled, significant, why_not_measured, with_unit
+from playground.report.figures import labelled, why_not_measured
 from playground.report.page import verdicts
 from playground.report.page.variant import without_folders
+from playground.report.text import NOTHING, significant, with_unit
 
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "eager": "over eager", "fastest": "over the fastest"}
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from playground import catalog
 from playground.report import checks, facts, terminal
 from playground.report.explanation import docstring, sections
-from playground.report.figures import baseline_name, gradients_unsupported, headline, labelled, timing_notes, with_unit
+from playground.report.figures import baseline_name, gradients_unsupported, headline, labelled, timing_notes
 from playground.report.page import sources, verdicts
+from playground.report.text import with_unit
 
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")

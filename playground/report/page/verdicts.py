@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from playground.report import checks, document
 from playground.report.figures import (
-    NOTHING,
     baseline_name,
     gradient_verdict,
     headline,
@@ -16,11 +15,10 @@ from playground.report.figures import (
     labelled,
     meets,
     outcome_verdict,
-    scientific,
     share_of_floor,
     size_note,
-    with_unit,
 )
+from playground.report.text import NOTHING, scientific, with_unit
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}

@@ -4,21 +4,10 @@ import json
 
 from playground.report import roofline, speed_bars
 from playground.report.document import date_of, is_stale
-from playground.report.figures import (
-    TALLY,
-    baseline_name,
-    by_device,
-    geometric_means,
-    isolation,
-    machine,
-    on_device,
-    one_line,
-    significant,
-    size_note,
-    with_unit,
-)
+from playground.report.figures import TALLY, baseline_name, by_device, geometric_means, isolation, machine, on_device, size_note
 from playground.report.page import suite, variant, verdicts
 from playground.report.page.verdicts import Mark
+from playground.report.text import one_line, significant, with_unit
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
 NOWHERE = "nowhere"
