@@ -203,38 +203,18 @@ def peak_memory(title, timings):
     return NOTHING if title.endswith(GRAPH) else significant(timings.get("peak_mib"))
 
 
-def by_device(results):
-    """{device: results}. The device is None, but where workers measured the same kind of thing on devices of several names.
-
-    Times on different devices are never set against one another.
-    """
-    # That of a worker; a run without a cluster has one device.
-    names = [(result["ran_on"], one_line((result.get("device") or {}).get("name") or "") or None) for result in results]
-    groups = {}
-    for result, (place, name) in zip(results, names, strict=True):
-        several = len({other for where, other in names if where == place} - {None}) > 1
-        groups.setdefault(name if several else None, []).append(result)
-    return groups
-
-
-def on_device(what, device):
-    """`what` with the device's name, where by_device gives it one."""
-    return f"{what} on {device}" if device else what
-
-
 def geometric_means(results):
-    """{(place, device): (geometric mean, number of models)} of the best variant of each model against the best baseline.
+    """Return {place: (geometric mean, number of models)} of the best variant of each model against the best baseline.
 
-    The device is that of `by_device`. Variants that compute in a lower precision than the original are left out, as are those
-    that do not meet the standard they were asked to.
+    Variants that compute in a lower precision than the original are left out, as are those that do not meet the standard they
+    were asked to.
     """
     best = {}
-    for device, of_device in by_device(results).items():
-        for result in of_device:
-            _, ratio = headline(result)
-            if ratio and meets(result) and not result.get("variant_precision"):
-                of_place = best.setdefault((result["ran_on"], device), {})
-                of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
+    for result in results:
+        _, ratio = headline(result)
+        if ratio and meets(result) and not result.get("variant_precision"):
+            of_place = best.setdefault(result["ran_on"], {})
+            of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
     return {place: (statistics.geometric_mean(of_place.values()), len(of_place)) for place, of_place in best.items()}
 
 

@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 
 from playground import sweep
-from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, on_device, why_not_measured
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, why_not_measured
 from playground.report.sweep_table import by_variant
 from playground.report.text import one_line
 
@@ -26,7 +26,7 @@ def require(file):
 
 
 def write(report, axes, file):
-    """Draw a column of two panels for each model, device and combination of other axes; the first axis runs to the right."""
+    """Draw a column of two panels for each model and combination of other axes; the first axis runs to the right."""
     from matplotlib.figure import Figure  # which only who draws needs
 
     axis = next(iter(axes))
@@ -51,9 +51,9 @@ def write(report, axes, file):
 def _columns(results, axes, axis):
     """{title: {variant: results along the axis}}."""
     columns = {}
-    for (model, variant, device), own in by_variant(results).items():
+    for (model, variant), own in by_variant(results).items():
         for others, line in sweep.lines_along(own, axes, axis):
-            title = ", ".join([on_device(model, device), *(f"{name}={each}" for name, each in others.items())])
+            title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
             columns.setdefault(title, {})[variant] = line
     return columns
 

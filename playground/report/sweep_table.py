@@ -4,11 +4,9 @@ from playground import sweep
 from playground.report.figures import (
     baseline_medians,
     baseline_name,
-    by_device,
     headline,
     labelled,
     machine,
-    on_device,
     outcome_verdict,
     share_of_floor,
     why_not_measured,
@@ -20,9 +18,9 @@ from playground.report.text import NOTHING, one_line, significant, with_unit
 def show(report, axes, console):
     """Everything about a swept document; `axes` are {name: values}."""
     print_folded(console, machine(report["environment"]), style="dim")
-    for (model, variant, device), results in by_variant(report["results"]).items():
+    for (model, variant), results in by_variant(report["results"]).items():
         console.print()
-        print_folded(console, on_device(f"{model} {variant}", device), style="bold")
+        print_folded(console, f"{model} {variant}", style="bold")
         ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
         rows = [_row(result, axes) for result in ordered]
         print_rows(console, rows, {*axes, "verdict", "over", "outcome"})
@@ -34,11 +32,10 @@ def show(report, axes, console):
 
 
 def by_variant(results):
-    """{(model, variant, device): results}, in their order; the device is that of by_device."""
+    """Return {(model, variant): results}, in their order."""
     groups = {}
-    for device, of_device in by_device(results).items():
-        for result in of_device:
-            groups.setdefault((result["model"], result["variant"], device), []).append(result)
+    for result in results:
+        groups.setdefault((result["model"], result["variant"]), []).append(result)
     return groups
 
 

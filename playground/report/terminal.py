@@ -8,7 +8,6 @@ from playground.report import against, checks, facts
 from playground.report.figures import (
     TALLY,
     baseline_name,
-    by_device,
     geometric_means,
     gradient_verdict,
     gradients_unsupported,
@@ -18,7 +17,6 @@ from playground.report.figures import (
     label,
     machine,
     mutants,
-    on_device,
     ordered_baselines,
     outcome_verdict,
     peak_memory,
@@ -91,8 +89,8 @@ class Summary(View):
         console.print()
         if any(result["ran_on"] == "emulator" for result in results):
             print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
-        for (place, device), (mean, models) in geometric_means(results).items():
-            what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {device or place}"
+        for place, (mean, models) in geometric_means(results).items():
+            what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
         print_folded(console, _tally(results))
 
@@ -147,12 +145,8 @@ class Details(View):
 
 
 def _by_model(results):
-    """{model: results}, the model with the device's name where there were several."""
-    models = {}
-    for device, of_device in by_device(results).items():
-        for result in of_device:
-            models.setdefault(on_device(result["model"], device), []).append(result)
-    return models
+    """Return {model: results}."""
+    return {model: [each for each in results if each["model"] == model] for model in dict.fromkeys(r["model"] for r in results)}
 
 
 def _with_sizes(model, results):

@@ -365,22 +365,3 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
     assert not re.search(rb"[ \t]$", done.stdout, re.MULTILINE), "a line ends with blanks"
     reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"
     assert reason in done.stdout.decode(encoding)
-
-
-def test_different_devices_stand_apart(gpu_document):
-    """Two workers with different GPUs: a table and a mean for each, and no mean over both."""
-    (template,) = [result for result in gpu_document["results"] if result["variant"] == "v2_single_kernel"]
-    results = []
-    for number, (name, ratio) in enumerate((("NVIDIA H200", 4.0), ("NVIDIA L40S", 2.0))):
-        result = copy.deepcopy(template) | {"device": {"worker": f"GPU {number}", "name": name}}
-        result["outcome"] |= {"ratio": ratio, "low": ratio, "high": ratio}
-        results.append(result)
-    text = unfolded(draw("summary", {**gpu_document, "results": results}, 160))
-    for result, ratio in zip(results, ("4.00x", "2.00x"), strict=True):
-        name = result["device"]["name"]
-        assert f"{template['model']} on {name}" in text
-        assert f"Geometric mean over 1 model on {name}, the best variant of each against its best baseline: {ratio}" in text
-    assert text.count("Geometric mean") == 2
-    results[1]["device"]["name"] = "NVIDIA H200"
-    text = unfolded(draw("summary", {**gpu_document, "results": results}, 160))
-    assert text.count("Geometric mean") == 1 and "on NVIDIA H200" not in text

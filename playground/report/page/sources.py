@@ -20,7 +20,7 @@ AROUND = 12  # lines before and after a finding, where a file is not shown whole
 IS_CPP = re.compile(r"^\s*#\s*(include|define|pragma)\b|__global__|\bTORCH_LIBRARY|;\s*$", re.MULTILINE)
 LITERAL = re.compile(r"([rRbBuU]*(?P<quotes>\"\"\"|'''))(.*)((?P=quotes))$", re.DOTALL)
 # What has a colour of its own, the most special first; what is not here is plain text.
-COLOURED = (Comment.Preproc, Comment, String.Doc, Keyword.Type, Keyword, Operator.Word, String, Number)
+COLOURED = (Comment.PreprocFile, Comment.Preproc, Comment, String.Doc, Keyword.Type, Keyword, Operator.Word, String, Number)
 COLOURED += (Name.Function, Name.Class, Name.Decorator, Name.Builtin)
 
 

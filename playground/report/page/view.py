@@ -4,7 +4,7 @@ import json
 
 from playground.report import roofline, speed_bars
 from playground.report.document import date_of, is_stale
-from playground.report.figures import TALLY, baseline_name, by_device, geometric_means, isolation, machine, on_device, size_note
+from playground.report.figures import TALLY, baseline_name, geometric_means, isolation, machine, size_note
 from playground.report.page import suite, variant, verdicts
 from playground.report.page.verdicts import Mark
 from playground.report.text import one_line, significant, with_unit
@@ -18,15 +18,11 @@ def page(document, known):
     """Everything the template needs. `known` are Files, in any order."""
     results, environment = document["results"], document["environment"]
     pairs = [(result, _files(result, known)) for result in results]
-    models = {}
-    for device, of_device in by_device(results).items():
-        for result in of_device:
-            models.setdefault(on_device(result["model"], device), set()).add(id(result))
     files = {path for _, (_, path) in pairs if path and path.is_file()}
     with_source = sum(path.stat().st_size for path in files) <= MOST_SOURCE
     sections = [
-        _model(f"model-{number}", name, [pair for pair in pairs if id(pair[0]) in own], with_source)
-        for number, (name, own) in enumerate(models.items(), 1)
+        _model(f"model-{number}", name, [pair for pair in pairs if pair[0]["model"] == name], with_source)
+        for number, name in enumerate(dict.fromkeys(result["model"] for result in results), 1)
     ]
     return {
         "machine": machine(environment),
@@ -36,9 +32,9 @@ def page(document, known):
         "environment": json.dumps(environment, indent=1, ensure_ascii=False),
         "tally": _tally(results),
         "means": [
-            f"{with_unit(mean, 'x')} on the {device or PLACES[place]}: the geometric mean, over {count} "
+            f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} "
             f"model{'s' * (count > 1)}, of the best variant's speed-up over the best that PyTorch does"
-            for (place, device), (mean, count) in geometric_means(results).items()
+            for place, (mean, count) in geometric_means(results).items()
         ],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
         "rooflines": [] if document.get("suite") else list(_rooflines(results)),
