@@ -1,8 +1,7 @@
 """What the checks of a variant found: a few lines for every reader, and all of it for whoever asks for an explanation."""
 
-import inspect
-
-from playground.judge.probes import AT_OWN_SIZE, PROBES
+from playground.judge.checks import BY_NAME, REDUCED
+from playground.judge.probes import AT_OWN_SIZE
 from playground.report.text import NOTHING, scientific, with_unit
 
 NOT_RUN = "not run: "
@@ -82,38 +81,30 @@ def _tally(entries):
 
 
 def explained_probes(check):
-    """Rows (probe, "ok", "fail" or "-", error, eager's, allowed, what it is, and what is worth knowing)."""
+    """Yield (probe, "ok", "fail" or "-", error, eager's, allowed, what it is, and what is worth knowing)."""
     for name, entry in ((check or {}).get("probes") or {}).items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
-        yield name, _word(entry, entry["max_error"] is not None), *figures, _remark(entry) or _what(name)
+        yield name, _word(entry, entry["max_error"] is not None), *figures, entry["complaint"] or entry["note"] or _what(name)
 
 
 def explained_behaviour(check):
-    """Rows (check, "ok", "fail" or "-", what is worth knowing)."""
+    """Yield (check, "ok", "fail" or "-", what is worth knowing)."""
     for name, entry in ((check or {}).get("behaviour") or {}).items():
-        yield name, _word(entry, not entry["note"]), _remark(entry)
+        yield name, _word(entry, not entry["note"]), entry["complaint"] or entry["note"] or ""
 
 
 def explained_kernels(check):
-    """Rows (kernel, launches, microseconds) of one forward pass on the GPU, the longest first."""
+    """Yield (kernel, launches, microseconds) of one forward pass on the GPU, the longest first."""
     for kernel in ((check or {}).get("work") or {}).get("kernels") or []:
         yield kernel["name"], str(kernel["calls"]), f"{kernel['microseconds']:.1f}"
 
 
 def _word(entry, is_right):
-    if entry["complaint"]:
-        return "fail"
-    return "ok" if is_right else NOTHING
-
-
-def _remark(entry):
-    return entry["complaint"] or entry["note"] or ""
+    return "fail" if entry["complaint"] else "ok" if is_right else NOTHING
 
 
 def _what(name):
-    """The first sentence on a probe."""
-    if name.removesuffix(AT_OWN_SIZE) not in PROBES:
-        return ""
-    function, size = PROBES[name.removesuffix(AT_OWN_SIZE)]
-    sentence = inspect.getdoc(function).splitlines()[0]
-    return f"{sentence} (reduced size)" if size == "reduced" and not name.endswith(AT_OWN_SIZE) else sentence
+    """Return what a probe has for inputs."""
+    check = BY_NAME.get(name.removesuffix(AT_OWN_SIZE))
+    reduced = check and check.size == REDUCED and not name.endswith(AT_OWN_SIZE)
+    return f"{check.said}{' (reduced size)' if reduced else ''}" if check else ""
