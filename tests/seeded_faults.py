@@ -635,7 +635,7 @@ report/publish.py: stale results are published
 -if is_stale(result, *_files_of(root, *key))}
 +if False}
 
-report/figures.py: escapes reach the terminal
+report/text.py: escapes reach the terminal
     report/test_figures.py report/test_terminal.py
 -return "".join(c if c.isprintable() else " " for c in str(line))
 +return str(line)

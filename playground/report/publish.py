@@ -15,20 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import natural_order, reading_order
-from playground.report import drawing, memories, page, published, speed_bars, time_parts
+from playground.report import drawing, figures, memories, page, published, speed_bars, time_parts
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
-from playground.report.figures import (
-    GRAPH,
-    ROOT,
-    TRAINING,
-    baseline_medians,
-    baseline_name,
-    changed_sizes,
-    headline,
-    machine,
-    ordered_baselines,
-    share_of_floor,
-)
 from playground.report.text import one_line, scientific, significant, with_unit
 
 COMMAND = "python -m playground.report.publish"
@@ -44,7 +32,7 @@ LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
 HEAD = (
     *("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
-    *(f"{title}: ms (over the best)" for title in TRAINING.values()),
+    *(f"{title}: ms (over the best)" for title in figures.TRAINING.values()),
 )
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
 NOTHING_MEASURED = "Nothing has been measured on a GPU yet."
@@ -70,7 +58,7 @@ class Run:
         return {variant: variants[variant] for variant in sorted(variants, key=natural_order)}
 
 
-def main(arguments=None, root=ROOT):
+def main(arguments=None, root=figures.ROOT):
     parser = argparse.ArgumentParser(
         prog=COMMAND, description="Makes README's and the ladders' tables and the plot from results/."
     )
@@ -109,7 +97,7 @@ def files(root):
         yield path, _between(text, RESULTS, table(root, runs, path, model), path)
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
     timed = {model: [each for each in newest.of(model).values() if each["time_ms"]] for model in models} if newest else {}
-    where = f"{machine(newest.environment)}, {_day(newest)}" if newest else ""
+    where = f"{figures.machine(newest.environment)}, {_day(newest)}" if newest else ""
     title = f"Forward pass on {where}" if newest else NOTHING_MEASURED
     for model in ladders:
         for name, text in [*memories.images(model), ("time", time_parts.image(model, timed.get(model, []), where))]:
@@ -142,7 +130,7 @@ def _limited(root, gpu):
 
 
 def _is_full_size(result, root):
-    return result["ran_on"] == "cuda" and not changed_sizes(result, root)
+    return result["ran_on"] == "cuda" and not figures.changed_sizes(result, root)
 
 
 def _files_of(root, model, variant):
@@ -174,19 +162,19 @@ def _best_rows(run, models):
         as_precise = [each for each in results if each["time_ms"] and not each.get("variant_precision")]
         if as_precise:
             result = min(as_precise, key=lambda each: each["time_ms"]["median"])
-            rows.append(_best_row(model, result, baseline_medians(results)))
+            rows.append(_best_row(model, result, figures.baseline_medians(results)))
     return _table(BEST_HEAD, rows)
 
 
 def _best_row(title, result, baselines):
-    (fastest, ratio), share, median = headline(result), share_of_floor(result), result["time_ms"]["median"]
+    (fastest, ratio), share, median = figures.headline(result), figures.share_of_floor(result), result["time_ms"]["median"]
     graphed = (result.get("graphed") or {}).get("time_ms")
     # Where launches took a share of the time that shows.
     in_a_graph = graphed and graphed["median"] <= (1 - LAUNCHES_SHOW) * median
     return (
         cell(title),
         significant(baselines.get("eager")),
-        f"{significant(baselines[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
+        f"{significant(baselines[fastest])} ({cell(figures.baseline_name(fastest))})" if fastest else "",
         f"**{significant(median)}**{', in a CUDA graph ' + significant(graphed['median']) if in_a_graph else ''} "
         f"({_link(README, result['model'], result['variant'])})",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
@@ -196,10 +184,10 @@ def _best_row(title, result, baselines):
 
 def _best_caption(run):
     timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith(OTHERS)}
-    names = [cell(baseline_name(name)) for name in ordered_baselines(timed)]
+    names = [cell(figures.baseline_name(name)) for name in figures.ordered_baselines(timed)]
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
     return (
-        f"{cell(machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
+        f"{cell(figures.machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
         f"{baselines}: the median over paired rounds, which need not equal the quotient of the times shown. *Of the floor*: "
         "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
         "[All results](#results)"
@@ -214,8 +202,8 @@ def table(root, runs, path, model):
 def _caption(run, model):
     remark = run.environment.get("joined")  # on which results of the record are from other runs
     text = (
-        f"Measured on {cell(machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded in "
-        f"`results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
+        f"Measured on {cell(figures.machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded "
+        f"in `results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
         "convolutions by default, a kernel may still compute in full float32."
     )
     if any(each["model"] == model for each in run.limited):
@@ -242,12 +230,15 @@ def _rows(root, run, path, model):
 
 def _baseline_rows(results):
     """One row a baseline: the median of the medians that were taken beside each variant."""
-    forward = baseline_medians(results)
-    training = [baseline_medians([(result["training"] or {}).get(mode) or {} for result in results]) for mode in TRAINING]
-    for name in ordered_baselines(forward):
+    forward = figures.baseline_medians(results)
+    training = [
+        figures.baseline_medians([(result["training"] or {}).get(mode) or {} for result in results])
+        for mode in figures.TRAINING
+    ]
+    for name in figures.ordered_baselines(forward):
         over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
         times = [significant(medians[name]) if name in medians else "" for medians in training]
-        yield (cell(baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
+        yield (cell(figures.baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
 
 
 def _figures(result):
@@ -259,23 +250,23 @@ def _figures(result):
     elif result["time_ms"] is None:
         yield "passed, not timed"
     else:
-        check, speedup, share = result["check"], result["speedup"] or {}, share_of_floor(result)
-        (best, ratio), precision = headline(result), result.get("variant_precision")
+        check, speedup, share = result["check"], result["speedup"] or {}, figures.share_of_floor(result)
+        (best, ratio), precision = figures.headline(result), result.get("variant_precision")
         yield significant(result["time_ms"]["median"]) + (f" in {cell(precision)}" if precision else "")
         yield with_unit(speedup["eager"]["ratio"], "x") if "eager" in speedup else ""
-        yield f"{with_unit(ratio['ratio'], 'x')} ({cell(baseline_name(best))})" if best else ""
+        yield f"{with_unit(ratio['ratio'], 'x')} ({cell(figures.baseline_name(best))})" if best else ""
         yield with_unit(100 * share, "%") if share else ""
         yield f"{scientific(check['max_error'])} ({scientific(check['eager_error'])})"
-        yield from (_training_cell((result["training"] or {}).get(mode)) for mode in TRAINING)
+        yield from (_training_cell((result["training"] or {}).get(mode)) for mode in figures.TRAINING)
 
 
 def _training_cell(timings):
     if not timings or not timings.get("time_ms"):
         return ""
-    _, ratio = headline(timings)
+    _, ratio = figures.headline(timings)
     over = f" ({with_unit(ratio['ratio'], 'x')})" if ratio else ""
     graphed = _training_cell(timings.get("graphed"))
-    return significant(timings["time_ms"]["median"]) + over + (f"; {GRAPH} {graphed}" if graphed else "")
+    return significant(timings["time_ms"]["median"]) + over + (f"; {figures.GRAPH} {graphed}" if graphed else "")
 
 
 def _link(path, model, variant):

@@ -1,23 +1,14 @@
 """A sweep on the terminal: for each variant a row a point, and where it becomes faster or slower."""
 
 from playground import sweep
-from playground.report.figures import (
-    baseline_medians,
-    baseline_name,
-    headline,
-    labelled,
-    machine,
-    outcome_verdict,
-    share_of_floor,
-    why_not_measured,
-)
+from playground.report import figures
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.text import NOTHING, one_line, significant, with_unit
 
 
 def show(report, axes, console):
     """Everything about a swept document; `axes` are {name: values}."""
-    print_folded(console, machine(report["environment"]), style="dim")
+    print_folded(console, figures.machine(report["environment"]), style="dim")
     for (model, variant), results in by_variant(report["results"]).items():
         console.print()
         print_folded(console, f"{model} {variant}", style="bold")
@@ -40,17 +31,17 @@ def by_variant(results):
 
 
 def _row(result, axes):
-    (best, ratio), share = headline(result), share_of_floor(result)
+    (best, ratio), share = figures.headline(result), figures.share_of_floor(result)
     values = {
         **{axis: one_line(sweep.value(result["shape"]["settings"], axis)) for axis in axes},
         "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
         "median ms": significant((result["time_ms"] or {}).get("median")),
-        "eager ms": significant(baseline_medians([result]).get("eager")),
+        "eager ms": significant(figures.baseline_medians([result]).get("eager")),
         "floor ms": significant(result["floor_ms"]),
         "of floor": with_unit(share and 100 * share, "%"),
-        "speed-up": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
-        "over": one_line(baseline_name(best)) if best else NOTHING,
-        "outcome": verdict(outcome_verdict(result)),
+        "speed-up": figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
+        "over": one_line(figures.baseline_name(best)) if best else NOTHING,
+        "outcome": verdict(figures.outcome_verdict(result)),
     }
     return cells(values, values.values())
 
@@ -59,7 +50,7 @@ def _reasons(results, axes):
     """Return {reason: points} of what is no pass, or has no speed-up."""
     reasons = {}
     for result in results:
-        reason = result["reason"] if result["verdict"] != "pass" else why_not_measured(result)
+        reason = result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result)
         if reason:
             settings = result["shape"]["settings"]
             point = ", ".join(f"{axis}={sweep.value(settings, axis)}" for axis in axes)

@@ -4,29 +4,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from playground.report import against, checks, facts
-from playground.report.figures import (
-    TALLY,
-    baseline_name,
-    geometric_means,
-    gradient_verdict,
-    gradients_unsupported,
-    headline,
-    is_within,
-    isolation,
-    label,
-    machine,
-    mutants,
-    ordered_baselines,
-    outcome_verdict,
-    peak_memory,
-    raised_at,
-    share_of_floor,
-    size_note,
-    timing_notes,
-    under_graphs,
-    why_not_pass,
-)
+from playground.report import against, checks, facts, figures
 from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 from playground.report.text import NOTHING, one_line, printable, scientific, significant, span, with_unit
 
@@ -49,8 +27,8 @@ class View:
 
     def print_machine(self, document):
         if not self._machine_is_printed:
-            print_folded(self._console, machine(document["environment"]), style="dim")
-            if line := isolation(document["environment"]):
+            print_folded(self._console, figures.machine(document["environment"]), style="dim")
+            if line := figures.isolation(document["environment"]):
                 print_folded(self._console, line, style="dim")
             self._machine_is_printed = True
 
@@ -89,7 +67,7 @@ class Summary(View):
         console.print()
         if any(result["ran_on"] == "emulator" for result in results):
             print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
-        for place, (mean, models) in geometric_means(results).items():
+        for place, (mean, models) in figures.geometric_means(results).items():
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
         print_folded(console, _tally(results))
@@ -151,19 +129,24 @@ def _by_model(results):
 
 def _with_sizes(model, results):
     """The model's name, with the sizes when they are the same ones, not the original's, for all its results."""
-    notes = {size_note(result) for result in results if result.get("shape")}
+    notes = {figures.size_note(result) for result in results if result.get("shape")}
     note = notes.pop() if len(notes) == 1 else ""
     return f"{model}: {note}" if note else model
 
 
 def _summary_row(result):
-    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
+    check, (best, ratio), share = result["check"] or {}, figures.headline(result), figures.share_of_floor(result)
     values = (
-        *(one_line(result["variant"]), facts.ran_on(result), verdict(result["verdict"]), verdict(gradient_verdict(check))),
+        *(
+            one_line(result["variant"]),
+            facts.ran_on(result),
+            verdict(result["verdict"]),
+            verdict(figures.gradient_verdict(check)),
+        ),
         *(scientific(check.get("max_error")), scientific(check.get("eager_error"))),
         *(significant((result["time_ms"] or {}).get("median")), significant(result["build_seconds"])),
-        *(_ratio(ratio, label(result)), one_line(baseline_name(best)) if best else NOTHING),
-        *(with_unit(share and 100 * share, "%"), verdict(outcome_verdict(result))),
+        *(_ratio(ratio, figures.label(result)), one_line(figures.baseline_name(best)) if best else NOTHING),
+        *(with_unit(share and 100 * share, "%"), verdict(figures.outcome_verdict(result))),
     )
     return cells(SUMMARY, values)
 
@@ -179,7 +162,9 @@ def _ratio(ratio, label=None):
 def _print_remarks(console, results):
     """Below a model's table: why a variant is no pass, sizes where they differ between variants, baselines that are missing."""
     whys = (
-        (result["variant"], (result["verdict"], why + raised_at(result))) for result in results for why in why_not_pass(result)
+        (result["variant"], (result["verdict"], why + figures.raised_at(result)))
+        for result in results
+        for why in figures.why_not_pass(result)
     )
     for (word, reason), variants in _grouped(whys).items():
         if word != "pass":
@@ -189,13 +174,13 @@ def _print_remarks(console, results):
         for line in _printed_lines(result)[:1]:
             print_folded(console, f"{one_line(result['variant'])} printed: {line}", INDENT, hanging=INDENT)
     whats = (
-        lambda result: [mutants(result)],
+        lambda result: [figures.mutants(result)],
         lambda result: [checks.refusals(result["check"])],
-        lambda result: [under_graphs(result)],
-        lambda result: timing_notes(result, brief=True),
+        lambda result: [figures.under_graphs(result)],
+        lambda result: figures.timing_notes(result, brief=True),
     )
     remarks = [_grouped((result["variant"], note) for result in results for note in what(result)) for what in whats]
-    notes = _grouped((result["variant"], size_note(result)) for result in results if result.get("shape"))
+    notes = _grouped((result["variant"], figures.size_note(result)) for result in results if result.get("shape"))
     if len(notes) > 1:
         remarks.append({note or "sizes of the original": variants for note, variants in notes.items()})
     for note, variants in [item for group in remarks for item in group.items() if item[0]]:
@@ -215,8 +200,8 @@ def _grouped(pairs):
 
 
 def _tally(results):
-    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
-    return ", ".join(f"{count} {TALLY[word]}" for word, count in counts.items() if count) or "No variants."
+    counts = {word: sum(result["verdict"] == word for result in results) for word in figures.TALLY}
+    return ", ".join(f"{count} {figures.TALLY[word]}" for word, count in counts.items() if count) or "No variants."
 
 
 def _print_details(console, result, verbose):
@@ -239,7 +224,7 @@ def _print_details(console, result, verbose):
         for line in _printed_lines(result):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
-    if gradients and gradients_unsupported(gradients) is None:
+    if gradients and figures.gradients_unsupported(gradients) is None:
         print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 
@@ -266,7 +251,7 @@ def _gradient_rows(gradients):
     rows = []
     for name, check in gradients.items():
         errors = [scientific(check[key]) for key in ("max_error", "eager_error", "allowed")]
-        rows.append(cells(GRADIENTS, [one_line(name), verdict("ok" if is_within(check) else "fail"), *errors]))
+        rows.append(cells(GRADIENTS, [one_line(name), verdict("ok" if figures.is_within(check) else "fail"), *errors]))
     return rows
 
 
@@ -276,11 +261,11 @@ def time_rows(result):
     for title, timings in facts.timed(result).items():
         rows += [[""] * len(TIMES)] * bool(rows)
         head = Text(one_line(title), style="bold")
-        rows.append([head, *_spread(timings["time_ms"]), "", "", peak_memory(title, timings)])
+        rows.append([head, *_spread(timings["time_ms"]), "", "", figures.peak_memory(title, timings)])
         speedup, baselines = timings["speedup"] or {}, timings.get("baselines_ms") or {}
-        for name in ordered_baselines({**baselines, **speedup}):
+        for name in figures.ordered_baselines({**baselines, **speedup}):
             ratio = speedup.get(name)
-            named = f"  {one_line(baseline_name(name))}{' (no graph)' * (name in (timings.get('not_graphed') or []))}"
+            named = f"  {one_line(figures.baseline_name(name))}{' (no graph)' * (name in (timings.get('not_graphed') or []))}"
             interval = span(ratio["low"], ratio["high"], "x") if ratio else NOTHING
             rows.append([named, *_spread(baselines.get(name)), _ratio(ratio), interval, ""])
     return [cells(TIMES, row) for row in rows]

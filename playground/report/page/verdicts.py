@@ -6,18 +6,7 @@ takes the order, and hides the rows, whose radio buttons are on.
 
 from dataclasses import dataclass
 
-from playground.report import checks, document
-from playground.report.figures import (
-    baseline_name,
-    gradient_verdict,
-    headline,
-    is_within,
-    labelled,
-    meets,
-    outcome_verdict,
-    share_of_floor,
-    size_note,
-)
+from playground.report import checks, document, figures
 from playground.report.text import NOTHING, scientific, with_unit
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
@@ -53,7 +42,7 @@ def errors(check):
     elif allowed is None:
         within = Mark(UNKNOWN, "not compared")
     else:
-        within = Mark(GOOD, "within") if is_within(check) else Mark(BAD, "beyond")
+        within = Mark(GOOD, "within") if figures.is_within(check) else Mark(BAD, "beyond")
     of_eager = with_unit(own / eager if own is not None and eager else None, "x")
     texts = {"own": scientific(own), "eager": scientific(eager), "of_eager": of_eager, "allowed": scientific(allowed)}
     return texts | {"mark": within}
@@ -68,10 +57,10 @@ def shown(sections, places):
         result = member["result"]
         place = places.get(result["ran_on"], "nowhere")
         classes = f"{section['id']} on-{place} {class_of(result)}"
-        of_row = {"model": section, "place": place, "sizes": size_note(result), "classes": classes}
+        of_row = {"model": section, "place": place, "sizes": figures.size_note(result), "classes": classes}
         rows.append(_row(result, member["shown"]) | of_row)
-    share = [share_of_floor(result) for result in results]
-    set_places(rows, results, speedup=[(headline(result)[1] or {}).get("ratio") for result in results], share=share)
+    share = [figures.share_of_floor(result) for result in results]
+    set_places(rows, results, speedup=[(figures.headline(result)[1] or {}).get("ratio") for result in results], share=share)
     filters = {
         "Model": {section["id"]: section["name"] for section in sections},
         "On": {f"on-{row['place']}": row["place"] for row in rows},
@@ -107,11 +96,11 @@ def set_places(rows, results, **falling):
 
 
 def _row(result, variant):
-    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
+    check, (best, ratio), share = result["check"] or {}, figures.headline(result), figures.share_of_floor(result)
     return {
         "variant": variant,
         "verdict": mark(result["verdict"]),
-        "reason": "" if meets(result) else variant["reason"],
+        "reason": "" if figures.meets(result) else variant["reason"],
         "checks": [
             ("outputs", _entries(check, "probes")),
             ("gradients", _gradients(check)),
@@ -122,10 +111,10 @@ def _row(result, variant):
         "build": with_unit(result["build_seconds"], " s"),
         "cached": result["build_seconds"] is not None and not result["built"],
         "time": with_unit((result["time_ms"] or {}).get("median"), " ms"),
-        "speedup": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
-        "over": baseline_name(best) if ratio else "",
+        "speedup": figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
+        "over": figures.baseline_name(best) if ratio else "",
         "share": with_unit(share and 100 * share, "%"),
-        "outcome": mark(outcome_verdict(result)),
+        "outcome": mark(figures.outcome_verdict(result)),
     }
 
 
@@ -140,10 +129,10 @@ def _entries(check, key):
 
 
 def _gradients(check):
-    word = gradient_verdict(check)
+    word = figures.gradient_verdict(check)
     if word in (NOTHING, "none"):
         return Mark(UNKNOWN, "not checked" if word == NOTHING else "forward only")
-    wrong = [name for name, found in check["gradients"].items() if not is_within(found)]
+    wrong = [name for name, found in check["gradients"].items() if not figures.is_within(found)]
     return Mark(BAD, f"wrong: {', '.join(wrong)}") if wrong else Mark(GOOD, f"{len(check['gradients'])} right")
 
 
