@@ -18,9 +18,10 @@ from playground.stopwatch import statistics
 from playground.stopwatch.outer import Unshareable, extent_of
 from playground.worker import WorkerFailure, standstill
 
-FEWEST_ROUNDS, ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12
-CALLS = {"cuda": 4, "cpu": 2}  # of a turn
-SETTLING = 1  # of these, calls that do not count
+FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12, 24  # the last with those that cannot be used
+SETTLING = 1  # calls of a turn that do not count
+FEWEST_CALLS, MOST_CALLS = 2, {"cuda": 11, "cpu": 5}  # of a turn, besides
+TURN_MS = {"cuda": 20, "cpu": 60}  # about what the calls of a turn take
 # What a call without work lacks besides. On one NVIDIA H200 calls of 0.010, 0.36 and 11.2 ms came out 0.006, 0.005 and 0.007 ms
 # longer than by the inner clock. On a CPU it is the time in which a process that is told to stop may go on.
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
@@ -52,14 +53,21 @@ def measure(truth, players, place, step, declared, limit, seconds):
     there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where nothing can be measured.
     """
     rounds = {name: [] for name in (*players, NULL)}
+    counts = dict.fromkeys(rounds, FEWEST_CALLS)
     began = time.monotonic()
     with {"cuda": _OnGpu, "cpu": _OnCpu}[place](truth, players.values(), step, declared, limit) as course:
-        while len(rounds[NULL]) < (ROUNDS if time.monotonic() - began < seconds else FEWEST_ROUNDS):
+        while (used := len(_whole(rounds))) < FEWEST_ROUNDS or (used < ROUNDS and time.monotonic() - began < seconds):
+            if len(rounds[NULL]) == MOST_ROUNDS:
+                break
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
-                calls = course.turn(players[EAGER if name == NULL else name], is_null=name == NULL)
+                player = players[EAGER if name == NULL else name]
+                calls = course.turn(player, SETTLING + counts[name], is_null=name == NULL)
                 if complaint := next((call["complaint"] for call in calls if call["complaint"]), None):
                     raise TimedWrong(complaint)
                 rounds[name].append([call["milliseconds"] for call in calls[SETTLING:] if call["milliseconds"] is not None])
+            if used:
+                fit = {name: TURN_MS[place] / np.median(played[-1]) for name, played in rounds.items() if played[-1]}
+                counts |= {name: round(min(MOST_CALLS[place], max(FEWEST_CALLS, each))) for name, each in fit.items()}
     return conclude(rounds, RESOLUTION_MS[place])
 
 
@@ -102,9 +110,8 @@ class _OnGpu(_Course):
     def _join(self, player, shared):
         player.ask("join_outer", self._limit, shared=shared, page=str(player.page))
 
-    def turn(self, player, is_null):
+    def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        calls = CALLS["cuda"]
         with standstill({player.worker, self._truth.worker}):
             self._truth.outer("await_quiet", seconds=self._limit)
             served = self._pool.submit(player.ask, "serve_outer", self._limit, calls=calls, seconds=self._limit, null=is_null)
@@ -134,10 +141,10 @@ class _OnCpu(_Course):
             raise WorkerFailure("its process does not say where its inputs are")
         self._blocks[player.name] = joined["pid"], joined["address"]
 
-    def turn(self, player, is_null):
+    def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
         with standstill({player.worker, self._truth.worker}):
-            return [self._call(player, is_null) for _ in range(CALLS["cpu"])]
+            return [self._call(player, is_null) for _ in range(calls)]
 
     def _call(self, player, is_null):
         self._truth.outer("draw")
@@ -179,12 +186,17 @@ class _OnCpu(_Course):
         return found
 
 
+def _whole(rounds):
+    """The rounds in which every side had a call that counts: [([milliseconds, ...] of each side), ...]."""
+    return [each for each in zip(*rounds.values(), strict=True) if all(each)]
+
+
 def conclude(rounds, resolution):
     """Return what `measure` does, of {side: [[milliseconds, ...] of each round]}. Raises WorkerFailure for too few rounds.
 
     Nothing is taken to be faster than `resolution`, in milliseconds: a call that is has a bound that may be too low for it.
     """
-    whole = [each for each in zip(*rounds.values(), strict=True) if all(each)]
+    whole = _whole(rounds)
     if len(whole) < statistics.ROUNDS_FOR_AN_INTERVAL:
         raise WorkerFailure(f"only {len(whole)} of {len(rounds[NULL])} rounds of the outer clock could be used")
     medians = {name: np.array([np.median(each[i]) for each in whole]) for i, name in enumerate(rounds)}
@@ -206,21 +218,30 @@ def conclude(rounds, resolution):
 
 
 def bounded(timings, outer):
-    """Bring timings down to what the outer clock allows, where they claim more over eager PyTorch; a note is added then."""
-    inner = (timings["speedup"] or {}).get("eager")
-    if not (inner and inner["ratio"] > outer["high"]):
+    """Have timings claim over eager PyTorch, and over each other baseline in proportion, as far as both clocks agree.
+
+    Where the inner ratio lies beyond the outer interval, the outer one counts, and a note says so. Otherwise the interval
+    begins where that of the outer clock does, if that is lower.
+    """
+    inner = dict((timings["speedup"] or {}).get("eager") or {})
+    if not inner:
         return
-    factor = outer["high"] / inner["ratio"]
-    timings["notes"].append(
-        f"by the outer clock it is {outer['high']:.3g}x as fast as eager PyTorch at most, by its own process's "
-        f"{inner['ratio']:.3g}x: the former counts"
-    )
-    timings["time_ms"] = {key: value / factor for key, value in timings["time_ms"].items()}
-    ratios = [*timings["speedup"].values(), *filter(None, [timings["outcome"]])]
-    for ratio in ratios:
-        ratio.update({key: ratio[key] * factor for key in ("ratio", "low", "high") if ratio.get(key) is not None})
-    if timings["outcome"] and timings["outcome"]["ratio"] is not None:
-        timings["outcome"]["verdict"] = statistics.verdict(timings["outcome"])
+    is_beyond = inner["ratio"] > outer["high"]
+    for ratio in (*timings["speedup"].values(), timings["outcome"]):
+        if ratio and ratio["ratio"] is not None:
+            over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's
+            seen = {key: outer[key] * over for key in ("ratio", "low", "high")}
+            ratio.update(seen if is_beyond else {"low": min(ratio["low"], seen["low"])})
+    if is_beyond:
+        timings["time_ms"] = {key: value * inner["ratio"] / outer["ratio"] for key, value in timings["time_ms"].items()}
+        timings["notes"].append(
+            f"by the outer clock it is {outer['ratio']:.3g}x as fast as eager PyTorch, {outer['high']:.3g}x at most, "
+            f"by its own process's {inner['ratio']:.3g}x: the former counts"
+        )
+    outcome = timings["outcome"]
+    if outcome and outcome["ratio"] is not None:
+        outcome["verdict"] = statistics.verdict(outcome)
+        outcome["precise"] = outcome["precise"] and statistics.is_precise(outcome)
 
 
 def unclaimed(timings, why):

@@ -4,6 +4,7 @@ A round asks every side, in random order, for a small batch of calls. Where othe
 GPU, the round is set aside and another one is played, for as long as there is patience.
 """
 
+import contextlib
 import math
 import secrets
 import time
@@ -158,11 +159,11 @@ class Race:
     """Rounds of the variant, its baselines and the control, until the ratios that matter are precise or the time is up.
 
     `others` are the Sides of the baselines. `control` is that of the original in a process like the variant's; None where it
-    does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter. `rechecked`
-    says how many results were.
+    does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter; under
+    `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were.
     """
 
-    def __init__(self, place, variant, others, control, pids, quiet, rivals):
+    def __init__(self, place, variant, others, control, pids, quiet, rivals, paused=contextlib.nullcontext):
         self._place = place
         self.variant = variant
         self.others = others
@@ -172,6 +173,7 @@ class Race:
         self._pids = pids
         self._quiet = quiet
         self._rivals = rivals
+        self._paused = paused
         self._played = self.rechecked = 0
         self._others = Others(*pids)
 
@@ -212,7 +214,7 @@ class Race:
         for side in _shuffled(running):
             is_rechecked = side is self.variant and secret is not None
             try:
-                with load.watched():
+                with contextlib.nullcontext() if side is self.variant else self._paused(), load.watched():
                     side.play(secret if is_rechecked else new_seed())
             except WorkerFailure as failure:
                 if side is self.variant:

@@ -12,6 +12,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import psutil
+
 from playground.driver import outer
 from playground.driver.race import (
     GRAPHED_BELOW_MS,
@@ -213,11 +215,23 @@ class Stopwatch:
         recheck = functools.partial(self._recheck, variant, result, mode, self._truth.answers(worker))
         secrets = self._secrets(mode)
         with self._alone(worker):
-            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals)
-            race.clocks = [self._sample_clocks()]
+            paused = self._pausing(worker)
+            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals, paused)
+            race.clocks, standing = [self._sample_clocks()], self._standing()
             race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
             race.clocks.append(self._sample_clocks())
+            if standing != self._standing():
+                raise Rejected("while it was timed, the processors or the priority of another process were changed")
         return race
+
+    def _pausing(self, worker):
+        """What the variant's processes stand still under; those of the project's own files need not."""
+        return contextlib.nullcontext if self._task.variant.is_catalogued else worker.stopped
+
+    def _standing(self):
+        """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
+        processes = [psutil.Process(pid) for pid in (os.getpid(), self._truth.worker.pid, *(each.pid for each in self.workers))]
+        return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
     def _alone(self, worker):
@@ -241,7 +255,7 @@ class Stopwatch:
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
-            back_to_back, limit = self._own_clock(variant, eager, load)
+            back_to_back, limit = self._own_clock(variant, eager, load, self._pausing(worker))
         if back_to_back > limit and self._is_shared(race):
             disturbance = disturbance or SHARED
         else:
@@ -250,6 +264,8 @@ class Stopwatch:
             self._controls.setdefault(mode, []).append(control)
         allowed = statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
+        if floor.get("work") and (complaint := floors.impossible(variant.median, **self._certain(floor["work"]))):
+            raise Rejected(complaint)
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
             "time_ms": statistics.summarise(variant.samples),
@@ -301,15 +317,16 @@ class Stopwatch:
         with self._alone(None):
             return race.is_shared()
 
-    def _own_clock(self, variant, eager, load):
+    def _own_clock(self, variant, eager, load, paused):
         """(milliseconds a call back to back, how many there may be by the variant's own times).
 
-        `load` watches what runs besides the variant's process.
+        `load` watches what runs besides the variant's process, which stands still under `paused()`.
         """
         place = self._task.place
         host = 0.0  # what a call costs this process besides
         if eager and place == "cuda":
-            host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
+            with paused():
+                host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
         claimed = variant.median
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
         return own_clock(variant, claimed, limit, load), limit
@@ -429,6 +446,12 @@ class Stopwatch:
             return {"floor_ms": None, "floor_bound": None, "work": None}
         found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
         return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+
+    def _certain(self, work):
+        """The arguments of floors.impossible but for the time."""
+        rates = self._measured.ceilings[self._task.place]
+        fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
+        return {"count": work["certain"]["bytes"], "rate": fastest, "on_cpu": self._task.place == "cpu"}
 
     def _sample_clocks(self):
         return clocks.sample() if self._task.place == "cuda" else None

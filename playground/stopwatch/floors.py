@@ -34,6 +34,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from playground import tensors
 from playground.stopwatch.workload import MODES
 
+POSSIBLE = 0.7  # of the time that bytes take at the measured rate: anything below is impossible
+CPU_CACHES = 1 << 29  # bytes: more than any CPU's
+
 
 @dataclass(frozen=True)
 class Work:
@@ -69,6 +72,39 @@ def count_work(name, model, inputs, outputs, mode):
         moved += _bytes(wanted)
     counter = _FLOPS.get(name, _flops_of_original)
     return Work(moved, counter(model, inputs, mode))
+
+
+def certain_bytes(model, inputs, outputs):
+    """Return the bytes of inputs and outputs that any right forward pass must read and write.
+
+    Of the inputs those of elements on which the outputs depend, by PyTorch's gradient: a gather reads few of them. None of the
+    parameters, which may lie packed.
+    """
+    with torch.enable_grad():
+        leaves = [value.detach().requires_grad_() if tensors.differentiable(value) else value for value in inputs]
+        wanted = [value for value in leaves if tensors.differentiable(value)]
+        try:
+            found = [each for each in tensors.flatten(model(*leaves)) if each.requires_grad]
+            gradients = torch.autograd.grad(found, wanted, [torch.rand_like(each) for each in found], allow_unused=True)
+        except RuntimeError:  # no gradient, or no memory for one
+            gradients = []
+    read = sum(gradient.count_nonzero().item() * gradient.element_size() for gradient in gradients if gradient is not None)
+    return read + _bytes(outputs)
+
+
+def impossible(milliseconds, count, rate, on_cpu):
+    """Return what is wrong with a time in which `count` bytes cannot have moved at `rate`, in bytes a second; None if nothing.
+
+    On a CPU the caches may hold some of them.
+    """
+    beyond = max(0, count - CPU_CACHES) if on_cpu else count
+    least = POSSIBLE * beyond / rate * 1e3
+    if milliseconds >= least:
+        return None
+    return (
+        f"its process reports {milliseconds:.3g} ms a call, which is impossible: reading and writing {beyond / 1e6:.3g} MB at "
+        f"the {rate / 1e9:.3g} GB/s measured here takes {beyond / rate * 1e3:.3g} ms"
+    )
 
 
 def _bytes(values):

@@ -34,9 +34,9 @@ class Baselines(Clocked):
         return vars(ceilings.measure(self.device))
 
     def work(self, name, counted):
-        """{"least", "as_written"}, each {"bytes", "flops"}, of one step of the mode `counted`; `name` is the model's.
+        """{"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of the mode `counted`; `name` is the model's.
 
-        See stopwatch.floors.
+        "certain" is what must move in a forward pass. See stopwatch.floors.
         """
         problem = self._problem()
         model = self._model(problem)
@@ -44,7 +44,9 @@ class Baselines(Clocked):
         with torch.no_grad():
             outputs = tensors.flatten(model(*inputs))
         least = floors.count_work(name, model, inputs, outputs, counted)
-        return {"least": vars(least), "as_written": vars(floors.as_written(model, inputs, counted))}
+        certain = floors.Work(floors.certain_bytes(model, inputs, outputs), 0)
+        as_written = floors.as_written(model, inputs, counted)
+        return {"least": vars(least), "as_written": vars(as_written), "certain": vars(certain)}
 
     def flush_in_a_row(self, side, mode, flush_ms):
         """{"milliseconds"} of each of many flushes; see stopwatch.timer.CudaClock. Any side's process can do it."""

@@ -183,7 +183,7 @@ class OnGpu:
             ended.record()
             self._finish(block, number, seconds)
             complaint = None
-            if references:
+            if references is not None:
                 whole = [result.clone() for result in results]
 
                 def sampled(right, picks=picks):

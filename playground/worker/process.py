@@ -410,11 +410,13 @@ def standstill(but, on_gpu=False):
 
     If it is timed on a GPU, those that bear it go on.
 
-    One thread at a time; the others' new workers wait. Seconds in which a worker stands still count against no time limit.
+    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker stands
+    still count against no time limit.
     """
     with _alone:
         with _living_lock:
             others = [worker for worker in _living if worker not in but and not (on_gpu and worker.bears_a_gpu)]
+            others = [worker for worker in others if worker._paused_since is None]  # or it would end with this one
         now = time.monotonic()
         for worker in others:
             worker._paused_since = now

@@ -23,7 +23,7 @@ class Model(nn.Module):
             x = torch.tanh(self.linear(x))
         return x
 
-batch, features = (4096, 1024) if torch.cuda.is_available() else (512, 256)
+batch, features = (4096, 1024) if torch.cuda.is_available() else (256, 128)
 
 def get_inputs():
     return [torch.randn(batch, features)]

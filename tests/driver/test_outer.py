@@ -46,31 +46,43 @@ def timings(ratio, verdict="win"):
     over = {"ratio": ratio, "low": 0.95 * ratio, "high": 1.05 * ratio}
     return {
         "speedup": {"eager": dict(over), "compile": {name: value / 2 for name, value in over.items()}},
-        "outcome": {"verdict": verdict, "against": "compile", **{name: value / 2 for name, value in over.items()}},
+        "outcome": {
+            "verdict": verdict,
+            "against": "compile",
+            "precise": False,
+            **{name: value / 2 for name, value in over.items()},
+        },
         "time_ms": {"median": 1.0, "p20": 0.9, "p80": 1.1},
         "notes": [],
     }
 
 
-def test_a_claim_beyond_the_outer_interval_is_brought_down_for_every_baseline():
+SEEN = {"ratio": 1.0, "low": 0.95, "high": 1.1}
+
+
+def test_a_claim_beyond_the_outer_interval_gives_way_to_it_for_every_baseline():
     forged = timings(280.0)
-    outer.bounded(forged, {"high": 1.1})
-    assert forged["speedup"]["eager"]["ratio"] == pytest.approx(1.1)
-    assert forged["speedup"]["compile"]["ratio"] == forged["outcome"]["ratio"] == pytest.approx(0.55)
-    assert forged["time_ms"]["median"] == pytest.approx(280 / 1.1)
-    assert forged["outcome"]["verdict"] == "loss" and "1.1x as fast as eager PyTorch at most" in forged["notes"][0]
+    outer.bounded(forged, SEEN)
+    assert forged["speedup"]["eager"] == pytest.approx(SEEN)
+    assert forged["speedup"]["compile"]["ratio"] == forged["outcome"]["ratio"] == pytest.approx(0.5)
+    assert forged["time_ms"]["median"] == pytest.approx(280)
+    assert forged["outcome"]["verdict"] == "loss" and "1x as fast as eager PyTorch, 1.1x at most" in forged["notes"][0]
 
 
-def test_a_claim_within_it_stays_as_it_is():
-    honest = timings(3.0)
-    outer.bounded(honest, {"high": 3.01})
-    assert honest == timings(3.0)
+def test_a_claim_within_it_is_no_surer_than_both_clocks():
+    claimed = timings(3.0)
+    outer.bounded(claimed, {"ratio": 2.9, "low": 2.5, "high": 3.01})
+    assert claimed["speedup"]["eager"] == pytest.approx({"ratio": 3.0, "low": 2.5, "high": 3.15})
+    assert claimed["speedup"]["compile"]["low"] == pytest.approx(1.25) and not claimed["notes"]
+    sure = timings(3.0)
+    outer.bounded(sure, {"ratio": 2.99, "low": 2.98, "high": 3.01})
+    assert sure == timings(3.0)
 
 
 def test_what_was_not_measured_stays_so():
     unknown = timings(280.0)
     unknown["outcome"] |= {"verdict": "not measured", "ratio": None, "low": None, "high": None}
-    outer.bounded(unknown, {"high": 1.1})
+    outer.bounded(unknown, SEEN)
     assert unknown["outcome"]["verdict"] == "not measured" and unknown["outcome"]["ratio"] is None
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -167,6 +168,7 @@ def test_a_model_against_itself_is_a_tie(slow_problem, written):
 
 def test_a_known_ratio_whatever_timer_functions_the_file_replaces(results):
     fast = results["faster_and_patches_time"]
+    assert fast["verdict"] == "pass", (fast["reason"], fast["details"])
     assert (fast["verdict"], fast["outcome"]["verdict"]) == ("pass", "win")
     assert fast["speedup"]["eager"]["ratio"] == pytest.approx(2.5, rel=0.15)
     assert fast["time_ms"]["median"] >= 20
@@ -290,7 +292,7 @@ def compared(monkeypatch, place, claimed, seen, others):
     stopwatch = timing.Stopwatch(SimpleNamespace(place=place), {}, None, None, None, Measured(Patience(10.0)))
     variant = played("variant", [claimed])
     load = Load(others)
-    back_to_back, limit = stopwatch._own_clock(variant, None, load)
+    back_to_back, limit = stopwatch._own_clock(variant, None, load, contextlib.nullcontext)
     return back_to_back, stopwatch._heed_own_clock(variant, back_to_back, limit, load), variant.median
 
 
@@ -561,7 +563,7 @@ MS = {  # of fake sides, in any mode unless it is named
 class FakeGpu:
     """Workers on a GPU, as far as the driver can tell: they answer with the times in `ms`, and fail where `failing` says so."""
 
-    pid = 0
+    pid = os.getpid()
 
     def __init__(self, ms, failing=()):
         self.ms = ms
@@ -616,7 +618,7 @@ class FakeGpu:
             answers=lambda worker: folder,
             compare=compare,
             prepare_timed=lambda probe, step, seed: self.truths.append(step),
-            worker=None,
+            worker=SimpleNamespace(pid=os.getpid()),
             reserved=contextlib.nullcontext,
         )
 

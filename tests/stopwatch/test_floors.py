@@ -9,7 +9,7 @@ import torch.nn as nn
 
 from playground import catalog
 from playground.machine.ceilings import Ceilings
-from playground.stopwatch.floors import Floor, Work, as_written, count_work, floor
+from playground.stopwatch.floors import Floor, Work, as_written, certain_bytes, count_work, floor, impossible
 
 H200 = Ceilings(4.35e12, 4.26e12, fp32_flops=51e12, tf32_flops=400e12, fp16_flops=767e12)
 
@@ -158,3 +158,22 @@ def test_nothing_that_was_recorded_is_faster_than_its_floor(path):
             for each in (timed, timed.get("graphed") or {}):
                 if each.get("time_ms") and each.get("floor_ms"):
                     assert each["floor_ms"] <= each["time_ms"]["median"], (result["model"], result["variant"])
+
+
+class Gather(nn.Module):
+    def forward(self, x):
+        return torch.relu(x[:, :2])
+
+
+def test_what_must_move_is_what_the_outputs_depend_on():
+    x = torch.rand(100, 8) + 1
+    assert certain_bytes(Gather(), [x], [Gather()(x)]) == 4 * (200 + 200)
+    assert certain_bytes(nn.Identity(), [torch.arange(5)], [torch.arange(5)]) == 8 * 5
+
+
+def test_a_time_in_which_its_bytes_cannot_move_is_impossible():
+    assert impossible(0.10, 604_000_000, 4.35e12, on_cpu=False) is None
+    said = impossible(0.09, 604_000_000, 4.35e12, on_cpu=False)
+    assert "0.09 ms a call, which is impossible: reading and writing 604 MB" in said and "takes 0.139 ms" in said
+    assert impossible(1e-6, 500_000_000, 3e10, on_cpu=True) is None  # the caches may hold it
+    assert impossible(1.0, 5_000_000_000, 3e10, on_cpu=True)
