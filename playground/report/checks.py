@@ -81,7 +81,7 @@ def _tally(entries):
 
 
 def explained_probes(check):
-    """Yield (probe, "ok", "fail" or "-", error, eager's, allowed, what it is, and what is worth knowing)."""
+    """Yield (probe, "ok", "fail" or "-", error, PyTorch's, allowed, what it is, and what is worth knowing)."""
     for name, entry in ((check or {}).get("probes") or {}).items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
         yield name, _word(entry, entry["max_error"] is not None), *figures, entry["complaint"] or entry["note"] or _what(name)

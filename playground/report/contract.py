@@ -6,6 +6,7 @@ that ends in "?" may be missing. More keys are allowed and follow in alphabetica
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 from playground.report.figures import TIMED, ordered_baselines
@@ -85,34 +86,21 @@ def in_order(form, value):
     return value
 
 
-def number(value, where):
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    require(is_number, where, "a number that is not negative", value)
+def _leaf(expected, holds):
+    return lambda value, where: require(holds(value), where, expected, value)
 
 
-def text(value, where):
-    require(isinstance(value, str) and value.strip(), where, "a text", value)
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
-def printed(value, where):
-    require(isinstance(value, str), where, "a text", value)
-
-
-def texts(value, where):
-    require(isinstance(value, list) and all(isinstance(each, str) for each in value), where, "a list of texts", value)
-
-
-def flag(value, where):
-    require(isinstance(value, bool), where, "true or false", value)
-
-
-def anything(value, where):
-    """Check nothing."""
-
-
-def digest(value, where):
-    is_digest = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
-    require(is_digest, where, "64 hexadecimal digits", value)
+anything = _leaf("anything", lambda value: True)
+number = _leaf("a number that is not negative", _is_number)
+text = _leaf("a text", lambda value: isinstance(value, str) and value.strip())
+printed = _leaf("a text", lambda value: isinstance(value, str))
+texts = _leaf("a list of texts", lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value))
+flag = _leaf("true or false", lambda value: isinstance(value, bool))
+digest = _leaf("64 hexadecimal digits", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value))
 
 
 def _rising(*names):

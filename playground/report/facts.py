@@ -26,7 +26,7 @@ def of(result):
         yield "inputs", f"{sizes}: {note}" if note else sizes
     if check:
         errors = [scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed")]
-        yield "error", "{}; eager's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
+        yield "max error", "{}; PyTorch's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
         if found := result.get("accuracy"):
             error, limit = scientific(found["error"]), scientific(found["limit"])
             yield "accuracy", f"{found['class']}: off by {error} of the spread; as PyTorch is up to {limit}"

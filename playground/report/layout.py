@@ -181,18 +181,13 @@ def print_rows(console, rows, words):
 
 
 def print_prose(console, heads, rows):
-    """A table of lists of Text whose last column holds sentences; where they have no room, they get a table of their own."""
+    """Print a table of lists of Text whose last column holds sentences; where they have no room, they get one of their own."""
     if not rows:
         return
     room = console.width - INDENT - total_width(natural_widths([[*heads[:-1], ""], *([*row[:-1], ""] for row in rows)]))
-    apart = len(heads) > 2 and room < min(MIN_PROSE_WIDTH, max(natural_widths([[row[-1]] for row in rows])))
-    if apart:
-        _print_all(console, heads[:-1], [row[:-1] for row in rows])
+    if len(heads) > 2 and room < min(MIN_PROSE_WIDTH, max(natural_widths([[row[-1]] for row in rows]))):
+        print_prose(console, heads[:-1], [row[:-1] for row in rows])
         heads, rows = (heads[0], heads[-1]), [(row[0], row[-1]) for row in rows if row[-1].plain]
-    _print_all(console, heads, rows)
-
-
-def _print_all(console, heads, rows):
     made = table(heads)
     for index, column in enumerate(made.columns):
         column.no_wrap = 0 < index < len(heads) - 1

@@ -31,7 +31,7 @@ OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no head
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
 HEAD = (
-    *("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
+    *("", "median ms", "over eager", "over the best", "of the floor", "max error (PyTorch's)"),
     *(f"{title}: ms (over the best)" for title in figures.TRAINING.values()),
 )
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators

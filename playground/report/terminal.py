@@ -9,12 +9,12 @@ from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, p
 from playground.report.text import NOTHING, one_line, printable, scientific, significant, span, with_unit
 
 SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
-CHECKED = (*SUMMARY_WORDS, "error", "eager's", "build s")  # of what was not timed
+CHECKED = (*SUMMARY_WORDS, "max error", "PyTorch's", "build s")  # of what was not timed
 SUMMARY = (*CHECKED[:-1], "median ms", "build s", "speed-up", "over", "of floor", "outcome")
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
-GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
+GRADIENTS = ("gradient of", "", "max error", "PyTorch's", "allowed")
 
 
 class View:
@@ -240,7 +240,7 @@ def _print_checks(console, check):
     """Every probe, every check of the behaviour, every kernel."""
     kernels = [(launches, microseconds, name) for name, launches, microseconds in checks.explained_kernels(check)]
     for heads, rows in (
-        (("probe", "", "error", "eager's", "allowed", ""), checks.explained_probes(check)),
+        (("probe", "", "max error", "PyTorch's", "allowed", ""), checks.explained_probes(check)),
         (("behaviour", "", ""), checks.explained_behaviour(check)),
         (("launches", "us", "kernel on the GPU"), kernels),
     ):

@@ -207,7 +207,7 @@ def test_details_show_everything_of_a_variant(gpu_document):
         "finding v2.py:88: race on `tile`",
         "ran on cuda, tf32",
         "inputs (128, 8, 384, 384)",
-        "error 1.10e-5; eager's 1.20e-5; allowed 2.40e-5",
+        "max error 1.10e-5; PyTorch's 1.20e-5; allowed 2.40e-5",
         "mutants 9/9 rejected",
         "build 6.70 s",
         "floor 0.139 ms, bound by memory; 97.9% of it reached",
