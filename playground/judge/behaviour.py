@@ -7,6 +7,7 @@ bits of the inputs) is what that process says, and a file that is out to deceive
 import copy
 import gc
 import inspect
+import operator
 import random
 import secrets
 import time
@@ -36,12 +37,18 @@ TIMERS_AND_CHECKS = {
     "torch.testing.assert_close": lambda: torch.testing.assert_close,
     "torch.equal": lambda: torch.equal,
     "torch.cuda.Event": lambda: torch.cuda.Event,
-    "torch.cuda.Event.record": lambda: inspect.getattr_static(torch.cuda.Event, "record", None),
-    "torch.cuda.Event.elapsed_time": lambda: inspect.getattr_static(torch.cuda.Event, "elapsed_time", None),
-    "torch.cuda.Event.synchronize": lambda: inspect.getattr_static(torch.cuda.Event, "synchronize", None),
+    **{
+        f"torch.cuda.Event.{name}": lambda name=name: inspect.getattr_static(torch.cuda.Event, name, None)
+        for name in ("record", "elapsed_time", "synchronize")
+    },
     "torch.cuda.synchronize": lambda: torch.cuda.synchronize,
     "torch.Tensor.copy_": lambda: inspect.getattr_static(torch.Tensor, "copy_"),
 }
+BACKENDS = """
+    cudnn.enabled cudnn.benchmark cudnn.deterministic mkldnn.enabled fp32_precision cuda.matmul.fp32_precision
+    cudnn.fp32_precision cudnn.conv.fp32_precision cudnn.rnn.fp32_precision mkldnn.matmul.fp32_precision
+    mkldnn.conv.fp32_precision
+"""
 FLAGS = {
     "the default dtype": torch.get_default_dtype,
     "the default device": torch.get_default_device,
@@ -54,17 +61,7 @@ FLAGS = {
     "the deterministic mode": torch.get_deterministic_debug_mode,
     "torch.utils.deterministic.fill_uninitialized_memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
     "the number of threads": torch.get_num_threads,
-    "torch.backends.cudnn.enabled": lambda: torch.backends.cudnn.enabled,
-    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
-    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
-    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
-    "torch.backends.fp32_precision": lambda: torch.backends.fp32_precision,
-    "torch.backends.cuda.matmul.fp32_precision": lambda: torch.backends.cuda.matmul.fp32_precision,
-    "torch.backends.cudnn.fp32_precision": lambda: torch.backends.cudnn.fp32_precision,
-    "torch.backends.cudnn.conv.fp32_precision": lambda: torch.backends.cudnn.conv.fp32_precision,
-    "torch.backends.cudnn.rnn.fp32_precision": lambda: torch.backends.cudnn.rnn.fp32_precision,
-    "torch.backends.mkldnn.matmul.fp32_precision": lambda: torch.backends.mkldnn.matmul.fp32_precision,
-    "torch.backends.mkldnn.conv.fp32_precision": lambda: torch.backends.mkldnn.conv.fp32_precision,
+    **{f"torch.backends.{name}": lambda name=name: operator.attrgetter(name)(torch.backends) for name in BACKENDS.split()},
     "reduced precision sums of fp16": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
     "reduced precision sums of bf16": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     "flash attention": torch.backends.cuda.flash_sdp_enabled,
@@ -245,10 +242,10 @@ class StressTests:
         """The Trial of that name. Exceptions come through."""
         return getattr(self, f"_{BY_NAME[name].function}")()
 
-    def _call(self, inputs):
+    def _call(self, inputs, model=None):
         tensors.seed_draws()
         with torch.no_grad():
-            outputs = tensors.flatten(self._model(*inputs))
+            outputs = tensors.flatten((model or self._model)(*inputs))
         self._synchronize()
         return outputs
 
@@ -462,11 +459,7 @@ class StressTests:
         """Without a code generator: what is looked for are breaks in the graph and wrong fake kernels."""
         torch._dynamo.reset()
         compiled = torch.compile(self._model, fullgraph=True, backend="aot_eager")
-        tensors.seed_draws()
-        with torch.no_grad():
-            outputs = tensors.flatten(compiled(*self._first))
-        self._synchronize()
-        return Trial(outputs)
+        return Trial(self._call(self._first, compiled))
 
     def _synchronize(self):
         if self._device.type == "cuda":
