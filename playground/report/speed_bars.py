@@ -73,19 +73,15 @@ def _picture(members, title, brief):
     timings = [(result, shown, figures.timed_modes(result).get(title) or {}) for result, shown in members]
     medians = figures.baseline_medians([each for _, _, each in timings])
     fastest = figures.fastest_baseline(medians)
-    rows = [
-        Row(_name(name), BASELINE, medians[name], "fastest" if name == fastest else "")
-        for name in figures.ordered_baselines(medians)
-        if not brief or name in ("eager", fastest)
-    ]
+    named = [name for name in figures.ordered_baselines(medians) if not brief or name in ("eager", fastest)]
+    rows = [Row(_name(name), BASELINE, medians[name], "fastest" if name == fastest else "") for name in named]
     for result, shown, each in timings:
         if each.get("time_ms") or title == figures.FORWARD:
             rows.append(_variant(one_line(result["variant"]), VARIANT, result, each, fastest, shown))
         if not brief and (graphed := each.get("graphed") or {}).get("time_ms"):
             rows.append(_variant("... in a CUDA graph", GRAPHED, result, graphed, fastest, None))
     floors = [each["floor_ms"] for _, _, each in timings if each.get("floor_ms")]
-    floor = statistics.median(floors) if floors else None
-    return Picture(title, rows, floor) if any(row.ms for row in rows) else None
+    return Picture(title, rows, statistics.median(floors) if floors else None) if any(row.ms for row in rows) else None
 
 
 def _name(baseline):
