@@ -62,7 +62,7 @@ class Model:
         return self.path.stem if self.path.resolve().parent == MODELS.resolve() else None
 
     def settings(self, place):
-        """The constants that make it as small as `place` ("cpu", "emulator", "counted" or "cuda") needs it."""
+        """Return the constants that make it as small as `place` ("cpu", "emulator", "counted" or "cuda") needs it."""
         return SETTINGS[place].get(self.catalogued_as, {})
 
 
@@ -123,18 +123,18 @@ def kernels_sha256(path):
 
 
 def models():
-    """The project's models, in the order of the README."""
+    """Return the project's models, in the order of the README."""
     return sorted((Model(path.stem, path) for path in MODELS.glob("*.py")), key=lambda model: reading_order(model.name))
 
 
 def reading_order(name):
-    """A sort key for names of models: as listed in SETTINGS, then the rest by name."""
+    """Return a sort key for names of models: as listed in SETTINGS, then the rest by name."""
     order = list(SETTINGS["cpu"])
     return (order.index(name) if name in order else len(order), name)
 
 
 def find_model(name_or_path):
-    """The model of that name, or the one in the file at that path. Raises CatalogError."""
+    """Return the model of that name, or the one in the file at that path. Raises CatalogError."""
     for model in models():
         if model.name == name_or_path:
             return model
@@ -153,12 +153,12 @@ def _learning_order(path):
 
 
 def natural_order(name):
-    """A sort key in which numbers count as such: v10 behind v9."""
+    """Return a sort key in which numbers count as such: v10 behind v9."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def find_variant(model, name_or_path):
-    """The variant of that name of the model, or the one in the file at that path. Raises CatalogError."""
+    """Return the variant of that name of the model, or the one in the file at that path. Raises CatalogError."""
     known = variants(model)
     for variant in known:
         if variant.name == name_or_path:
@@ -167,7 +167,7 @@ def find_variant(model, name_or_path):
 
 
 def find_any_variant(name_or_path, model_name=None):
-    """The variant of that name, whatever its model, or the one in the file at that path. Raises CatalogError.
+    """Return the variant of that name, whatever its model, or the one in the file at that path. Raises CatalogError.
 
     `model_name` says which model's it is; MODEL/VARIANT does, too. A name that only one model has needs neither.
     """
@@ -187,7 +187,7 @@ def _all_names():
 
 
 def siblings(variant):
-    """The project's variants of the model that a variant's file stands among; none for a file that stands elsewhere."""
+    """Return the project's variants of the model that a variant's file stands among; none for a file that stands elsewhere."""
     return variants(Model(variant.path.parent.name, variant.path)) if variant.path.parent.parent == KERNELS else []
 
 
@@ -215,7 +215,7 @@ def _variant(path):
 
 
 def parse_settings(texts):
-    """{"batch_size": 4} from ["batch_size=4"]; values are Python literals. Raises CatalogError."""
+    """Return {"batch_size": 4} from ["batch_size=4"]; values are Python literals. Raises CatalogError."""
     settings = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -231,7 +231,7 @@ def parse_settings(texts):
 
 
 def load_problem(path, settings=None):
-    """The module of a model's file, with its top-level constants replaced by `settings` where they are assigned.
+    """Return the module of a model's file, with its top-level constants replaced by `settings` where they are assigned.
 
     They are replaced while the file runs, so that constants computed from them follow. Raises CatalogError for a name that the
     file does not assign at its top level and for a file without Model, get_inputs and get_init_inputs; whatever the file
@@ -271,7 +271,7 @@ def _assigned_names(statement):
 
 
 def constants(path):
-    """The names that a model's file assigns at its top level, sorted. Raises CatalogError where it is no Python."""
+    """Return the names that a model's file assigns at its top level, sorted. Raises CatalogError where it is no Python."""
     try:
         body = ast.parse(Path(path).read_text(encoding="utf-8"), filename=str(path)).body
     except (SyntaxError, ValueError) as error:

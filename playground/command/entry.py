@@ -32,7 +32,7 @@ def _complete(command):
 
 
 def program():
-    """`kernel-playground run` and `kernel-playground compare`, where pip has installed them. Returns the exit status."""
+    """Run `kernel-playground run` or `kernel-playground compare`, where pip has installed them. Returns the exit status."""
     name, *rest = sys.argv[1:] or [None]
     if name not in COMMANDS:
         print("kernel-playground takes `run` (run_all.py) or `compare` (compare.py), then their options", file=sys.stderr)

@@ -128,7 +128,7 @@ def _is_main(node):
 
 
 def next_commands(model, path):
-    """The two commands that come next, one a line: look at the start, and later compare an edit with it."""
+    """Return the two commands that come next, one a line: look at the start, and later compare an edit with it."""
     is_own = path.parent == catalog.KERNELS / model.name
     named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
     return [f"python compare.py {named} --json start.json", f"python compare.py {named} --against start.json"]

@@ -78,7 +78,7 @@ FAVOURING = {
 
 
 def flags():
-    """{what: value} of everything global in torch that a variant could leave changed, timers and checks included."""
+    """Return {what: value} of everything global in torch that a variant could leave changed, timers and checks included."""
     state = {name: read() for name, read in (FLAGS | TIMERS_AND_CHECKS).items()}
     if torch.cuda.is_initialized():
         state["the current device"] = torch.cuda.current_device()
@@ -87,7 +87,7 @@ def flags():
 
 
 def random_state():
-    """{whose: state} of the generators."""
+    """Return {whose: state} of the generators."""
     _, words, position, *kept = numpy.random.get_state()
     state = {
         "PyTorch's random numbers": torch.get_rng_state().numpy().tobytes(),
@@ -100,7 +100,7 @@ def random_state():
 
 
 def complaints_about_flags(before, after):
-    """{check: one line} of the flags that differ between two states: "global state", and those of FAVOURING."""
+    """Return {check: one line} of the flags that differ between two states: "global state", and those of FAVOURING."""
     names = _differing(before, after)
     found = {}
     for check, values in FAVOURING.items():
@@ -147,7 +147,7 @@ class SideEffects:
         self._flags, self._random = flags(), random_state()
 
     def complaints(self, outputs):
-        """{check: reason} of what the call should not have done."""
+        """Return {check: reason} of what the call should not have done."""
         reasons = {
             "random state": changed(self._random, random_state()),
             "memory of its own": self._shared(outputs),
@@ -158,7 +158,7 @@ class SideEffects:
         return of_flags | {check: reason for check, reason in reasons.items() if reason}
 
     def writes(self):
-        """What was written to of all that it was given, in one line; None where nothing was."""
+        """Return what was written to of all that it was given, in one line; None where nothing was."""
         return self._written(self._tensors)
 
     def _written(self, names):
@@ -206,7 +206,7 @@ def storage(tensor):
 
 
 def same_bits(a, b):
-    """Whether two tensors are equal, NaNs of the same bits included."""
+    """Return whether two tensors are equal, NaNs of the same bits included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype.is_complex or not a.dtype.is_floating_point:
@@ -239,7 +239,7 @@ class StressTests:
         self._declared = declared_deterministic
 
     def run(self, name):
-        """The Trial of that name. Exceptions come through."""
+        """Return the Trial of that name. Exceptions come through."""
         return getattr(self, f"_{BY_NAME[name].function}")()
 
     def _call(self, inputs, model=None):
@@ -507,7 +507,7 @@ class _Dispatched(TorchDispatchMode):
 
 
 def copies(inputs):
-    """The same in other memory."""
+    """Return the same in other memory."""
     return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
 
 
@@ -537,7 +537,7 @@ def _change_an_element(held, content):
 
 
 def same(results, others):
-    """Whether two lists of tensors have the same bits."""
+    """Return whether two lists of tensors have the same bits."""
     return len(results) == len(others) and all(map(same_bits, results, others))
 
 

@@ -307,7 +307,7 @@ def _is_finite(oracle, probe):
 
 
 def score(mutants, exams, oracle, fresh):
-    """A Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
+    """Return a Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
     rejected, equivalent, survivors = 0, 0, []

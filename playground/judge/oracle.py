@@ -91,7 +91,7 @@ class Oracle:
         return outcome
 
     def sampled(self, probe, outcome):
-        """What is kept of an Outcome, or of a variant's Results, that is whole."""
+        """Return what is kept of an Outcome, or of a variant's Results, that is whole."""
 
         def kept(value):
             return self._sample.of(value, probe.name).cpu()
@@ -141,7 +141,10 @@ class Oracle:
         return self.perturbed(probe, PERTURBATIONS)
 
     def reordered(self, probe):
-        """What float32 gives where sums are added in other orders than PyTorch's, a result for each; see reordered.py."""
+        """Return what float32 gives where sums are added in other orders than PyTorch's, a result for each.
+
+        See reordered.py.
+        """
         found = [self._perturbed(probe, Reordered(order)) for order in ORDERS]
         more = range(SHUFFLES if is_few(found[0].outputs) else 0)
         return found + [self._perturbed(probe, Reordered(ORDERS[0], seed)) for seed in more]
@@ -151,7 +154,7 @@ class Oracle:
         return [self._perturbed(probe, Perturbed(seed)) for seed in range(count)]
 
     def decisions(self, probe, truth):
-        """{gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
+        """Return {gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
         float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
@@ -183,7 +186,7 @@ class Oracle:
         return [v if copied else copies([v])[0] for v, copied in zip(probe.inputs, is_copied, strict=True)]
 
     def uses(self, probe):
-        """The families of operators (see precision.FAMILIES) that the model runs."""
+        """Return the families of operators (see precision.FAMILIES) that the model runs."""
         families = Families()
         with families:
             self.eager(probe)
@@ -336,7 +339,7 @@ def _few(value):
 
 
 def gradients_of(outcomes, name):
-    """Those of that name that the outcomes have."""
+    """Return those of that name that the outcomes have."""
     return [outcome.gradients[name] for outcome in outcomes if outcome.gradients[name] is not None]
 
 

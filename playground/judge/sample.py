@@ -34,7 +34,7 @@ class Sample:
         )
 
     def of(self, tensor, probe):
-        """The sample of a tensor that a probe gives, in one dimension; a small one as it is."""
+        """Return the sample of a tensor that a probe gives, in one dimension; a small one as it is."""
         if not self.is_part or tensor.numel() <= SMALL:
             return tensor
         length = math.ceil(tensor.numel() / PARTS)

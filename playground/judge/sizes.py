@@ -39,7 +39,7 @@ class Sizes:
         self._batch = None
 
     def problem(self, size):
-        """The problem's module at "own", "reduced", "batch 1" or "odd" size; None where it has no constants for that."""
+        """Return the problem's module at "own", "reduced", "batch 1" or "odd" size; None where it has no constants for that."""
         if size not in self._problems:
             self._problems[size] = {"reduced": self._reduced, "batch 1": self._batch_1, "odd": self._odd}[size]()
         return self._problems[size]
@@ -50,7 +50,7 @@ class Sizes:
         return next(filter(None, map(domain.vary, filter(None, self._problems.values()))), None)
 
     def settings(self, problem):
-        """{constant: value} by which the problem was made from its own size."""
+        """Return {constant: value} by which the problem was made from its own size."""
         return self._changes[problem]
 
     def _loaded(self, settings):

@@ -137,7 +137,7 @@ class Reference:
         return largest.item() / self.spread, (squares / self.truth.numel()).sqrt().item() / self.spread
 
     def compare(self, name, actual):
-        """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
+        """Return a Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
         max_error, complaint, decided, unjudged = None, self._wrong_form(name, actual), False, False
         if complaint is None:
             actual = as_real(actual)
@@ -233,12 +233,12 @@ def largest_difference(actual, expected):
 
 
 def wrong(complaint):
-    """A Comparison for what cannot even be compared."""
+    """Return a Comparison for what cannot even be compared."""
     return Comparison(None, None, None, complaint)
 
 
 def worst(comparisons):
-    """The first with a complaint, else the one nearest to what is allowed."""
+    """Return the first with a complaint, else the one nearest to what is allowed."""
     complaints = [c for c in comparisons if c.complaint]
     if complaints:
         return complaints[0]

@@ -30,7 +30,7 @@ NAMES = ("variant", "timed", "verdict", "then ms", "now ms", "ratio", "interval"
 
 
 def compare(document, earlier, name):
-    """`document` with a key "against" in itself and in each result, on how it compares with the document `earlier`.
+    """Return `document` with a key "against" in itself and in each result, on how it compares with the document `earlier`.
 
     The document's is {"file": name, "date", "margin", "counts": {verdict: number}, "not_in_this_run": ["model/variant"]}, a
     result's is a list of {"timed", "verdict", "reason", "old_ms", "new_ms", "time", "speedup", "baseline", "same_source"}, of

@@ -9,7 +9,7 @@ EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
 
 
 def lines(check):
-    """(label, text) of the probes, the behaviour and the work of a result's check, as short as they can be."""
+    """Yield (label, text) of the probes, the behaviour and the work of a result's check, as short as they can be."""
     check = check or {}
     for label, key in (("probes", "probes"), ("behaviour", "behaviour")):
         if check.get(key):
@@ -32,7 +32,7 @@ def work(found):
 
 
 def sanitizer(examination):
-    """(label, text) of what compute-sanitizer saw; nothing where it was not asked."""
+    """Yield (label, text) of what compute-sanitizer saw; nothing where it was not asked."""
     if not examination:
         return
     tools, passes = ", ".join(examination["tools"]), " and ".join(examination["passes"]) or "nothing"
@@ -51,7 +51,7 @@ def sanitizer(examination):
 
 
 def sorted_out(entries):
-    """{"right", "wrong", "not run", "noted": [names of probes, or of checks of the behaviour]}.
+    """Return {"right", "wrong", "not run", "noted": [names of probes, or of checks of the behaviour]}.
 
     "noted" are those with a remark instead of a result, such as an exception that the variant may raise there.
     """

@@ -26,14 +26,14 @@ def write(document, path):
 
 
 def as_text(document):
-    """The JSON of `document`, as `write` writes it."""
+    """Return the JSON of `document`, as `write` writes it."""
     document = _finite(document)
     validate(document)
     return json.dumps(contract.in_order(contract.DOCUMENT, document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read(path):
-    """The document in `path`; DocumentError says in one line why there is none."""
+    """Return the document in `path`; DocumentError says in one line why there is none."""
 
     def refuse(constant):
         raise ValueError(f"{constant} is not a JSON number")
@@ -73,7 +73,7 @@ def write_whole(path, text):
 
 
 def date_of(environment):
-    """The moment at which a document was recorded; without a time zone it is taken as UTC."""
+    """Return the moment at which a document was recorded; without a time zone it is taken as UTC."""
     moment = datetime.datetime.fromisoformat(environment["date"].replace("Z", "+00:00"))
     return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
 
@@ -87,7 +87,7 @@ def is_stale(result, variant_file, model_file):
 
 
 def has_changed(result, now):
-    """Whether a result is stale beside `now`, another result or the hashes of the present files.
+    """Return whether a result is stale beside `now`, another result or the hashes of the present files.
 
     It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one. A result may
     name another file besides the measured one, of which compilers make the same: "code_same_as" (tests/kernels/same_sass.py).

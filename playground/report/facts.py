@@ -5,7 +5,7 @@ from playground.report.text import NOTHING, interval, one_line, scientific, with
 
 
 def of(result):
-    """(label, text) of everything about a result that is not a table."""
+    """Yield (label, text) of everything about a result that is not a table."""
     check = result["check"] or {}
     share = figures.share_of_floor(result)
     gradients = check.get("gradients")
@@ -80,7 +80,7 @@ def not_measured(name, reason):
 
 
 def timed(result):
-    """{title: timings} of all that was timed."""
+    """Return {title: timings} of all that was timed."""
     return {title: timings for title, timings in figures.timed_modes(result).items() if timings.get("time_ms")}
 
 

@@ -41,7 +41,7 @@ BEYOND_FLOOR = "faster than the floor, which counts more arithmetic than this va
 
 
 def meets(result):
-    """Whether a result meets the standard that it was asked to; records of earlier versions know drop-in alone."""
+    """Return whether a result meets the standard that it was asked to; records of earlier versions know drop-in alone."""
     return result["verdict"] == "pass" or (result["verdict"] == "forward only" and result.get("standard") == "forward")
 
 
@@ -62,25 +62,25 @@ def label(result, preposition=""):
 
 
 def labelled(text, result):
-    """A speed-up in words, with its label behind it."""
+    """Return a speed-up in words, with its label behind it."""
     return f"{text} {label(result)}" if label(result) else text
 
 
 def why_not_pass(result):
-    """The sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
+    """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
     if result["verdict"] == "forward only":
         return [_caveat(caveat) for caveat in result["caveats"] if caveat["costs"]]
     return [] if result["verdict"] == "pass" else [result["reason"]]
 
 
 def raised_at(result):
-    """' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known."""
+    """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known."""
     found = re.match(r"(\S.*:\d+): in ", result.get("details") or "")
     return f" ({one_line(found[1])})" if found else ""
 
 
 def standards(result):
-    """(label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
+    """Yield (label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
     reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
     yield from (("forward", one_line(reason)) for reason in reasons[1:])
     yield from (("caveat", _caveat(caveat)) for caveat in result.get("caveats") or [])
@@ -110,7 +110,7 @@ def fastest_baseline(medians):
 
 
 def baseline_medians(timings):
-    """{baseline: ms}: the median of the medians that were taken beside each variant."""
+    """Return {baseline: ms}: the median of the medians that were taken beside each variant."""
     samples = {}
     for each in timings:
         for name, spread in (each.get("baselines_ms") or {}).items():
@@ -120,7 +120,7 @@ def baseline_medians(timings):
 
 
 def headline(timings):
-    """(baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where nothing is claimed.
+    """Return (baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where nothing is claimed.
 
     The fastest baseline that is at least as precise; in documents without an "outcome" the one that is hardest to beat.
     """
@@ -132,7 +132,7 @@ def headline(timings):
 
 
 def why_not_measured(timings):
-    """Why there is no speed-up, such as 'the machine is busy (...)'; None where there is one."""
+    """Return why there is no speed-up, such as 'the machine is busy (...)'; None where there is one."""
     return (timings.get("outcome") or {}).get("reason")
 
 
@@ -177,7 +177,7 @@ def _timing_notes(timings, brief):
 
 
 def timed_modes(result):
-    """{title: timings} of forward and of training, each with that under a CUDA graph behind it; none that is null."""
+    """Return {title: timings} of forward and of training, each with that under a CUDA graph behind it; none that is null."""
     steps = {FORWARD: result, **{TRAINING.get(mode, mode): each for mode, each in (result.get("training") or {}).items()}}
     modes = {}
     for title, timings in steps.items():
@@ -199,7 +199,7 @@ def under_graphs(result):
 
 
 def peak_memory(title, timings):
-    """MiB on top of what was in use before the call; '-' in a CUDA graph, which took its memory when it was captured."""
+    """Return MiB on top of what was in use before the call; '-' in a CUDA graph, which took its memory when it was captured."""
     return NOTHING if title.endswith(GRAPH) else significant(timings.get("peak_mib"))
 
 
@@ -219,20 +219,23 @@ def geometric_means(results):
 
 
 def share_of_floor(result):
-    """How much of the least possible time the measured time is: 1.0 is at the hardware's limit; None when not measured."""
+    """Return how much of the least possible time the measured time is: 1.0 is at the hardware's limit.
+
+    None when not measured.
+    """
     if not result.get("floor_ms") or not result.get("time_ms") or why_not_measured(result):
         return None
     return result["floor_ms"] / result["time_ms"]["median"]
 
 
 def gradients_unsupported(gradients):
-    """The reason why the variant has no gradients, or None when it has (or when nobody looked)."""
+    """Return the reason why the variant has no gradients, or None when it has (or when nobody looked)."""
     reason = (gradients or {}).get("unsupported")
     return reason if isinstance(reason, str) else None
 
 
 def is_within(check):
-    """Whether an error (of the output or of one gradient) is allowed; one that is no number is not.
+    """Return whether an error (of the output or of one gradient) is allowed; one that is no number is not.
 
     Where the judge said what it complains of, or that it does not, that counts: it looks at more than the largest error.
     """
@@ -242,7 +245,7 @@ def is_within(check):
 
 
 def gradient_verdict(check):
-    """'ok' or 'fail'; 'none' when the variant has no gradients; '-' when they were not checked."""
+    """Return 'ok' or 'fail'; 'none' when the variant has no gradients; '-' when they were not checked."""
     gradients = (check or {}).get("gradients")
     if gradients is None:
         return NOTHING
@@ -252,7 +255,7 @@ def gradient_verdict(check):
 
 
 def precisions(result):
-    """'tf32', the precision of the original; 'fp16 against tf32' for a variant that says it computes in a lower one."""
+    """Return 'tf32', the precision of the original; 'fp16 against tf32' for a variant that says it computes in a lower one."""
     own, original = result.get("variant_precision"), result.get("precision")
     return f"{own} against {original}" if own and original else own or original
 
@@ -282,7 +285,7 @@ def model_constants(path):
 
 
 def listed(value):
-    """`value` as it comes back from JSON, which has no tuples."""
+    """Return `value` as it comes back from JSON, which has no tuples."""
     return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -303,7 +306,7 @@ def changed_sizes(result, root=ROOT):
 
 
 def size_note(result, root=ROOT):
-    """'batch 4 instead of 128'; '' when the sizes are the original's."""
+    """Return 'batch 4 instead of 128'; '' when the sizes are the original's."""
     parts = []
     for name, (value, original) in changed_sizes(result, root).items():
         what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"

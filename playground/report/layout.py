@@ -73,7 +73,7 @@ class _WithoutTrailingBlanks:
 
 
 def make_console(file=None):
-    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide.
+    """Return a console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide.
 
     Where there is neither, nothing is folded. NO_COLOR means no style at all: neither bold nor dim.
     """
@@ -87,7 +87,7 @@ def make_console(file=None):
 
 
 def unstyled():
-    """The arguments of a rich Console that keep it from any style where NO_COLOR is set."""
+    """Return the arguments of a rich Console that keep it from any style where NO_COLOR is set."""
     return {"color_system": None} if os.environ.get("NO_COLOR") else {}
 
 
@@ -117,7 +117,7 @@ def print_indented(console, table, indent=INDENT):
 
 
 def verdict(word):
-    """A verdict in its colour: green, red, or yellow for what is neither."""
+    """Return a verdict in its colour: green, red, or yellow for what is neither."""
     return Text(word, style=STYLES.get(word, ""))
 
 
@@ -150,7 +150,7 @@ def _stacked(row, group):
 
 
 def natural_widths(lines):
-    """How wide each column must be so that nothing is folded."""
+    """Return how wide each column must be so that nothing is folded."""
     columns = zip(*lines, strict=True)
     return [max(cell_len(line) for cell in column for line in str(cell).split("\n")) for column in columns]
 
@@ -160,7 +160,7 @@ def total_width(widths):
 
 
 def table(heads, widths=None, justify=None):
-    """An empty table; without `widths` its columns are as wide as they need to be, or folded."""
+    """Return an empty table; without `widths` its columns are as wide as they need to be, or folded."""
     made = Table(box=RULE_BELOW_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="dim")
     for index, head in enumerate(heads):
         width = widths[index] if widths else None

@@ -79,7 +79,7 @@ class Progress:
             self.__enter__()
 
     def phases(self, model=None, variant=None):
-        """{stage: seconds} of all that ended, or of one variant; those that ran side by side add up."""
+        """Return {stage: seconds} of all that ended, or of one variant; those that ran side by side add up."""
         found = {}
         for entry in self.timeline:
             if model is None or (entry["model"], entry["what"]) == (model, variant):

@@ -53,7 +53,7 @@ class Run:
     limited: list
 
     def of(self, model):
-        """{variant: result} of the results that are current, in reading order."""
+        """Return {variant: result} of the results that are current, in reading order."""
         variants = {variant: result for (of, variant), result in self.current.items() if of == model}
         return {variant: variants[variant] for variant in sorted(variants, key=natural_order)}
 
@@ -81,7 +81,7 @@ def main(arguments=None, root=figures.ROOT):
 
 
 def files(root):
-    """(path from `root`, text) of every file that this command keeps."""
+    """Yield (path from `root`, text) of every file that this command keeps."""
     runs = newest_runs(root)
     models = sorted((file.stem for file in _python_files(root / "models")), key=reading_order)
     readme = _between((root / README).read_text(encoding="utf-8"), BEST, best(runs, models), README)
@@ -109,7 +109,7 @@ def files(root):
 
 
 def newest_runs(root):
-    """The newest run of each GPU that has full-size results, by the GPU's name."""
+    """Return the newest run of each GPU that has full-size results, by the GPU's name."""
     runs = {}
     for path in sorted((root / "results").glob("*.json")):
         document = read(path)
@@ -151,7 +151,7 @@ def _between(text, markers, block, path):
 
 
 def best(runs, models):
-    """The text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
+    """Return the text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
     return "\n\n".join(f"{_best_rows(run, models)}\n\n{_best_caption(run)}" for run in runs) or NOTHING_MEASURED
 
 
@@ -195,7 +195,7 @@ def _best_caption(run):
 
 
 def table(root, runs, path, model):
-    """The text between a ladder's markers: of each GPU every variant of the model beside the baselines."""
+    """Return the text between a ladder's markers: of each GPU every variant of the model beside the baselines."""
     return "\n\n".join(f"{_rows(root, run, path, model)}\n\n{_caption(run, model)}" for run in runs) or NOTHING_MEASURED
 
 

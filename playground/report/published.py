@@ -18,7 +18,7 @@ LOOK = {"color": PANEL, "fontsize": 11}
 
 
 def read(root):
-    """The results of all files, one of each solution: that of the file whose name comes last."""
+    """Return the results of all files, one of each solution: that of the file whose name comes last."""
     found = {}
     for path in sorted((root / FOLDER).glob("*.json")):
         found |= {each["source_sha256"]: each for each in json.loads(path.read_text(encoding="utf-8"))["results"]}
@@ -34,12 +34,12 @@ def is_timed(result):
 
 
 def is_faster(result):
-    """Whether it is faster than the fastest baseline that is as precise, its whole interval above 1.01."""
+    """Return whether it is faster than the fastest baseline that is as precise, its whole interval above 1.01."""
     return is_timed(result) and result["outcome"]["verdict"] == "win"
 
 
 def beats_eager(result):
-    """Whether it is faster than eager PyTorch, the whole interval of the ratio above 1.01."""
+    """Return whether it is faster than eager PyTorch, the whole interval of the ratio above 1.01."""
     return is_timed(result) and result["speedup"]["eager"]["low"] > 1 + TIE
 
 

@@ -27,7 +27,7 @@ FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "outcome", "control"
 
 
 def summarise(report, unsolved=()):
-    """The "suite" key of a document of pairs.
+    """Return the "suite" key of a document of pairs.
 
     Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
     `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
@@ -50,17 +50,17 @@ def summarise(report, unsolved=()):
 
 
 def is_correct(result, standard):
-    """Whether a result meets a standard, one of STANDARDS."""
+    """Return whether a result meets a standard, one of STANDARDS."""
     return result["verdict"] in MEETS[standard]
 
 
 def accuracy_class(result):
-    """'as PyTorch', 'float32', ...; None where it is not known."""
+    """Return 'as PyTorch', 'float32', ...; None where it is not known."""
     return (result.get("accuracy") or {}).get("class")
 
 
 def speedups(result):
-    """{baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
+    """Return {baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
     if not result["speedup"] or why_not_measured(result):
         return {}
     _, fastest = headline(result)
@@ -99,7 +99,7 @@ def eval_results(report):
 
 
 def lacks_time(result):
-    """Whether it is correct, but no time of it is claimed."""
+    """Return whether it is correct, but no time of it is claimed."""
     return is_correct(result, "forward") and (why_not_measured(result) is not None or not result["time_ms"])
 
 

@@ -57,7 +57,7 @@ def _line(result):
 
 
 def named(result):
-    """The problem and, where its name does not say it, which solution."""
+    """Return the problem and, where its name does not say it, which solution."""
     pair = result.get("pair") or {}
     if pair.get("sample_id") is not None and pair.get("problem_id") is not None:
         return f"{result['model']}, sample {pair['sample_id']}"
@@ -75,7 +75,7 @@ def show(summary, console):
 
 
 def remarks(summary):
-    """How often which caveat and which accuracy was seen, and what else is to be known of the figures."""
+    """Yield how often which caveat and which accuracy was seen, and what else is to be known of the figures."""
     for what in ("caveats", "accuracy"):
         if counted := summary[what]:
             yield f"{what}: {', '.join(f'{tag} {count}' for tag, count in counted.items())}"
@@ -86,7 +86,7 @@ def remarks(summary):
 
 
 def summary_rows(summary):
-    """{head: cell} of each standard and baseline."""
+    """Return {head: cell} of each standard and baseline."""
     rows = []
     for standard, found in summary["standards"].items():
         right = f"{found['correct']} of {summary['pairs']}"

@@ -42,12 +42,12 @@ def interval(ratio):
 
 
 def printable(line):
-    """`line` without control characters: it may come from an untrusted file or a compiler."""
+    """Return `line` without control characters: it may come from an untrusted file or a compiler."""
     return "".join(c if c.isprintable() else " " for c in str(line))
 
 
 def one_line(text):
-    """`text` on one line, printable."""
+    """Return `text` on one line, printable."""
     return " ".join(printable(text).split())
 
 

@@ -10,7 +10,7 @@ ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "eager": "over 
 
 
 def shown(report, sections):
-    """What the template needs; None of a document that is no suite's. `sections` are those of the page's models."""
+    """Return what the template needs; None of a document that is no suite's. `sections` are those of the page's models."""
     summary = report.get("suite")
     if not summary:
         return None

@@ -15,7 +15,7 @@ OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called fr
 
 
 def shown(identity, result, path, stale, first=None, with_source=True):
-    """The values of variant.html for a result whose file is at `path`, which may be None; `stale`: document.is_stale.
+    """Return the values of variant.html for a result whose file is at `path`, which may be None; `stale`: document.is_stale.
 
     `first` is the id of the place where the same file was shown already: at another size, for example. Without `with_source`
     only the lines around findings are shown.
@@ -138,7 +138,7 @@ def _shown_path(path):
 
 
 def without_folders(text, path=None):
-    """A reason or a traceback without the folders of this machine."""
+    """Return a reason or a traceback without the folders of this machine."""
     for folder in (path and path.parent, catalog.ROOT, Path.home()):
         text = text.replace(f"{folder}/", "") if folder else text
     return re.sub(r"(?<![\w/.:])/(?:[\w.@+-]+/)+(?=[\w.@+-]+:\d)", "", text)
