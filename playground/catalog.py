@@ -135,10 +135,10 @@ def reading_order(name):
 
 def find_model(name_or_path):
     """Return the model of that name, or the one in the file at that path. Raises CatalogError."""
-    for model in models():
-        if model.name == name_or_path:
-            return model
-    path = _existing_file(name_or_path, "model", [model.name for model in models()])
+    known = {model.name: model for model in models()}
+    if name_or_path in known:
+        return known[name_or_path]
+    path = _existing_file(name_or_path, "model", known)
     return Model(path.stem, path)
 
 
@@ -159,11 +159,10 @@ def natural_order(name):
 
 def find_variant(model, name_or_path):
     """Return the variant of that name of the model, or the one in the file at that path. Raises CatalogError."""
-    known = variants(model)
-    for variant in known:
-        if variant.name == name_or_path:
-            return variant
-    return _variant(_existing_file(name_or_path, f"variant of {model.name}", [variant.name for variant in known]))
+    known = {variant.name: variant for variant in variants(model)}
+    if name_or_path in known:
+        return known[name_or_path]
+    return _variant(_existing_file(name_or_path, f"variant of {model.name}", known))
 
 
 def find_any_variant(name_or_path, model_name=None):
@@ -176,14 +175,11 @@ def find_any_variant(name_or_path, model_name=None):
         return find_variant(find_model(model_name), name_or_path)
     if prefix in [model.name for model in models()]:
         return find_variant(find_model(prefix), name)
-    found = [f"{model.name}/{each.name}" for model in models() for each in variants(model) if each.name == name_or_path]
+    known = [f"{model.name}/{each.name}" for model in models() for each in variants(model)]
+    found = [each for each in known if each.rpartition("/")[2] == name_or_path]
     if len(found) > 1:
         raise CatalogError(f"there are several variants called {name_or_path!r}; name one of them: {', '.join(found)}")
-    return find_any_variant(found[0]) if found else _variant(_existing_file(name_or_path, "variant", _all_names()))
-
-
-def _all_names():
-    return [f"{model.name}/{variant.name}" for model in models() for variant in variants(model)]
+    return find_any_variant(found[0]) if found else _variant(_existing_file(name_or_path, "variant", known))
 
 
 def siblings(variant):
@@ -239,17 +235,13 @@ def load_problem(path, settings=None):
     """
     path = Path(path)
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    unknown = dict(settings or {})
+    require_constants(path, path.name, settings or ())
     body = []
     for statement in tree.body:
         body.append(statement)
         for name in sorted(_assigned_names(statement) & set(settings or {})):
             value = ast.parse(f"{name} = {settings[name]!r}").body
             body.extend(ast.copy_location(node, statement) for node in value)
-            unknown.pop(name, None)
-    if unknown:
-        known = ", ".join(constants(path)) or "none"
-        raise CatalogError(f"{path.name} has no constant called {', '.join(unknown)}; it has: {known}")
     tree.body = body
     module = types.ModuleType(f"problem_{path.stem}")
     module.__file__ = str(path)
@@ -279,13 +271,11 @@ def constants(path):
     return sorted(set().union(*map(_assigned_names, body)))
 
 
-def require_constants(model, option, names):
-    """Raises CatalogError, which names the option, where the model's file assigns one of the names nowhere at its top level."""
-    known = constants(model.path) if names else []
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        has = ", ".join(known) or "none"
-        raise CatalogError(f"{option}: {model.name} has no constant called {', '.join(unknown)}; it has: {has}")
+def require_constants(path, who, names):
+    """Raises CatalogError, which begins with `who`, where a model's file assigns one of the names nowhere at its top level."""
+    known = constants(path) if names else []
+    if unknown := [name for name in names if name not in known]:
+        raise CatalogError(f"{who} has no constant called {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

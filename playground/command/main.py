@@ -146,7 +146,7 @@ def _points(given, model, settings):
     """The settings at which a model is measured: those given, at every point of the sweep. Raises CatalogError."""
     axes = sweep.parse(given.sweep)
     for option, names in (("--set", settings), ("--sweep", axes)):
-        catalog.require_constants(model, option, names)
+        catalog.require_constants(model.path, f"{option}: {model.name}", names)
     if both := sorted(settings.keys() & axes.keys()):
         raise catalog.CatalogError(f"--set and --sweep both name {', '.join(both)}: leave out one of them")
     return [settings | point for point in sweep.grid(axes)]
