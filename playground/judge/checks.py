@@ -39,6 +39,10 @@ class Check:
     parameters: bool = False
     may_raise: bool = False
 
+    @property
+    def about(self):
+        return self.said or "on the first inputs that the problem draws"
+
 
 OUTPUTS = Caveat("outputs")
 SIZES = Caveat("sizes", "compute these sizes, too, or raise an exception for them")
@@ -162,7 +166,7 @@ def as_markdown(checks):
         groups.setdefault((each.caveat, each.costs or "nothing"), []).append(each)
     rows = []
     for (caveat, costs), own in groups.items():
-        said = "; ".join(f"*{each.name}*: {each.said or 'on the first inputs that the problem draws'}" for each in own)
+        said = "; ".join(f"*{each.name}*: {each.about}" for each in own)
         rows.append(f"| `{caveat.tag}` | {costs} | {said} | {caveat.remedy or ''} |")
     return "\n".join(["| tag | costs | check: complaint | what would remove it |", "|---|---|---|---|", *rows])
 

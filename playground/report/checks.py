@@ -107,4 +107,4 @@ def _what(name):
     """Return what a probe has for inputs."""
     check = BY_NAME.get(name.removesuffix(AT_OWN_SIZE))
     reduced = check and check.size == REDUCED and not name.endswith(AT_OWN_SIZE)
-    return f"{check.said}{' (reduced size)' if reduced else ''}" if check else ""
+    return f"{check.about}{' (reduced size)' if reduced else ''}" if check else ""
