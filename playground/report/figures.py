@@ -1,4 +1,4 @@
-"""What the reports say about a result: how numbers are written, and the figures that follow from others."""
+"""What the reports say about a result: names for people, and the figures that follow from others."""
 
 import ast
 import contextlib

@@ -22,12 +22,9 @@ class Pairs(View):
         """Print what is new."""
         if report["results"]:
             self.print_machine(report)
-        for result in report["results"]:
-            key = result["model"], result["variant"], result["source_sha256"], str((result.get("shape") or {}).get("settings"))
-            if key not in self._printed:
-                self._printed.add(key)
-                number = f"{len(self._printed):{len(str(self._count))}}/{self._count} "
-                print_folded(self._console, Text(number).append_text(_line(result)), hanging=len(number))
+        for result in self.unprinted(report["results"]):
+            number = f"{len(self._printed):{len(str(self._count))}}/{self._count} "
+            print_folded(self._console, Text(number).append_text(_line(result)), hanging=len(number))
 
     def end(self, report):
         self.update(report)

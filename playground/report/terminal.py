@@ -32,6 +32,15 @@ class View:
                 print_folded(self._console, line, style="dim")
             self._machine_is_printed = True
 
+    def unprinted(self, results):
+        """Yield those of the results that it has not yielded before."""
+        for result in results:
+            names = result["model"], result["variant"], result["ran_on"], result["source_sha256"]
+            key = *names, str((result.get("shape") or {}).get("settings"))
+            if key not in self._printed:
+                self._printed.add(key)
+                yield result
+
 
 class Summary(View):
     """run_all's tables: a row a variant, a table a model, each printed as soon as all its `expected` results are known.
@@ -99,22 +108,16 @@ class Details(View):
 
     def update(self, document):
         for model, results in _by_model(document["results"]).items():
-            for result in results:
-                key = model, result["variant"], result["ran_on"], str((result.get("shape") or {}).get("settings"))
-                if key not in self._printed:
-                    self._printed.add(key)
-                    self._print(document, model, result)
-
-    def _print(self, document, model, result):
-        self.print_machine(document)
-        if model != self._model:
-            self._console.print()
-            print_folded(self._console, model, style="bold")
-            self._model = model
-        self._console.print()
-        _print_details(self._console, result, self._verbose)
-        if self._checks:
-            _print_checks(self._console, result["check"])
+            for result in self.unprinted(results):
+                self.print_machine(document)
+                if model != self._model:
+                    self._console.print()
+                    print_folded(self._console, model, style="bold")
+                    self._model = model
+                self._console.print()
+                _print_details(self._console, result, self._verbose)
+                if self._checks:
+                    _print_checks(self._console, result["check"])
 
     def end(self, document):
         self.update(document)
@@ -136,18 +139,15 @@ def _with_sizes(model, results):
 
 def _summary_row(result):
     check, (best, ratio), share = result["check"] or {}, figures.headline(result), figures.share_of_floor(result)
-    values = (
-        *(
-            one_line(result["variant"]),
-            facts.ran_on(result),
-            verdict(result["verdict"]),
-            verdict(figures.gradient_verdict(check)),
-        ),
-        *(scientific(check.get("max_error")), scientific(check.get("eager_error"))),
-        *(significant((result["time_ms"] or {}).get("median")), significant(result["build_seconds"])),
-        *(_ratio(ratio, figures.label(result)), one_line(figures.baseline_name(best)) if best else NOTHING),
-        *(with_unit(share and 100 * share, "%"), verdict(figures.outcome_verdict(result))),
-    )
+    values = [one_line(result["variant"]), facts.ran_on(result), verdict(result["verdict"])]
+    values += [
+        verdict(figures.gradient_verdict(check)),
+        scientific(check.get("max_error")),
+        scientific(check.get("eager_error")),
+    ]
+    values += [significant((result["time_ms"] or {}).get("median")), significant(result["build_seconds"])]
+    values += [_ratio(ratio, figures.label(result)), one_line(figures.baseline_name(best)) if best else NOTHING]
+    values += [with_unit(share and 100 * share, "%"), verdict(figures.outcome_verdict(result))]
     return cells(SUMMARY, values)
 
 

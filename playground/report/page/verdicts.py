@@ -141,9 +141,8 @@ def _work(check):
     if not work or work.get("note"):
         return Mark(UNKNOWN, work["note"] if work else "not looked at")
     share = work.get("own_share")
-    return Mark(
-        GOOD if share is None or share >= MOSTLY else UNKNOWN, "called" if share is None else with_unit(100 * share, "%")
-    )
+    is_good = share is None or share >= MOSTLY
+    return Mark(GOOD if is_good else UNKNOWN, "called" if share is None else with_unit(100 * share, "%"))
 
 
 def _mutants(check):
