@@ -178,7 +178,7 @@ TIMED_KEYS = {
         }
     ),
     **{"control?": Null(RATIO), "baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
-    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?"), Null(number)),
+    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), Null(number)),
     **{"clocks?": anything, "notes?": Null(texts), "graphed?": _graphed, "not_graphed?": Null(texts)},
 }
 _graphed.ordered = TIMED_KEYS
@@ -197,14 +197,13 @@ RESULT = {
         {
             **dict.fromkeys(ERRORS, Null(number)),
             **{"permitted_error?": anything, "gradients": _gradients},
-            **{"mutants_rejected?": Null(text), "mutants_survived?": Null(texts)},
+            **{"mutants_rejected?": Null(text), "mutants_survived?": Null(texts), "own_check?": {"complaint": Null(text)}},
         }
     ),
     **{"build_seconds": Null(number), "built": flag, "ptxas?": _ptxas},
     # Of a result the floor has to be known, or null.
     **TIMED_KEYS,
     **{"floor_ms": Null(number), "floor_bound": Null(BOUNDS), "training": Each(Null(TIMED_KEYS), is_sorted=True)},
-    "code_same_as?": Null({"code_sha256": text, "compared_with": text}),
     **{"shared_limit_kb?": Null(number), WHOLE: _rules},
 }
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")

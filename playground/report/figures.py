@@ -37,6 +37,7 @@ FORWARD = "forward"
 GRAPH = "CUDA graph"
 NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
+OF_OUTPUTS = "outputs"  # in the place of gradients' names, where the output is detached
 BEYOND_FLOOR = "faster than the floor, which counts more arithmetic than this variant does"
 
 
@@ -69,7 +70,7 @@ def labelled(text, result):
 def why_not_pass(result):
     """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
     if result["verdict"] == "forward only":
-        return [_caveat(caveat) for caveat in result["caveats"] if caveat["costs"]]
+        return [_caveat(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
     return [] if result["verdict"] == "pass" else [result["reason"]]
 
 
@@ -83,12 +84,13 @@ def standards(result):
     """Yield (label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
     reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
     yield from (("forward", one_line(reason)) for reason in reasons[1:])
-    yield from (("caveat", _caveat(caveat)) for caveat in result.get("caveats") or [])
+    yield from (("caveat", _caveat(caveat, result)) for caveat in result.get("caveats") or [])
 
 
-def _caveat(caveat):
-    where = f" (line {caveat['line']})" if caveat.get("line") else ""
-    return one_line(f"{caveat['tag']}: {caveat['text']}{where}")
+def _caveat(caveat, result):
+    """'no-gradient: softmax.py:41: ...'."""
+    where = f"{result['variant']}.py:{caveat['line']}: " if caveat.get("line") else ""
+    return one_line(f"{caveat['tag']}: {where}{caveat['text']}")
 
 
 def ordered_baselines(names):
@@ -165,7 +167,8 @@ def _timing_notes(timings, brief):
     if brief and (why := why_not_measured(timings)):
         yield f"speed-up not measured: {one_line(why)}"
     if control and verdict(control) != "tie":
-        yield f"the original against itself came out at {interval(control)}; intervals are wider by as much"
+        came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
+        yield f"noise: {came_out}, so each interval is that much wider"
     if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
         low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
         yield f"no difference, since {ratio} is anything from {low} to {high}"
@@ -245,11 +248,11 @@ def is_within(check):
 
 
 def gradient_verdict(check):
-    """Return 'ok' or 'fail'; 'none' when the variant has no gradients; '-' when they were not checked."""
+    """Return 'ok' or 'fail'; 'none' when it, or its output, has no gradients; '-' when they were not checked."""
     gradients = (check or {}).get("gradients")
     if gradients is None:
         return NOTHING
-    if not gradients or gradients_unsupported(gradients) is not None:
+    if not gradients or OF_OUTPUTS in gradients or gradients_unsupported(gradients) is not None:
         return "none"
     return "ok" if all(is_within(each) for each in gradients.values()) else "fail"
 

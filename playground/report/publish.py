@@ -183,14 +183,15 @@ def _best_row(title, result, baselines):
 
 
 def _best_caption(run):
+    if not run.current:
+        return f"{cell(figures.machine(run.environment))}: no result is of a file in its present form. [All results](#results)"
     timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith(OTHERS)}
     names = [cell(figures.baseline_name(name)) for name in figures.ordered_baselines(timed)]
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
     return (
         f"{cell(figures.machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
-        f"{baselines}: the median over paired rounds, which need not equal the quotient of the times shown. *Of the floor*: "
-        "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
-        "[All results](#results)"
+        f"{baselines}, taken in turns with it. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and "
+        "arithmetic rate allow."
     )
 
 

@@ -79,6 +79,8 @@ class Summary(View):
         for place, (mean, models) in figures.geometric_means(results).items():
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
+        if count := sum(checks.refuses_double(result["check"]) for result in results):
+            print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
         print_folded(console, _tally(results))
 
 
@@ -206,7 +208,8 @@ def _tally(results):
 
 def _print_details(console, result, verbose):
     name = Text(one_line(result["variant"]), style="bold").append(" ")
-    print_folded(console, name.append_text(verdict(result["verdict"])))
+    lacks = f": {facts.lacks(result)}" if result["verdict"] == "forward only" else ""
+    print_folded(console, name.append_text(verdict(result["verdict"])).append(lacks))
     table = Table.grid(padding=(0, GAP, 0, 0))
     table.add_column(overflow="fold", style="dim")
     table.add_column(overflow="fold")
@@ -224,7 +227,7 @@ def _print_details(console, result, verbose):
         for line in _printed_lines(result):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
-    if gradients and figures.gradients_unsupported(gradients) is None:
+    if gradients and figures.OF_OUTPUTS not in gradients and figures.gradients_unsupported(gradients) is None:
         print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 

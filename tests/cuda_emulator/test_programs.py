@@ -133,7 +133,9 @@ def test_what_is_not_there_is_said_in_one_line(tmp_path, line, complaint):
 
 
 # Each file checks its own results, and returns the line of the first that is wrong.
-@pytest.mark.parametrize("name", ["host_api", "libraries", "language", "textures"])
+@pytest.mark.parametrize(
+    "name", ["host_api", "libraries", "language", "textures", "fragments", "small_numbers", "graphs", "older"]
+)
 @pytest.mark.parametrize("mode", ["check", pytest.param("fast", marks=pytest.mark.full)])
 def test_own_results(name, mode):
     built = build(f"{name}.cu", mode=mode)

@@ -75,9 +75,8 @@ def findings_at_lines(result, path):
         if other := OTHER_PARTY.search(text):
             found[int(other[2]), f"the other party of line {place[1]}: {other[1]}"] = None
     if reason and not found:
-        syntax = re.findall(r"^(?:Syntax|Indentation|Tab)Error in line (\d+):", reason)
-        traceback = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.get("details") or "")
-        return [(int(line), reason) for line in (syntax or traceback)[-1:]]
+        lines = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.get("details") or "")
+        return [(int(line), reason) for line in lines[-1:]]
     return sorted(found)
 
 
