@@ -114,10 +114,7 @@ def _compare_suite(given):
     def add(report):
         return report | {"suite": suite_report.summarise(report, pairs.unsolved)}
 
-    def view(console, expected):
-        return suite_table.Pairs(console, sum(expected.values()))
-
-    return _run(given, tasks, _options(given), view, add)
+    return _run(given, tasks, _options(given), suite_table.Pairs, add)
 
 
 def _read_pairs(given, has_gpu):
@@ -184,7 +181,7 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
     tasks, axes, compared = _prepared(given, make_tasks, options, cluster)
     console = make_console(sys.stderr if given.json == files.STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)
-    shown = _Latest(_Sweep(axes, console) if axes else view(console, expected))
+    shown = _Latest(sweep_table.Sweep(console, axes) if axes else view(console, expected))
 
     def finish(report):
         return compared(add(report))
@@ -223,20 +220,6 @@ class _Latest:
     def update(self, report):
         self.report = report
         return self._view.update(report)
-
-
-class _Sweep:
-    """Shows a sweep, which has no tables before its end."""
-
-    def __init__(self, axes, console):
-        self._axes, self._console = axes, console
-
-    def update(self, document):
-        pass
-
-    def end(self, document):
-        sweep_table.show(document, self._axes, self._console)
-        against.show(document, self._console)
 
 
 def _prepared(given, make_tasks, options, cluster=None):
@@ -285,9 +268,6 @@ def _chosen(given, make_tasks, ask):
 
 
 def _passed(report, axes):
-    return report["environment"]["complete"] and not any(_is_wrong(result, axes) for result in report["results"])
-
-
-def _is_wrong(result, axes):
     """In a sweep a variant may refuse a shape."""
-    return not meets(result) and result["verdict"] != "skipped" and not (axes and sweep.is_refusal(result))
+    unmet = [result for result in report["results"] if not meets(result) and result["verdict"] != "skipped"]
+    return report["environment"]["complete"] and all(axes and sweep.is_refusal(result) for result in unmet)

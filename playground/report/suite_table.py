@@ -17,11 +17,11 @@ TITLES = {key: title for title, key in document.STANDARDS.items()}
 
 
 class Pairs(View):
-    """The view of a run over `count` pairs. `update` and `end` are called as those of terminal.Summary are."""
+    """The view of a run over pairs. It is made, and `update` and `end` are called, as terminal.Summary is."""
 
-    def __init__(self, console, count):
+    def __init__(self, console, expected):
         super().__init__(console)
-        self._count = count
+        self._count = sum(expected.values())
 
     def update(self, report):
         """Print what is new."""

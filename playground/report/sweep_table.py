@@ -1,9 +1,25 @@
 """A sweep on the terminal: for each variant a row a point, and where it becomes faster or slower."""
 
 from playground import sweep
-from playground.report import figures
+from playground.report import against, figures
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
+from playground.report.terminal import View
 from playground.report.text import NOTHING, one_line, significant, with_unit
+
+
+class Sweep(View):
+    """The view of a sweep over `axes`, {name: values}: it has no tables before its end."""
+
+    def __init__(self, console, axes):
+        super().__init__(console)
+        self._axes = axes
+
+    def update(self, report):
+        pass
+
+    def end(self, report):
+        show(report, self._axes, self._console)
+        against.show(report, self._console)
 
 
 def show(report, axes, console):

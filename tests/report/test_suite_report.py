@@ -123,7 +123,7 @@ def test_facts_hold_no_line_of_a_solution(pairs):
 def shown(report, width=150):
     console = make_console(io.StringIO())
     console.width = width
-    view = suite_table.Pairs(console, len(report["results"]))
+    view = suite_table.Pairs(console, {"": len(report["results"])})
     view.update(report | {"results": report["results"][:1]})
     view.end(report)
     return console.file.getvalue()
