@@ -245,7 +245,7 @@ class StressTests:
     def _call(self, inputs, model=None):
         tensors.seed_draws()
         with torch.no_grad():
-            outputs = tensors.flatten((model or self._model)(*inputs))
+            outputs = tensors.flatten((self._model if model is None else model)(*inputs))
         self._synchronize()
         return outputs
 
