@@ -125,7 +125,7 @@ def compare(
         _require_sandbox()
     with tempfile.TemporaryDirectory(prefix="playground-") as folder:
         model = catalog.find_model(_file(problem, Path(folder) / "problem.py"))
-        catalog.require_constants(model, "settings", settings or {})
+        catalog.require_constants(model.path, f"settings: {model.name}", settings or {})
         given = _file(solution, Path(folder) / "solution.py")
         variant = catalog.find_variant(model, given)
         is_text = variant.path.parent == Path(folder).resolve()

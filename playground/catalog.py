@@ -68,7 +68,7 @@ class Model:
         return self.path.stem if self.path.resolve().parent == MODELS.resolve() else None
 
     def settings(self, place):
-        """The constants that make it as small as `place` ("cpu", "emulator", "counted" or "cuda") needs it."""
+        """Return the constants that make it as small as `place` ("cpu", "emulator", "counted" or "cuda") needs it."""
         return SETTINGS[place].get(self.catalogued_as, {})
 
 
@@ -129,22 +129,22 @@ def kernels_sha256(path):
 
 
 def models():
-    """The project's models, in the order of the README."""
+    """Return the project's models, in the order of the README."""
     return sorted((Model(path.stem, path) for path in MODELS.glob("*.py")), key=lambda model: reading_order(model.name))
 
 
 def reading_order(name):
-    """A sort key for names of models: as listed in SETTINGS, then the rest by name."""
+    """Return a sort key for names of models: as listed in SETTINGS, then the rest by name."""
     order = list(SETTINGS["cpu"])
     return (order.index(name) if name in order else len(order), name)
 
 
 def find_model(name_or_path):
-    """The model of that name, or the one in the file at that path. Raises CatalogError."""
-    for model in models():
-        if model.name == name_or_path:
-            return model
-    path = _existing_file(name_or_path, "model", [model.name for model in models()])
+    """Return the model of that name, or the one in the file at that path. Raises CatalogError."""
+    known = {model.name: model for model in models()}
+    if name_or_path in known:
+        return known[name_or_path]
+    path = _existing_file(name_or_path, "model", known)
     names = _top_level_names(path)
     if "ModelNew" in names and "Model" not in names:
         raise CatalogError(
@@ -164,17 +164,16 @@ def _learning_order(path):
 
 
 def natural_order(name):
-    """A sort key in which numbers count as such: v10 behind v9."""
+    """Return a sort key in which numbers count as such: v10 behind v9."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def find_variant(model, name_or_path):
-    """The variant of that name of the model, or the one in the file at that path. Raises CatalogError."""
-    known = variants(model)
-    for variant in known:
-        if variant.name == name_or_path:
-            return variant
-    path = _existing_file(name_or_path, f"variant of {model.name}", [variant.name for variant in known])
+    """Return the variant of that name of the model, or the one in the file at that path. Raises CatalogError."""
+    known = {variant.name: variant for variant in variants(model)}
+    if name_or_path in known:
+        return known[name_or_path]
+    path = _existing_file(name_or_path, f"variant of {model.name}", known)
     names = _top_level_names(path)
     if {"Model", "get_inputs"} <= names and not {"ModelNew", "*"} & names:
         raise CatalogError(
@@ -184,7 +183,7 @@ def find_variant(model, name_or_path):
 
 
 def find_any_variant(name_or_path, model_name=None):
-    """The variant of that name, whatever its model, or the one in the file at that path. Raises CatalogError.
+    """Return the variant of that name, whatever its model, or the one in the file at that path. Raises CatalogError.
 
     `model_name` says which model's it is; MODEL/VARIANT does, too. A name that only one model has needs neither.
     """
@@ -193,18 +192,15 @@ def find_any_variant(name_or_path, model_name=None):
         return find_variant(find_model(model_name), name_or_path)
     if prefix in [model.name for model in models()]:
         return find_variant(find_model(prefix), name)
-    found = [f"{model.name}/{each.name}" for model in models() for each in variants(model) if each.name == name_or_path]
+    known = [f"{model.name}/{each.name}" for model in models() for each in variants(model)]
+    found = [each for each in known if each.rpartition("/")[2] == name_or_path]
     if len(found) > 1:
         raise CatalogError(f"there are several variants called {name_or_path!r}; name one of them: {', '.join(found)}")
-    return find_any_variant(found[0]) if found else _variant(_existing_file(name_or_path, "variant", _all_names()))
-
-
-def _all_names():
-    return [f"{model.name}/{variant.name}" for model in models() for variant in variants(model)]
+    return find_any_variant(found[0]) if found else _variant(_existing_file(name_or_path, "variant", known))
 
 
 def siblings(variant):
-    """The project's variants of the model that a variant's file stands among; none for a file that stands elsewhere."""
+    """Return the project's variants of the model that a variant's file stands among; none for a file that stands elsewhere."""
     return variants(Model(variant.path.parent.name, variant.path)) if variant.path.parent.parent == KERNELS else []
 
 
@@ -222,7 +218,7 @@ def _existing_file(name_or_path, kind, known):
 def _variant(path):
     """The backend is read off the file: what launches kernels of its own needs CUDA, whatever it is called.
 
-    A stranger's file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
+    An untrusted file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if CUDA_TEXT.search(text):
@@ -232,7 +228,7 @@ def _variant(path):
 
 
 def parse_settings(texts):
-    """{"batch_size": 4} from ["batch_size=4"]; values are Python literals. Raises CatalogError."""
+    """Return {"batch_size": 4} from ["batch_size=4"]; values are Python literals. Raises CatalogError."""
     settings = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -248,7 +244,7 @@ def parse_settings(texts):
 
 
 def load_problem(path, settings=None):
-    """The module of a model's file, with its top-level constants replaced by `settings` where they are assigned.
+    """Return the module of a model's file, with its top-level constants replaced by `settings` where they are assigned.
 
     They are replaced while the file runs, so that constants computed from them follow. Raises CatalogError for a name that the
     file does not assign at its top level and for a file without Model, get_inputs and get_init_inputs; whatever the file
@@ -256,17 +252,13 @@ def load_problem(path, settings=None):
     """
     path = Path(path)
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    unknown = dict(settings or {})
+    require_constants(path, path.name, settings or ())
     body = []
     for statement in tree.body:
         body.append(statement)
         for name in sorted(_assigned_names(statement) & set(settings or {})):
             value = ast.parse(f"{name} = {settings[name]!r}").body
             body.extend(ast.copy_location(node, statement) for node in value)
-            unknown.pop(name, None)
-    if unknown:
-        known = ", ".join(constants(path)) or "none"
-        raise CatalogError(f"{path.name} has no constant called {', '.join(unknown)}; it has: {known}")
     tree.body = body
     module = types.ModuleType(f"problem_{path.stem}")
     module.__file__ = str(path)
@@ -299,7 +291,7 @@ def _assigned_names(statement):
 
 
 def constants(path):
-    """The names that a model's file assigns at its top level, sorted. Raises CatalogError where it is no Python."""
+    """Return the names that a model's file assigns at its top level, sorted. Raises CatalogError where it is no Python."""
     try:
         body = ast.parse(Path(path).read_text(encoding="utf-8"), filename=str(path)).body
     except (SyntaxError, ValueError) as error:
@@ -307,13 +299,11 @@ def constants(path):
     return sorted(set().union(*map(_assigned_names, body)))
 
 
-def require_constants(model, option, names):
-    """Raises CatalogError, which names the option, where the model's file assigns one of the names nowhere at its top level."""
-    known = constants(model.path) if names else []
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        has = ", ".join(known) or "none"
-        raise CatalogError(f"{option}: {model.name} has no constant called {', '.join(unknown)}; it has: {has}")
+def require_constants(path, who, names):
+    """Raises CatalogError, which begins with `who`, where a model's file assigns one of the names nowhere at its top level."""
+    known = constants(path) if names else []
+    if unknown := [name for name in names if name not in known]:
+        raise CatalogError(f"{who} has no constant called {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

@@ -48,7 +48,7 @@ class Pair:
     timed: bool = True
 
     def facts(self):
-        """What the JSON document says of the pair."""
+        """Return what the JSON document says of the pair."""
         return {
             "problem": self.problem_name,
             "solution": self.solution_name,
@@ -74,7 +74,7 @@ class Suite:
 
 
 def read(problems, solutions=None):
-    """The Suite in two folders of KernelBench's layouts or, without `solutions`, in the JSON list `problems`.
+    """Return the Suite in two folders of KernelBench's layouts or, without `solutions`, in the JSON list `problems`.
 
     What is wrong with one pair breaks that pair alone. Raises CatalogError where there are no pairs at all.
     """

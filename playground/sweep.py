@@ -20,7 +20,7 @@ CALLERS = ("torch/_ops.py", COMPILED)
 
 
 def parse(texts):
-    """{"batch_size": (1, 8)} from ["batch_size=1,8"]; values are Python literals. Raises CatalogError."""
+    """Return {"batch_size": (1, 8)} from ["batch_size=1,8"]; values are Python literals. Raises CatalogError."""
     axes = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -38,12 +38,12 @@ def parse(texts):
 
 
 def grid(axes):
-    """The settings of every point, the last axis changing fastest; one empty point without axes."""
+    """Return the settings of every point, the last axis changing fastest; one empty point without axes."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def is_refusal(result):
-    """Whether the variant said no to the shape."""
+    """Return whether the variant said no to the shape."""
     reason = result["reason"] or ""
     if result["verdict"] != "error":
         return False
@@ -81,7 +81,7 @@ def value(settings, name):
 
 
 def place_on(axes, axis, result):
-    """The key that sorts results along an axis: by size where its values are numbers, else as they were given."""
+    """Return the key that sorts results along an axis: by size where its values are numbers, else as they were given."""
     found = value(result["shape"]["settings"], axis)
     return found if is_numeric(axes, axis) else list(axes[axis]).index(found)
 
@@ -101,12 +101,12 @@ class Crossover:
 
 
 def measured(line):
-    """The results of which a speed-up is known."""
+    """Return the results of which a speed-up is known."""
     return [result for result in line if (result.get("outcome") or {}).get("ratio")]
 
 
 def crossovers(line, axes, axis):
-    """Where a variant starts or stops to win along a line of results; those without a time are skipped.
+    """Return where a variant starts or stops to win along a line of results; those without a time are skipped.
 
     Between two points the ratio over the best baseline is taken as a power of the swept value, where that is a positive number.
     """

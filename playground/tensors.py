@@ -31,7 +31,7 @@ class NoRoom(Exception):
 
 
 def is_full(error):
-    """Whether it says that a file system, or a share of it, is full."""
+    """Return whether it says that a file system, or a share of it, is full."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
@@ -108,7 +108,7 @@ def save_results(results, path):
 
 
 def erase_results(path):
-    """What is in a file of results counts no more; `save_results` uses its memory again, since to get more takes longer.
+    """Return what is in a file of results counts no more; `save_results` uses its memory again, since to get more takes longer.
 
     What is no regular file of its own stays as it is. Returns whether the file was erased.
     """
@@ -124,7 +124,7 @@ def erase_results(path):
 
 
 def load_results(path, most, device="cpu"):
-    """The Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the device.
+    """Return the Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the device.
 
     Its bytes are copied and never executed: no pickle is read. Raises NotTensors where it is a link, no regular file, too long,
     or holds something else.
@@ -179,7 +179,7 @@ def _pinned(length):
 
 
 def on_host(value):
-    """The tensor in host memory."""
+    """Return the tensor in host memory."""
     if not value.is_cuda or value.layout != torch.strided or value.nbytes <= BLOCK:
         return value.cpu()
     host = torch.empty(value.shape, dtype=value.dtype)
@@ -190,7 +190,7 @@ def on_host(value):
 
 
 def to(inputs, device):
-    """The list with its tensors on the device; what is not a tensor stays as it is."""
+    """Return the list with its tensors on the device; what is not a tensor stays as it is."""
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
@@ -231,7 +231,10 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a 
 
 
 def in_precision(problem, precision):
-    """The problem's module itself, of which inputs and models are from now on in a precision of HALF; as it is for None."""
+    """Return the problem's module itself, of which inputs and models are from now on in a precision of HALF.
+
+    As it is for None.
+    """
     if precision:
         original, problem.converted_to = problem.get_inputs, HALF[precision]
         problem.get_inputs = lambda: [_converted(value, HALF[precision]) for value in original()]
@@ -248,7 +251,7 @@ def seed_draws():
 
 
 def made_on(device, make):
-    """What make() gives; the tensors that it makes are on the device where that works.
+    """Return what make() gives; the tensors that it makes are on the device where that works.
 
     A get_inputs that cannot make its tensors there, because it mixes them with others of its own or hands them to NumPy, makes
     them on the CPU, in every process. Raises OutOfMemoryError: made on the CPU, they would be others than in other processes.
@@ -291,7 +294,7 @@ def _argument(i, value):
 
 
 def make_model(problem, cls, seed, device="cpu"):
-    """An instance of `cls` with the problem's init inputs, its tensors and those of the init inputs on the device.
+    """Return an instance of `cls` with the problem's init inputs, its tensors and those of the init inputs on the device.
 
     The generators are seeded before either: so two classes get the same inputs, and draw the same numbers.
     """
@@ -305,7 +308,7 @@ def make_model(problem, cls, seed, device="cpu"):
 
 
 def copy_model(model):
-    """A deep copy whose functions use its own layers; what was computed from parameters is a constant in it.
+    """Return a deep copy whose functions use its own layers; what was computed from parameters is a constant in it.
 
     copy.deepcopy keeps functions as they are: after `m = self.mlp; self.mlpf = lambda x: m.proj(m.fc(x))`, as in nanoGPT, a
     copy would go on computing with the weights of the model that it was made from.
@@ -457,12 +460,12 @@ def _from_number(value):
 
 
 def as_real(tensor):
-    """A complex tensor with its parts along a last dimension, another one as it is."""
+    """Return a complex tensor with its parts along a last dimension, another one as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def in_float32(outputs):
-    """The list with what is in a floating-point type of another size converted."""
+    """Return the list with what is in a floating-point type of another size converted."""
     return [value.float() if differentiable(value) else value for value in outputs]
 
 

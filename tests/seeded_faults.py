@@ -477,7 +477,7 @@ worker/candidate.py: nothing comes between forward and backward
 
 worker/candidate.py: a backward may write
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-backward_writes_upstream]
--if written := conduct and conduct.writes():
+-if written := effects and effects.writes():
 +if written := None:
 
 judge/behaviour.py: what a few elements tell is remembered
@@ -622,8 +622,8 @@ report/contract.py: what failed may be timed
 
 report/contract.py: times in any order
     report/test_document.py
--null=True, rule=_ordered("p20", "median", "p80"))
-+null=True)
+-**dict.fromkeys(("median", "p20", "p80"), number), WHOLE: _rising("p20", "median", "p80")}
++**dict.fromkeys(("median", "p20", "p80"), number)}
 
 report/document.py: nan in json
     report/test_document.py
@@ -635,7 +635,7 @@ report/publish.py: stale results are published
 -if is_stale(result, *_files_of(root, *key))}
 +if False}
 
-report/figures.py: escapes reach the terminal
+report/text.py: escapes reach the terminal
     report/test_figures.py report/test_terminal.py
 -return "".join(c if c.isprintable() else " " for c in str(line))
 +return str(line)
@@ -652,10 +652,8 @@ report/against.py: runs on different gpus compare
 
 catalog.py: constants that a model lacks are taken
     command/test_bad_input.py::test_a_command_line
--    if unknown:
--        has
-+    if False:
-+        has
+-    if unknown := [name for name in names if name not in known]:
++    if unknown := []:
 
 catalog.py: no near name is told
     command/test_bad_input.py::test_a_command_line

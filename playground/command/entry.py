@@ -47,7 +47,7 @@ def _complete(command):
 
 
 def program():
-    """`kernel-playground run` and `kernel-playground compare`, where pip has installed them. Returns the exit status."""
+    """Run `kernel-playground run` or `kernel-playground compare`, where pip has installed them. Returns the exit status."""
     name, *rest = sys.argv[1:] or [None]
     if name in ("-h", "--help"):
         print(HELP)

@@ -31,7 +31,7 @@ def run_all(arguments=None):
     """Everything, one table. Returns the exit status."""
     given = run_all_parser().parse_args(arguments)
     if given.list:
-        return _run_extra(lambda: look.list_all(given.models.split(",") if given.models else None))
+        return _status(lambda: look.list_all(given.models.split(",") if given.models else None))
 
     def tasks(_):
         names = [model.name for model in catalog.models()] if given.models is None else given.models.split(",")
@@ -47,7 +47,7 @@ def compare(arguments=None):
     """One model in depth, many pairs, or a look at a variant. Returns the exit status."""
     does, given = parse_compare(arguments)
     if extra := EXTRAS.get(does):
-        return _run_extra(lambda: extra(given))
+        return _status(lambda: extra(given))
     if does == "--suite" or (does == MODEL and given.model and gpu_mode.problems(given.model)):
         return _compare_suite(given)
 
@@ -64,7 +64,7 @@ def compare(arguments=None):
         return planned
 
     if does == "--watch":
-        return _watch(given, tasks, _options(given))
+        return _status(lambda: _watch(given, tasks, _options(given)))
     view = functools.partial(terminal.Details, checks=given.explain is not None, verbose=given.verbose)
     return _run(given, tasks, _options(given), view)
 
@@ -114,10 +114,7 @@ def _compare_suite(given):
     def add(report):
         return report | {"suite": suite_report.summarise(report, pairs.unsolved)}
 
-    def view(console, expected):
-        return suite_table.Pairs(console, sum(expected.values()))
-
-    return _run(given, tasks, _options(given), view, add)
+    return _run(given, tasks, _options(given), suite_table.Pairs, add)
 
 
 def _read_pairs(given, has_gpu):
@@ -131,42 +128,35 @@ def _read_pairs(given, has_gpu):
     return suite.read(given.suite, given.solutions)
 
 
-def _run_extra(extra):
+def _status(action, kept=lambda: None):
+    """Return the exit status of what `action()` does; `kept()` is the file that --resume can go on from, if there is one."""
     signals.heed()
     try:
-        extra()
-    except catalog.CatalogError as complaint:
+        return action() or PASSED
+    except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
     except ProfilerError as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE if complaint.is_machine else FAILED
     except signals.Interrupted as interrupt:
-        _say("interrupted")
+        with contextlib.suppress(OSError):  # if anybody listens
+            print(f"interrupted; --resume {kept()} goes on" if kept() else "interrupted", file=sys.stderr)
         return interrupt.status
-    return PASSED
 
 
 def _watch(given, make_tasks, options):
-    """Judge again and again. Returns the exit status."""
-    signals.heed()
-    try:
-        _prepared(given, make_tasks, options)
-        with Progress() as progress:
-            Watch(lambda: _chosen(given, make_tasks, here), options, progress, watch_screen.Screen(make_console())).run()
-    except (catalog.CatalogError, Impossible) as complaint:
-        print(complaint, file=sys.stderr)
-        return IMPOSSIBLE
-    except signals.Interrupted as interrupt:
-        _say("interrupted")
-        return interrupt.status
+    """Judge again and again."""
+    _prepared(given, make_tasks, options)
+    with Progress() as progress:
+        Watch(lambda: _chosen(given, make_tasks, here), options, progress, watch_screen.Screen(make_console())).run()
 
 
 def _points(given, model, settings):
     """The settings at which a model is measured: those given, at every point of the sweep. Raises CatalogError."""
     axes = sweep.parse(given.sweep)
     for option, names in (("--set", settings), ("--sweep", axes)):
-        catalog.require_constants(model, option, names)
+        catalog.require_constants(model.path, f"{option}: {model.name}", names)
     if both := sorted(settings.keys() & axes.keys()):
         raise catalog.CatalogError(f"--set and --sweep both name {', '.join(both)}: leave out one of them")
     return [settings | point for point in sweep.grid(axes)]
@@ -174,20 +164,16 @@ def _points(given, model, settings):
 
 def _run(given, make_tasks, options, view, add=lambda report: report):
     """`view(console, expected)` prints results as they come: see terminal.Summary. `add` completes the finished document."""
-    signals.heed()
     outputs = {}
-    try:
+
+    def action():
         with contextlib.ExitStack() as claimed:
             files.claim(outputs, given, claimed)
             cluster = claimed.enter_context(needs.connected(given)) if getattr(given, "cluster", None) else None
             return _measured(given, make_tasks, options, view, add, outputs, cluster)
-    except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
-        print(complaint, file=sys.stderr)
-        return IMPOSSIBLE
-    except signals.Interrupted as interrupt:
-        kept = outputs.get("--json")
-        _say(f"interrupted; --resume {kept.path} goes on" if kept and kept.path.is_file() else "interrupted")
-        return interrupt.status
+
+    kept = outputs.get
+    return _status(action, lambda: kept("--json") and kept("--json").path.is_file() and kept("--json").path)
 
 
 def _measured(given, make_tasks, options, view, add, outputs, cluster):
@@ -195,7 +181,7 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
     tasks, axes, compared = _prepared(given, make_tasks, options, cluster)
     console = make_console(sys.stderr if given.json == files.STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)
-    shown = _Latest(_Sweep(axes, console) if axes else view(console, expected))
+    shown = _Latest(sweep_table.Sweep(console, axes) if axes else view(console, expected))
 
     def finish(report):
         return compared(add(report))
@@ -217,12 +203,6 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
     return PASSED if _passed(report, axes) else FAILED
 
 
-def _say(line):
-    """To stderr, if anybody listens."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr)
-
-
 def _show_end(given, shown, report):
     shown.end(report)
     if given.json == files.STDOUT:
@@ -242,21 +222,6 @@ class _Latest:
         return self._view.update(report)
 
 
-class _Sweep:
-    """Shows a sweep, which has no tables before its end."""
-
-    def __init__(self, axes, console):
-        self._axes = axes
-        self._console = console
-
-    def update(self, document):
-        pass
-
-    def end(self, document):
-        sweep_table.show(document, self._axes, self._console)
-        against.show(document, self._console)
-
-
 def _prepared(given, make_tasks, options, cluster=None):
     """(tasks, axes of the sweep, what adds how a document compares with an earlier one).
 
@@ -266,7 +231,11 @@ def _prepared(given, make_tasks, options, cluster=None):
     requirements.prepare_environment()
     needs.require_device(given.device, ask)
     axes = sweep.parse(given.sweep)
-    compared = _comparing_with(needs.earlier("--against", given.against), given.against)
+    earlier = needs.earlier("--against", given.against)
+
+    def compared(finished):
+        return against.compare(finished, earlier, given.against.name) if earlier else finished
+
     needs.earlier("--resume", given.resume)
     if given.plot:
         needs.require_plot(given, axes)
@@ -298,15 +267,7 @@ def _chosen(given, make_tasks, ask):
     raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
 
 
-def _comparing_with(earlier, file):
-    """The function that adds to a document how it compares with an earlier one, where there is one."""
-    return lambda finished: against.compare(finished, earlier, file.name) if earlier else finished
-
-
 def _passed(report, axes):
-    return report["environment"]["complete"] and not any(_is_wrong(result, axes) for result in report["results"])
-
-
-def _is_wrong(result, axes):
     """In a sweep a variant may refuse a shape."""
-    return not meets(result) and result["verdict"] != "skipped" and not (axes and sweep.is_refusal(result))
+    unmet = [result for result in report["results"] if not meets(result) and result["verdict"] != "skipped"]
+    return report["environment"]["complete"] and all(axes and sweep.is_refusal(result) for result in unmet)

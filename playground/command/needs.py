@@ -90,7 +90,7 @@ def clear_locks():
 
 
 def earlier(option, file):
-    """The document in the file that an option names; None where none is named."""
+    """Return the document in the file that an option names; None where none is named."""
     try:
         return document.read(file) if file else None
     except document.DocumentError as complaint:

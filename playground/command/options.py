@@ -159,8 +159,8 @@ def refuse_typos(command, arguments):
         model = catalog.find_model(given.model)
         for name in given.variant or ():
             catalog.find_variant(model, name)
-        catalog.require_constants(model, "--set", catalog.parse_settings(given.set))
-        catalog.require_constants(model, "--sweep", sweep.parse(given.sweep))
+        catalog.require_constants(model.path, f"--set: {model.name}", catalog.parse_settings(given.set))
+        catalog.require_constants(model.path, f"--sweep: {model.name}", sweep.parse(given.sweep))
     elif does == "--suite" and not all(path.exists() for path in (given.suite, given.solutions) if path):
         suite.read(given.suite, given.solutions)
     elif does in ("--explain", "--diff"):

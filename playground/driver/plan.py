@@ -46,7 +46,7 @@ def _of_pair(pair, device, standard, lacks_gpu):
             raise catalog.CatalogError(pair.broken)
         model = dataclasses.replace(catalog.find_model(str(pair.problem)), name=pair.problem_name)
         variant = dataclasses.replace(catalog.find_variant(model, str(pair.solution)), name=pair.solution_name)
-        catalog.require_constants(model, "settings", pair.settings)
+        catalog.require_constants(model.path, f"settings: {model.name}", pair.settings)
     except (catalog.CatalogError, OSError) as complaint:
         unknown = catalog.Variant(pair.solution_name, pair.solution, None)
         model = catalog.Model(pair.problem_name, pair.problem)

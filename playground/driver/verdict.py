@@ -9,7 +9,7 @@ import functools
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named
-from playground.judge.checks import BY_NAME, CAVEATS, CONDUCT, DROP_IN, FORWARD, TRIALS, WATCHED
+from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SIDE_EFFECTS, STRESS_TESTS, WATCHED
 from playground.judge.diagnosis import names_one
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
@@ -125,7 +125,7 @@ class _Case:
         self._left = set()  # probes on which it is not
         self._asked_for_backward = False
         watched = WATCHED if result["ran_on"] == "cuda" else WATCHED[:1]
-        for check in (*CONDUCT, *watched):
+        for check in (*SIDE_EFFECTS, *watched):
             self._check["behaviour"][check.name] = {"complaint": None, "note": None}
 
     def close(self):
@@ -480,7 +480,7 @@ class _Case:
 
     def _try_out_all(self):
         first, second = self._probes_to_repeat()
-        for trial in TRIALS:
+        for trial in STRESS_TESTS:
             after = second
             if trial.parameters:
                 after = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)

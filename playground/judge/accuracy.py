@@ -10,7 +10,7 @@ CLASSES = (AS_PYTORCH, FLOAT32, *LOWER, *(f"approximate to {limit:g}" for limit 
 
 
 def grade(references, outputs, permitted, skipped=()):
-    """The class of `outputs`, which are not as exact as PyTorch; `references` are theirs.
+    """Return the class of `outputs`, which are not as exact as PyTorch; `references` are theirs.
 
     `permitted(name)` gives Outcomes of "float32" in other orders of adding, or of a lower precision. Classes in `skipped` are
     those that the original has itself.

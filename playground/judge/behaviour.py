@@ -7,6 +7,7 @@ bits of the inputs) is what that process says, and a file that is out to deceive
 import copy
 import gc
 import inspect
+import operator
 import random
 import secrets
 import time
@@ -36,12 +37,18 @@ TIMERS_AND_CHECKS = {
     "torch.testing.assert_close": lambda: torch.testing.assert_close,
     "torch.equal": lambda: torch.equal,
     "torch.cuda.Event": lambda: torch.cuda.Event,
-    "torch.cuda.Event.record": lambda: inspect.getattr_static(torch.cuda.Event, "record", None),
-    "torch.cuda.Event.elapsed_time": lambda: inspect.getattr_static(torch.cuda.Event, "elapsed_time", None),
-    "torch.cuda.Event.synchronize": lambda: inspect.getattr_static(torch.cuda.Event, "synchronize", None),
+    **{
+        f"torch.cuda.Event.{name}": lambda name=name: inspect.getattr_static(torch.cuda.Event, name, None)
+        for name in ("record", "elapsed_time", "synchronize")
+    },
     "torch.cuda.synchronize": lambda: torch.cuda.synchronize,
     "torch.Tensor.copy_": lambda: inspect.getattr_static(torch.Tensor, "copy_"),
 }
+BACKENDS = """
+    cudnn.enabled cudnn.benchmark cudnn.deterministic mkldnn.enabled fp32_precision cuda.matmul.fp32_precision
+    cudnn.fp32_precision cudnn.conv.fp32_precision cudnn.rnn.fp32_precision mkldnn.matmul.fp32_precision
+    mkldnn.conv.fp32_precision
+"""
 FLAGS = {
     "the default dtype": torch.get_default_dtype,
     "the default device": torch.get_default_device,
@@ -54,17 +61,7 @@ FLAGS = {
     "the deterministic mode": tensors.deterministic_mode,
     "torch.utils.deterministic.fill_uninitialized_memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
     "the number of threads": torch.get_num_threads,
-    "torch.backends.cudnn.enabled": lambda: torch.backends.cudnn.enabled,
-    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
-    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
-    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
-    "torch.backends.fp32_precision": lambda: torch.backends.fp32_precision,
-    "torch.backends.cuda.matmul.fp32_precision": lambda: torch.backends.cuda.matmul.fp32_precision,
-    "torch.backends.cudnn.fp32_precision": lambda: torch.backends.cudnn.fp32_precision,
-    "torch.backends.cudnn.conv.fp32_precision": lambda: torch.backends.cudnn.conv.fp32_precision,
-    "torch.backends.cudnn.rnn.fp32_precision": lambda: torch.backends.cudnn.rnn.fp32_precision,
-    "torch.backends.mkldnn.matmul.fp32_precision": lambda: torch.backends.mkldnn.matmul.fp32_precision,
-    "torch.backends.mkldnn.conv.fp32_precision": lambda: torch.backends.mkldnn.conv.fp32_precision,
+    **{f"torch.backends.{name}": lambda name=name: operator.attrgetter(name)(torch.backends) for name in BACKENDS.split()},
     "reduced precision sums of fp16": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
     "reduced precision sums of bf16": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     "flash attention": torch.backends.cuda.flash_sdp_enabled,
@@ -81,7 +78,7 @@ FAVOURING = {
 
 
 def flags():
-    """{what: value} of everything global in torch that a variant could leave changed, timers and checks included."""
+    """Return {what: value} of everything global in torch that a variant could leave changed, timers and checks included."""
     state = {name: read() for name, read in (FLAGS | TIMERS_AND_CHECKS).items()}
     if torch.cuda.is_initialized():
         state["the current device"] = torch.cuda.current_device()
@@ -90,7 +87,7 @@ def flags():
 
 
 def random_state():
-    """{whose: state} of the generators."""
+    """Return {whose: state} of the generators."""
     _, words, position, *kept = numpy.random.get_state()
     state = {
         "PyTorch's random numbers": torch.get_rng_state().numpy().tobytes(),
@@ -103,7 +100,7 @@ def random_state():
 
 
 def complaints_about_flags(before, after):
-    """{check: one line} of the flags that differ between two states: "global state", and those of FAVOURING."""
+    """Return {check: one line} of the flags that differ between two states: "global state", and those of FAVOURING."""
     names = _differing(before, after)
     found = {}
     for check, values in FAVOURING.items():
@@ -131,8 +128,8 @@ def changed(before, after, names=None):
     return f"{replaced} {first}{values}{more}"
 
 
-class Conduct:
-    """Watches one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
+class SideEffects:
+    """The side effects of one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
 
     Or a backward pass: `upstream` are the gradients of its outputs; ask `writes` after.
     """
@@ -150,7 +147,7 @@ class Conduct:
         self._flags, self._random = flags(), random_state()
 
     def complaints(self, outputs):
-        """{check: reason} of what the call should not have done."""
+        """Return {check: reason} of what the call should not have done."""
         reasons = {
             "random state": changed(self._random, random_state()),
             "memory of its own": self._shared(outputs),
@@ -161,7 +158,7 @@ class Conduct:
         return of_flags | {check: reason for check, reason in reasons.items() if reason}
 
     def writes(self):
-        """What was written to of all that it was given, in one line; None where nothing was."""
+        """Return what was written to of all that it was given, in one line; None where nothing was."""
         return self._written(self._tensors)
 
     def _written(self, names):
@@ -209,7 +206,7 @@ def storage(tensor):
 
 
 def same_bits(a, b):
-    """Whether two tensors are equal, NaNs of the same bits included."""
+    """Return whether two tensors are equal, NaNs of the same bits included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype.is_complex or not a.dtype.is_floating_point:
@@ -228,8 +225,11 @@ class Trial:
     note: str | None = None
 
 
-class Trials:
-    """Calls of a model under all sorts of circumstances. `first` and `second` are inputs of the same form, on its device."""
+class StressTests:
+    """Calls of a model under all sorts of circumstances, a Trial each.
+
+    `first` and `second` are inputs of the same form, on its device.
+    """
 
     def __init__(self, model, first, second, device, declared_deterministic=None, another=None):
         """`another()` makes a second instance, whose weights are those that belong to `second`."""
@@ -239,13 +239,13 @@ class Trials:
         self._declared = declared_deterministic
 
     def run(self, name):
-        """The Trial of that name. Exceptions come through."""
+        """Return the Trial of that name. Exceptions come through."""
         return getattr(self, f"_{BY_NAME[name].function}")()
 
-    def _call(self, inputs):
+    def _call(self, inputs, model=None):
         tensors.seed_draws()
         with torch.no_grad():
-            outputs = tensors.flatten(self._model(*inputs))
+            outputs = tensors.flatten((self._model if model is None else model)(*inputs))
         self._synchronize()
         return outputs
 
@@ -386,12 +386,12 @@ class Trials:
         finally:
             _forget_inference(self._model)
 
-    def _late_producer(self):
-        """A producer that is late, on the default stream: a stream of the variant's own that waits for nobody misses it."""
+    def _stream_order(self):
+        """Make inputs late on the default stream: a stream of the variant's own that waits for nobody misses them."""
         return self._delayed(torch.cuda.default_stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _side_stream(self):
-        """A producer that is late, on a stream that is not the default one: only who works on that stream sees its result."""
+        """Make inputs late on a stream that is not the default one: only who works on that stream sees them."""
         return self._delayed(torch.cuda.Stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _delayed(self, stream):
@@ -459,11 +459,7 @@ class Trials:
         """Without a code generator: what is looked for are breaks in the graph and wrong fake kernels."""
         torch._dynamo.reset()
         compiled = torch.compile(self._model, fullgraph=True, backend="aot_eager")
-        tensors.seed_draws()
-        with torch.no_grad():
-            outputs = tensors.flatten(compiled(*self._first))
-        self._synchronize()
-        return Trial(outputs)
+        return Trial(self._call(self._first, compiled))
 
     def _synchronize(self):
         if self._device.type == "cuda":
@@ -511,7 +507,7 @@ class _Dispatched(TorchDispatchMode):
 
 
 def copies(inputs):
-    """The same in other memory."""
+    """Return the same in other memory."""
     return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
 
 
@@ -541,7 +537,7 @@ def _change_an_element(held, content):
 
 
 def same(results, others):
-    """Whether two lists of tensors have the same bits."""
+    """Return whether two lists of tensors have the same bits."""
     return len(results) == len(others) and all(map(same_bits, results, others))
 
 

@@ -1,7 +1,7 @@
 """All checks of a variant: what each looks at, the caveat that it leads to, and the standard that it costs.
 
 Judge, terminal, page and docs/what_a_pass_proves.md read this table. A new check is an entry here and a function: of a probe in
-probes.py, of a circumstance in behaviour.Trials (with an underscore before its name). `python -m playground.judge.checks`
+probes.py, of a circumstance in behaviour.StressTests (with an underscore before its name). `python -m playground.judge.checks`
 prints the page's tables.
 """
 
@@ -39,6 +39,10 @@ class Check:
     parameters: bool = False
     may_raise: bool = False
 
+    @property
+    def about(self):
+        return self.said or "on the first inputs that the problem draws"
+
 
 OUTPUTS = Caveat("outputs")
 SIZES = Caveat("sizes", "compute these sizes, too, or raise an exception for them")
@@ -46,27 +50,41 @@ VALUES = Caveat("values", "compute these values, too, or raise an exception for 
 NAN = Caveat("nan", "let a NaN or an infinity through to where the original has one, and nowhere else")
 STALE_WEIGHTS = Caveat("stale-weights", "read the weights in each call")
 AUTOCAST = Caveat("autocast", "keep to float32, or raise an exception under autocast")
-IN_EVAL = Caveat(
-    "eval", "obey `training`, and keep running statistics as the original does, or raise an exception in eval mode"
-)
+OBEY = "obey `training`, and keep running statistics as the original does, or raise an exception in eval mode"
+IN_EVAL = Caveat("eval", OBEY)
+SETS_BENCHMARK = Caveat("sets-cudnn-benchmark", "leave torch.backends.cudnn.benchmark to the caller", r"cudnn\.benchmark\s*=")
+PERMITS = r"(allow_tf32\s*=|fp32_precision\s*=|set_float32_matmul_precision\()"
+SETS_TF32 = Caveat("sets-tf32", "leave the precision of PyTorch's products to the caller", PERMITS)
 CHANGES_WEIGHTS = Caveat("changes-weights")
 REMEMBERS = Caveat("remembers")
+RANDOM_BITS = Caveat("not-deterministic", "add in a fixed order, or say deterministic = False in the class")
+INFERENCE = Caveat("inference-mode", "use nothing that torch.inference_mode forbids")
+ONE_STREAM = Caveat("default-stream", "launch on the current stream, c10::cuda::getCurrentCUDAStream()", r"<<<")
+ONE_DEVICE = Caveat("second-device", "guard the device, launch on the input's, or raise an exception")
+GRAPH_BREAKS = Caveat("fullgraph", "give the operator a fake kernel that fits, or raise an exception")
+ONLY_FLOAT32 = Caveat("double", "compute in float64, or raise an exception for it")
 INSTANCES = Caveat("instances", "keep weights, buffers and what follows from them in the instance")
+NO_GRAPH = Caveat("no-graph", "do nothing on the host that depends on the inputs")
+REFUSE = "raise NotImplementedError when a gradient is wanted"
+NO_GRADIENT = Caveat("no-gradient", f"{REFUSE}, or write the backward", r"\s*def forward\(")
+WRONG_GRADIENT = Caveat("wrong-gradient", f"mend the backward, or {REFUSE}", r"\s*def backward\(")
+INEXACT = Caveat("accuracy", "add in several partial sums, or declare the class attribute `precision`")
+BY_SEED = Caveat("weights-by-seed", "give the parameters the original's names and shapes", r"class ModelNew\b")
+BORROWS = Caveat("uses-problem-names", "define them in the file, or take them from the inputs")
 NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
+
+# Complaints too long for their rows.
+WITHIN = "where the samples differ more, within the range of the problem's own inputs"
+SHARE = "elements of a result share memory where the original's do not"
+KEPT = "the result was kept, and is not computed"
+IDLE = "its own kernels are not built, not called, or do not account for the result"
 
 # In the order in which they run.
 PROBES = (
     Check("own", "", OUTPUTS, FORWARD, "own", OWN),
     Check("fresh", "on fresh inputs", OUTPUTS, FORWARD, "own", OWN),
     Check("fresh again", "on fresh inputs", OUTPUTS, FORWARD, "own", OWN),
-    Check(
-        "within",
-        "where the samples differ more, within the range of the problem's own inputs",
-        OUTPUTS,
-        FORWARD,
-        "within",
-        OWN,
-    ),
+    Check("within", WITHIN, OUTPUTS, FORWARD, "within", OWN),
     Check("other weights", "with the weights of another seed", OUTPUTS, FORWARD, "reseeded", OWN),
     Check("scaled", "on normal inputs of another scale for each sample", VALUES, DROP_IN, "scaled", OWN, gradients=True),
     Check("normal", "on normal inputs", SIZES, DROP_IN, "normal", REDUCED, gradients=True),
@@ -85,30 +103,13 @@ PROBES = (
 )
 
 # What a call does besides.
-CONDUCT = (
+SIDE_EFFECTS = (
     Check("global state", "a call changes a flag of PyTorch's, a timer or a check", Caveat("global-state"), FORWARD),
-    Check(
-        "cudnn.benchmark",
-        "a call sets torch.backends.cudnn.benchmark",
-        Caveat("sets-cudnn-benchmark", "leave torch.backends.cudnn.benchmark to the caller", r"cudnn\.benchmark\s*="),
-    ),
-    Check(
-        "TF32",
-        "a call permits TF32",
-        Caveat(
-            "sets-tf32",
-            "leave the precision of PyTorch's products to the caller",
-            r"(allow_tf32\s*=|fp32_precision\s*=|set_float32_matmul_precision\()",
-        ),
-    ),
+    Check("cudnn.benchmark", "a call sets torch.backends.cudnn.benchmark", SETS_BENCHMARK),
+    Check("TF32", "a call permits TF32", SETS_TF32),
     Check("random state", "a call draws random numbers", Caveat("random-state"), FORWARD),
     Check("memory of its own", "a call returns the memory of an input or a weight", Caveat("returns-its-input"), FORWARD),
-    Check(
-        "an element's own memory",
-        "elements of a result share memory where the original's do not",
-        Caveat("overlapping-result"),
-        FORWARD,
-    ),
+    Check("an element's own memory", SHARE, Caveat("overlapping-result"), FORWARD),
     Check("inputs unchanged", "a call writes to its inputs", Caveat("changes-inputs"), FORWARD),
     Check("weights unchanged", "a call writes to the weights", CHANGES_WEIGHTS, FORWARD),
     Check("buffers unchanged", "a call writes to a buffer", CHANGES_WEIGHTS, FORWARD),
@@ -121,131 +122,55 @@ WATCHED = (
 )
 
 # Calls under all sorts of circumstances, in the order in which they are made.
-TRIALS = (
+STRESS_TESTS = (
     Check("an earlier output", "a later call writes to it", Caveat("overwrites-results"), FORWARD, "earlier_output"),
     Check("new content in the same memory", "the result is that of the old content", REMEMBERS, FORWARD, "new_content"),
-    Check(
-        "the same content in new memory",
-        "the result was kept, and is not computed",
-        REMEMBERS,
-        FORWARD,
-        "same_content",
-        may_raise=True,
-    ),
-    Check("a late producer", "the call does not wait for its inputs", Caveat("unjoined-stream"), FORWARD, "late_producer"),
-    Check(
-        "run to run",
-        "other bits",
-        Caveat("not-deterministic", "add in a fixed order, or say deterministic = False in the class"),
-        DROP_IN,
-        "run_to_run",
-    ),
-    Check(
-        "inference_mode",
-        "raises, or is wrong",
-        Caveat("inference-mode", "use nothing that torch.inference_mode forbids"),
-        DROP_IN,
-        "inference_mode",
-    ),
-    Check(
-        "a side stream",
-        "the launch is on the default stream",
-        Caveat("default-stream", "launch on the current stream, c10::cuda::getCurrentCUDAStream()", r"<<<"),
-        DROP_IN,
-        "side_stream",
-    ),
-    Check(
-        "a second device",
-        "wrong there",
-        Caveat("second-device", "guard the device, launch on the input's, or raise an exception"),
-        DROP_IN,
-        "second_device",
-        may_raise=True,
-    ),
-    Check(
-        "torch.compile",
-        "wrong under fullgraph=True",
-        Caveat("fullgraph", "give the operator a fake kernel that fits, or raise an exception"),
-        DROP_IN,
-        "compiled",
-        may_raise=True,
-    ),
-    Check(
-        "double()",
-        "wrong after it",
-        Caveat("double", "compute in float64, or raise an exception for it"),
-        DROP_IN,
-        "double",
-        may_raise=True,
-    ),
+    Check("the same content in new memory", KEPT, REMEMBERS, FORWARD, "same_content", may_raise=True),
+    Check("a late producer", "the call does not wait for its inputs", Caveat("unjoined-stream"), FORWARD, "stream_order"),
+    Check("run to run", "other bits", RANDOM_BITS, DROP_IN, "run_to_run"),
+    Check("inference_mode", "raises, or is wrong", INFERENCE, DROP_IN, "inference_mode"),
+    Check("a side stream", "the launch is on the default stream", ONE_STREAM, DROP_IN, "side_stream"),
+    Check("a second device", "wrong there", ONE_DEVICE, DROP_IN, "second_device", may_raise=True),
+    Check("torch.compile", "wrong under fullgraph=True", GRAPH_BREAKS, DROP_IN, "compiled", may_raise=True),
+    Check("double()", "wrong after it", ONLY_FLOAT32, DROP_IN, "double", may_raise=True),
     # After all others but a graph: what the two share may be another's from then on.
     Check("two instances", "one spoils the other's results", INSTANCES, DROP_IN, "two_instances", parameters=True),
     Check("the second of two instances", "its results are wrong", INSTANCES, DROP_IN, "second_instance", parameters=True),
-    Check(  # last: a capture that fails may leave the process in a state of its own
-        "a CUDA graph",
-        "wrong when it is replayed",
-        Caveat("no-graph", "do nothing on the host that depends on the inputs"),
-        DROP_IN,
-        "cuda_graph",
-        may_raise=True,
-    ),
+    # Last: a capture that fails may leave the process in a state of its own.
+    Check("a CUDA graph", "wrong when it is replayed", NO_GRAPH, DROP_IN, "cuda_graph", may_raise=True),
 )
 
 # What is seen in the answers to all of these.
 SEEN = (
-    Check(
-        "gradients",
-        "missing, or the backward raises",
-        Caveat(
-            "no-gradient", "raise NotImplementedError when a gradient is wanted, or write the backward", r"\s*def forward\("
-        ),
-    ),
-    Check(
-        "gradients",
-        "wrong",
-        Caveat(
-            "wrong-gradient",
-            "mend the backward, or raise NotImplementedError when a gradient is wanted",
-            r"\s*def backward\(",
-        ),
-    ),
-    Check(
-        "accuracy",
-        "less exact than PyTorch",
-        Caveat("accuracy", "add in several partial sums, or declare the class attribute `precision`"),
-    ),
-    Check(
-        "parameters",
-        "not the original's names and shapes: one seed made both",
-        Caveat("weights-by-seed", "give the parameters the original's names and shapes", r"class ModelNew\b"),
-    ),
-    Check(
-        "names",
-        "only the problem's file defines some that the file uses",
-        Caveat("uses-problem-names", "define them in the file, or take them from the inputs"),
-    ),
+    Check("gradients", "missing, or the backward raises", NO_GRADIENT),
+    Check("gradients", "wrong", WRONG_GRADIENT),
+    Check("accuracy", "less exact than PyTorch", INEXACT),
+    Check("parameters", "not the original's names and shapes: one seed made both", BY_SEED),
+    Check("names", "only the problem's file defines some that the file uses", BORROWS),
     Check("gradients", "PyTorch's: code of the file's own runs in the forward pass alone", Caveat("gradient"), None),
     Check("left to PyTorch", "its own kernels are not called at another size than the problem's", SIZES, None),
-    Check("work", "its own kernels are not built, not called, or do not account for the result", NOT_ITS_OWN_WORK, FORWARD),
+    Check("work", IDLE, NOT_ITS_OWN_WORK, FORWARD),
     Check("process", "crashes", Caveat("crash"), FORWARD),
     Check("random numbers", "the original draws them", Caveat("random"), None),
     Check("limit", "too wide to judge by", Caveat("not-judged"), None),
 )
 
-ALL = (*PROBES, *CONDUCT, *WATCHED, *TRIALS, *SEEN)
+ALL = (*PROBES, *SIDE_EFFECTS, *WATCHED, *STRESS_TESTS, *SEEN)
 BY_NAME = {check.name: check for check in ALL}
 CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
-TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*CONDUCT, *WATCHED, *TRIALS), "SEEN": SEEN}  # of the page
+TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*SIDE_EFFECTS, *WATCHED, *STRESS_TESTS), "SEEN": SEEN}  # of the page
 
 
 def as_markdown(checks):
-    """Return the checks as the lines of a table of docs/what_a_pass_proves.md."""
-    rows = [
-        f"| {each.name} | {each.said or 'on the first inputs that the problem draws'} | {each.costs or 'nothing'} | "
-        f"`{each.caveat.tag}` | {each.caveat.remedy or ''} |"
-        for each in checks
-    ]
-    return "\n".join(["| check | complaint | costs | tag | what would remove it |", "|---|---|---|---|---|", *rows])
+    """Return a table of docs/what_a_pass_proves.md: a row for each tag, with the checks that lead to it."""
+    groups = {}
+    for each in checks:
+        groups.setdefault((each.caveat, each.costs or "nothing"), []).append(each)
+    rows = []
+    for (caveat, costs), own in groups.items():
+        said = "; ".join(f"*{each.name}*: {each.about}" for each in own)
+        rows.append(f"| `{caveat.tag}` | {costs} | {said} | {caveat.remedy or ''} |")
+    return "\n".join(["| tag | costs | check: complaint | what would remove it |", "|---|---|---|---|", *rows])
 
 
 if __name__ == "__main__":

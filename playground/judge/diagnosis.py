@@ -15,7 +15,7 @@ def likely_precision(truth, actual, lowered):
     """A remark on the error of `actual`, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
     `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
-    of them than to the truth was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
+    of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
     all elements as those of rounding do.
     """
     finite = torch.isfinite(truth) & torch.isfinite(actual)

@@ -34,7 +34,7 @@ class Structure:
     twin: int | None = None
 
     def takes(self, probe):
-        """Whether it can have the values of a probe of that name."""
+        """Return whether it can have the values of a probe of that name."""
         return not self.frozen and not (self.probabilities is not None and probe in NO_PROBABILITIES)
 
     @property
@@ -49,7 +49,7 @@ class Structure:
         return ", ".join(words) or None
 
     def keep(self, drawn, value, positive):
-        """`value` with this structure; `drawn` is the problem's own."""
+        """Return `value` with this structure; `drawn` is the problem's own."""
         if self.frozen:
             return drawn
         if self.probabilities is not None:
@@ -86,18 +86,21 @@ class Domain:
         return [f"input {i}: {each.text}" for i, each in self._structures.items() if each.text]
 
     def forbids(self, probe):
-        """Why a probe of that name would leave the domain; None where it need not."""
+        """Return why a probe of that name would leave the domain; None where it need not."""
         changed = list(self._structures.values())[: 1 if probe in OF_FIRST else None]
         if probe not in OF_VALUES or not changed or any(each.takes(probe) for each in changed):
             return None
         return f"it would leave the problem's domain ({'; '.join(self.texts)})"
 
     def free(self, i, value):
-        """Where input `i`, whose value this is, may vary: not at zeros that stay zeros. None where that is everywhere."""
+        """Return where input `i`, whose value this is, may vary: not at zeros that stay zeros.
+
+        None where that is everywhere.
+        """
         return value != 0 if i in self._structures and self._structures[i].zeros else None
 
     def keep(self, drawn, values, positive=False):
-        """The list of `values` with every structure; `drawn` are the problem's own inputs of the same form."""
+        """Return the list of `values` with every structure; `drawn` are the problem's own inputs of the same form."""
         kept = list(values)
         for i, each in self._structures.items():
             kept[i] = kept[each.twin] if each.twin is not None else each.keep(drawn[i], kept[i], positive)
@@ -105,7 +108,7 @@ class Domain:
 
 
 def learn(problem, seed):
-    """The Domain that several draws of the problem's inputs show; an empty one where their forms differ."""
+    """Return the Domain that several draws of the problem's inputs show; an empty one where their forms differ."""
     draws = [tensors.make_inputs(problem, seed + k) for k in range(DRAWS)]
     forms = [[tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in draw] for draw in draws]
     if any(form != forms[0] for form in forms):
@@ -115,7 +118,7 @@ def learn(problem, seed):
 
 
 def is_unchanging(problem, seed):
-    """Whether get_inputs gives the same tensors twice, so that a result that was kept would be right."""
+    """Return whether get_inputs gives the same tensors twice, so that a result that was kept would be right."""
     first, second = (tensors.make_inputs(problem, seed + k) for k in range(2))
     pairs = [pair for pair in zip(first, second, strict=False) if isinstance(pair[0], torch.Tensor) and pair[0].numel()]
     return bool(pairs) and len(first) == len(second) and all(_equal(*pair) for pair in pairs)

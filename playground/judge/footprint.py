@@ -31,10 +31,10 @@ class Footprint:
     results: int
 
     def of_judgement(self, place, share=1.0):
-        """{"host", "files", "device"}: the bytes that a judgement takes which compares a share of all results.
+        """Return {"host", "files", "device"}: the bytes that a judgement takes which compares a share of all results.
 
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
-        candidate and the referee have them, the weights; of what is compared, the truth in float64 with its masks for each
+        candidate and the referee have them, the weights; of what is compared, the float64 reference with its masks for each
         probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs;
         the others take less, and not at the same time. Repeated probes are only there where everything is compared; where it
         is a part, each process draws the inputs, on the device.
@@ -51,7 +51,7 @@ class Footprint:
         return {"host": host if on_gpu else host + computed, "files": files, "device": computed if on_gpu else 0}
 
     def of_call(self, place):
-        """The same for one call of a variant that was just built."""
+        """Return the same for one call of a variant that was just built."""
         bytes_of_call = self.inputs + self.parameters + self.outputs
         on_device = bytes_of_call + DEVICE_BYTES[place] if place == "cuda" else 0
         return {"host": 2 * bytes_of_call + HOST_BYTES[place], "files": 0, "device": on_device}
@@ -69,7 +69,7 @@ class Footprint:
 
 
 def measure(problem, by_running=True):
-    """The Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way.
+    """Return the Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way.
 
     Running the model on shapes imports torch._dynamo, for two seconds; without, outputs and results are estimated.
     """

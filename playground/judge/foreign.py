@@ -132,7 +132,7 @@ def _with_watched_functions(library, run):
 
 
 def watched_function(function, run):
-    """A function in the place of one of cffi's, called by `run` where it is a file's own."""
+    """Return a function in the place of one of cffi's, called by `run` where it is a file's own."""
     address = _of_cffi(function)
     if address is not None and not is_own(address):
         return function
@@ -171,7 +171,7 @@ def _address_of(function):
 
 @functools.cache
 def is_own(address):
-    """Whether the code at an address is neither the system's, nor that of Python and its packages."""
+    """Return whether the code at an address is neither the system's, nor that of Python and its packages."""
     symbol = _Symbol()
     if address in _made_of_python:
         return False
@@ -201,7 +201,7 @@ def _of_others():
 
 
 def opened():
-    """The names of own libraries that this process has mapped."""
+    """Return the names of own libraries that this process has mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return set()
@@ -210,7 +210,7 @@ def opened():
 
 
 def tensors_at(args):
-    """The memory that the arguments of a call point to, as flat tensors.
+    """Return the memory that the arguments of a call point to, as flat tensors.
 
     What an address points to is looked for among live tensors, NumPy's arrays and other buffers, what malloc or CUDA has handed
     out, and, in a small buffer, at what it points to. Where the arguments name no memory, it is all live tensors.

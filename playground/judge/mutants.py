@@ -86,59 +86,42 @@ class MutatedModel:
         self.named_parameters = model.named_parameters
 
     def __call__(self, *inputs):
-        with _Patched(self._patches):
+        with Patched(self._patches):
             outputs = self._model(*self._on_inputs(list(inputs)))
         leaves, form = _pytree.tree_flatten(outputs)
         return _pytree.tree_unflatten(self._on_outputs(leaves), form)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Site:
+class Site:
     """One call of the recorded run; `follows` says that its first operand is what the site before it gave."""
 
-    name: str
     label: str
     kind: str
     follows: bool
 
 
-class _Numbered(TorchFunctionMode):
-    """Sees every call of an operator that computes something, in order."""
+class Patched(TorchFunctionMode):
+    """While active, the calls of operators that compute something are counted, and a call gives what the patch {number: patch}
+    of its number does.
 
-    def __init__(self):
+    `sites` are the calls so far.
+    """
+
+    def __init__(self, patches):
         super().__init__()
-        self._next = 0
+        self.sites = []
+        self._patches = patches
+        self._last = None
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         call = Call(function, args, kwargs)
         if call.is_neutral or not any(isinstance(each, torch.Tensor) for each in _pytree.tree_leaves((args, kwargs))):
             return function(*args, **(kwargs or {}))
-        self._next += 1
-        return self.run(self._next - 1, call)
-
-
-class _Recorder(_Numbered):
-    def __init__(self):
-        super().__init__()
-        self.sites = []
-        self._last = None
-
-    def run(self, number, call):
-        operand = call.first
-        result = call.as_it_is()
-        self.sites.append(_Site(call.name, call.label, call.kind, operand is not None and operand is self._last))
-        self._last = result
-        return result
-
-
-class _Patched(_Numbered):
-    def __init__(self, patches):
-        super().__init__()
-        self._patches = patches
-
-    def run(self, number, call):
-        patch = self._patches.get(number)
-        return patch(call) if patch else call.as_it_is()
+        patch = self._patches.get(len(self.sites), Call.as_it_is)
+        self.sites.append(Site(call.label, call.kind, call.first is not None and call.first is self._last))
+        self._last = patch(call)
+        return self._last
 
 
 def _unchanged(values):
@@ -146,23 +129,19 @@ def _unchanged(values):
 
 
 def mutants_of(model, inputs, differentiable):
-    """Mutants of the model, those most worth trying first. `differentiable` adds some whose outputs are right."""
-    with _Recorder() as recorder, torch.no_grad():
+    """Return mutants of the model, those most worth trying first. `differentiable` adds some whose outputs are right."""
+    with Patched({}) as recorder, torch.no_grad():
         model(*inputs)
     sites = recorder.sites
-    ranked = []
+    ranked, seen = [], Counter()
     for number, site in enumerate(sites):
         options = [_at_site(sites, number, title, mutation) for title, mutation in MUTATIONS[site.kind].items()]
-        if site.follows:
-            options.insert(0, _exchanged(sites, number))
-        ranked += [((place + 1) / len(options), mutant) for place, mutant in enumerate(options)]
-    seen = Counter()
-    order = []
-    for place, mutant in ranked:
-        title = mutant.name.partition(" (call")[0]
-        order.append((seen[title], place))
-        seen[title] += 1
-    at_sites = [mutant for _, (_, mutant) in sorted(zip(order, ranked, strict=True), key=lambda pair: pair[0])]
+        options = [_exchanged(sites, number)] * site.follows + options
+        for place, mutant in enumerate(options):
+            title = mutant.name.partition(" (call")[0]
+            ranked.append((seen[title], (place + 1) / len(options), mutant))
+            seen[title] += 1
+    at_sites = [mutant for _, _, mutant in sorted(ranked, key=lambda each: each[:2])]
     backward = _of_the_gradient(sites) if differentiable else []
     return [*_OF_THE_WHOLE, *backward, *at_sites]
 
@@ -304,7 +283,7 @@ _OF_THE_WHOLE = (
 
 
 def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
-    """[(probe, true Outcome)] on inputs that are not the check's, to tell which mutants differ from the original at all.
+    """[(probe, Outcome in float64)] on inputs that are not the check's, to tell which mutants differ from the original at all.
 
     Those that the original does not take, as multinomial takes no negative ones, are left out; there is always one.
     """
@@ -328,7 +307,7 @@ def _is_finite(oracle, probe):
 
 
 def score(mutants, exams, oracle, fresh):
-    """A Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
+    """Return a Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
     rejected, equivalent, survivors = 0, 0, []

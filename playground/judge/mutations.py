@@ -12,71 +12,51 @@ import torch.nn.functional as F
 ROW = -2  # the dimension of an image's rows, or of a volume's
 LOOK_ALIKE = "replaced by a look-alike"  # of an activation
 
-
-class Unfit(Exception):
-    """The mutation does not apply to this call."""
-
-
-_POSITIONS = {
-    "convolution": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    "linear": ("input", "weight", "bias"),
-    "product": ("input", "other"),
-    "sum with a product": ("summand", "input", "other"),
-    "maximum pooling": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-    "average pooling": ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
-    "global pooling": ("input", "output_size"),
-    "reduction": ("input", "dim", "keepdim"),
-    "scan": ("input", "dim"),
-    "softmax": ("input", "dim"),
-    "batch norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    "layer norm": ("input", "normalized_shape", "weight", "bias", "eps"),
-    "group norm": ("input", "num_groups", "weight", "bias", "eps"),
-    "instance norm": ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
-    "rms norm": ("input", "normalized_shape", "weight", "eps"),
-    "activation": ("input",),
-    "addition": ("input", "other"),
-    "subtraction": ("input", "other"),
-    "multiplication": ("input", "other"),
-    "division": ("input", "other"),
-    "embedding": ("input", "weight"),
-    "loss": ("input", "target"),
-    "recurrence": ("input", "hx", "params"),
-    "attention": ("input", "key", "value", "attn_mask", "dropout_p", "is_causal"),
-    "concatenation": ("tensors", "dim"),
-    "other": ("input",),
+# Kind of operators -> the names of its functions, and of their arguments in order.
+_OPERATORS = {
+    "convolution": (
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+        "input weight bias stride padding dilation groups",
+    ),
+    "linear": ("linear", "input weight bias"),
+    "product": ("matmul mm bmm __matmul__", "input other"),
+    "sum with a product": ("addmm baddbmm addbmm", "summand input other"),
+    "maximum pooling": ("max_pool1d max_pool2d max_pool3d", "input kernel_size stride padding dilation ceil_mode"),
+    "average pooling": ("avg_pool1d avg_pool2d avg_pool3d", "input kernel_size stride padding ceil_mode count_include_pad"),
+    "global pooling": (
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+        "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",
+        "input output_size",
+    ),
+    "reduction": ("sum mean amax amin max min prod logsumexp norm vector_norm std var", "input dim keepdim"),
+    "scan": ("cumsum cumprod logcumsumexp", "input dim"),
+    "softmax": ("softmax log_softmax softmin", "input dim"),
+    "batch norm": ("batch_norm", "input running_mean running_var weight bias training momentum eps"),
+    "layer norm": ("layer_norm", "input normalized_shape weight bias eps"),
+    "group norm": ("group_norm", "input num_groups weight bias eps"),
+    "instance norm": ("instance_norm", "input running_mean running_var weight bias use_input_stats momentum eps"),
+    "rms norm": ("rms_norm", "input normalized_shape weight eps"),
+    "activation": (
+        "relu relu6 leaky_relu sigmoid tanh gelu silu elu selu celu softplus softsign hardtanh hardswish hardsigmoid mish "
+        "log_sigmoid clamp clip clamp_min clamp_max",
+        "input",
+    ),
+    "addition": ("add __add__ __radd__ __iadd__", "input other"),
+    "subtraction": ("sub __sub__ __isub__", "input other"),
+    "multiplication": ("mul multiply __mul__ __rmul__ __imul__", "input other"),
+    "division": ("div divide true_divide __truediv__ __div__ __itruediv__ __idiv__", "input other"),
+    "embedding": ("embedding", "input weight"),
+    "loss": (
+        "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
+        "binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss soft_margin_loss poisson_nll_loss",
+        "input target",
+    ),
+    "recurrence": ("lstm gru rnn_tanh rnn_relu", "input hx params"),
+    "attention": ("scaled_dot_product_attention", "input key value attn_mask dropout_p is_causal"),
+    "concatenation": ("cat concat concatenate stack", "tensors dim"),
+    "other": ("", "input"),
 }
-
-_NAMES = {
-    "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
-    "linear": "linear",
-    "product": "matmul mm bmm __matmul__",
-    "sum with a product": "addmm baddbmm addbmm",
-    "maximum pooling": "max_pool1d max_pool2d max_pool3d",
-    "average pooling": "avg_pool1d avg_pool2d avg_pool3d",
-    "global pooling": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
-    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",
-    "reduction": "sum mean amax amin max min prod logsumexp norm vector_norm std var",
-    "scan": "cumsum cumprod logcumsumexp",
-    "softmax": "softmax log_softmax softmin",
-    "batch norm": "batch_norm",
-    "layer norm": "layer_norm",
-    "group norm": "group_norm",
-    "instance norm": "instance_norm",
-    "rms norm": "rms_norm",
-    "activation": "relu relu6 leaky_relu sigmoid tanh gelu silu elu selu celu softplus softsign hardtanh hardswish "
-    "hardsigmoid mish log_sigmoid clamp clip clamp_min clamp_max",
-    "addition": "add __add__ __radd__ __iadd__",
-    "subtraction": "sub __sub__ __isub__",
-    "multiplication": "mul multiply __mul__ __rmul__ __imul__",
-    "division": "div divide true_divide __truediv__ __div__ __itruediv__ __idiv__",
-    "embedding": "embedding",
-    "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
-    "binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss soft_margin_loss poisson_nll_loss",
-    "recurrence": "lstm gru rnn_tanh rnn_relu",
-    "attention": "scaled_dot_product_attention",
-    "concatenation": "cat concat concatenate stack",
-}
-KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+KINDS = {name: kind for kind, (names, _) in _OPERATORS.items() for name in names.split()}
 
 # Calls that only look at a tensor, or move or copy it.
 _NEUTRAL_NAMES = """
@@ -86,6 +66,10 @@ _NEUTRAL_NAMES = """
     zero_ fill_ copy_ is_floating_point numel stride data_ptr cpu cuda alias item backward grad register_hook
 """
 _NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
+
+
+class Unfit(Exception):
+    """The mutation does not apply to this call."""
 
 
 class Call:
@@ -100,7 +84,7 @@ class Call:
         self._in_place = in_place or self.name.startswith("__i")
         self._args = list(args)
         self._kwargs = dict(kwargs or {})
-        self._positions = _POSITIONS[self.kind]
+        self._positions = _OPERATORS[self.kind][1].split()
         self._operand = "input" if "input" in self._positions else self._positions[0]
 
     @property
@@ -108,16 +92,16 @@ class Call:
         return self.name in _NEUTRAL
 
     def get(self, name, default=None):
-        """The argument of that name."""
+        """Return the argument of that name."""
         position = self._positions.index(name) if name in self._positions else len(self._args)
         return self._args[position] if position < len(self._args) else self._kwargs.get(name, default)
 
     def as_it_is(self):
-        """What the model itself asked for."""
+        """Return what the model itself asked for."""
         return self._function(*self._args, **self._kwargs)
 
     def again(self, **changes):
-        """The operator's result with some of its arguments changed; what works in place gets a copy to work in."""
+        """Return the operator's result with some of its arguments changed; what works in place gets a copy to work in."""
         args, kwargs = list(self._args), dict(self._kwargs)
         for name, value in changes.items():
             position = self._positions.index(name) if name in self._positions else len(args)
@@ -140,9 +124,7 @@ class Call:
     @property
     def input(self):
         """The first tensor; raises Unfit where the call has none."""
-        if self.first is None:
-            raise Unfit
-        return self.first
+        return _tensor(self.first)
 
     def with_input(self, value):
         return self.again(**{self._operand: value})
@@ -158,80 +140,116 @@ def _tensor(value):
     return value
 
 
-def _last_zeroed(value, dim):
-    """The tensor with zeros where `dim` has its last index."""
-    _require(value.shape[dim] > 1)
-    mask = torch.ones(value.shape[dim], dtype=value.dtype, device=value.device)
-    mask[-1] = 0
-    return value * mask.reshape([-1] + [1] * (value.dim() - 1 - dim % value.dim()))
+def _if(test, mutation):
+    """Return a mutation, or a change of a tensor, for what passes a test."""
+
+    def limited(call):
+        _require(test(call))
+        return mutation(call)
+
+    return limited
 
 
-def _rolled(value, dim):
-    _require(value.dim() > 0 and value.shape[dim] > 1)
-    return value.roll(1, dim)
+def _only(names, mutation):
+    """Return the mutation for functions of these names."""
+    return _if(lambda call: call.name in names.split(), mutation)
 
 
-def _shifted(value):
-    """Every element along the last dimension is its successor; the last one is 0."""
-    _require(value.shape[-1] > 1)
-    return F.pad(value[..., 1:], (0, 1))
+# What is changed in a tensor
+
+
+def _times(factor):
+    return lambda value: value * factor
+
+
+def _last_zeroed(dim):
+    """Put zeros where `dim` has its last index."""
+
+    def change(value):
+        _require(value.shape[dim] > 1)
+        mask = torch.ones(value.shape[dim], dtype=value.dtype, device=value.device)
+        mask[-1] = 0
+        return value * mask.reshape([-1] + [1] * (value.dim() - 1 - dim % value.dim()))
+
+    return change
+
+
+def _rolled(dim):
+    return _if(lambda value: value.dim() > 0 and value.shape[dim] > 1, lambda value: value.roll(1, dim))
+
+
+def _transposed(least):
+    """Exchange the last two dimensions of a tensor with at least so many, where they are as large."""
+    return _if(
+        lambda value: value.dim() >= least and value.shape[-1] == value.shape[-2] > 1,
+        lambda value: value.transpose(-1, -2),
+    )
 
 
 def _cropped(value, shape):
-    """The beginning of a tensor that is at least as large as `shape`."""
+    """Return the beginning of a tensor that is at least as large as `shape`."""
     _require(value.dim() == len(shape) and all(has >= wanted for has, wanted in zip(value.shape, shape, strict=True)))
     return value[tuple(slice(wanted) for wanted in shape)]
 
 
-def _each(value, count):
-    """A size for each of `count` dimensions, from one for all or one for each."""
-    return [value] * count if isinstance(value, int) else list(value)
+_LAST_LEFT_OUT = _if(lambda value: value.shape[-1] > 1, lambda value: value[..., :-1])
+# Every element along the last dimension is its successor, the last one is 0.
+_SHIFTED = _if(lambda value: value.shape[-1] > 1, lambda value: F.pad(value[..., 1:], (0, 1)))
+_FLIPPED = _if(lambda weight: max(weight.shape[2:]) > 1, lambda weight: weight.flip(tuple(range(2, weight.dim()))))
 
 
-def _form(result, values):
-    """`values` in the form of the result: of torch.max over a dimension, for example, which gives indices as well."""
-    return values if isinstance(result, torch.Tensor) else type(result)([values, *result[1:]])
+# What is changed in a call
+
+
+def _with(**changes):
+    """Return the mutation that changes arguments, which must be tensors."""
+    return lambda call: call.again(**{name: change(_tensor(call.get(name))) for name, change in changes.items()})
+
+
+def _of_result(change):
+    return lambda call: _changed(call.again(), change)
+
+
+def _changed(result, change):
+    """Change the values of a result: of torch.max over a dimension, for example, which gives indices as well."""
+    return change(result) if isinstance(result, torch.Tensor) else type(result)([change(_values(result)), *result[1:]])
 
 
 def _values(result):
     return _tensor(result if isinstance(result, torch.Tensor) else result[0])
 
 
-# Convolutions and products
+_LAST_COLUMN_DROPPED = _of_result(_last_zeroed(-1))
+_LAST_ROW_DROPPED = _of_result(_if(lambda value: value.dim() > 3, _last_zeroed(ROW)))
 
 
-def _bias_times(factor):
-    return lambda call: call.again(bias=_tensor(call.get("bias")) * factor)
+def _dropped(call):
+    """Do nothing to the first operand."""
+    values, result = call.input, call.again()
+    _require(_values(result).dtype == values.dtype)
+    return _changed(result, lambda found: values.expand(found.shape))
 
 
-def _changed_weight(change):
-    return lambda call: call.again(weight=change(_tensor(call.get("weight"))))
+def _other_alone(call):
+    other, result = _tensor(call.get("other")), call.again()
+    return other.expand(result.shape)
 
 
-def _spatial_flip(weight):
-    _require(max(weight.shape[2:]) > 1)
-    return weight.flip(tuple(range(2, weight.dim())))
+def _done_twice(call):
+    return call.with_input(call.again().clone())
 
 
-def _spatial_transpose(weight):
-    _require(weight.dim() > 3 and weight.shape[-1] == weight.shape[-2] > 1)
-    return weight.transpose(-1, -2)
+# Convolutions, products and pooling
 
 
-def _square_transpose(matrix):
-    _require(matrix.dim() > 1 and matrix.shape[-1] == matrix.shape[-2] > 1)
-    return matrix.transpose(-1, -2)
+def _each(value, count):
+    """Return a size for each of `count` dimensions, from one for all or one for each."""
+    return [value] * count if isinstance(value, int) else list(value)
 
 
 def _strides(call):
     """Of a convolution, or of pooling, whose stride is its window unless it is given."""
     return _each(call.get("stride") or call.get("kernel_size", 1), call.again().dim() - 2)
-
-
-def _stride_smaller(call):
-    strides = _strides(call)
-    _require(max(strides) > 1)
-    return _cropped(call.again(stride=[max(1, stride - 1) for stride in strides]), call.again().shape)
 
 
 def _stride_larger(call):
@@ -259,91 +277,26 @@ def _padded_with_the_border(call):
     return call.again(input=F.pad(call.input, sides, mode="replicate"), padding=0)
 
 
-def _output_rolled(dim):
-    def mutation(call):
-        result = call.again()
-        return _form(result, _rolled(_values(result), dim))
-
-    return mutation
-
-
-def _last_of_output_dropped(dim):
-    def mutation(call):
-        result = call.again()
-        _require(dim != ROW or _values(result).dim() > 3)
-        return _form(result, _last_zeroed(_values(result), dim))
-
-    return mutation
-
-
-def _shifted_input(call):
-    return call.again(input=_shifted(call.input))
-
-
 def _operands_swapped(call):
     first, second = call.input, _tensor(call.get("other"))
     _require(first.dim() > 1 and first.shape == second.shape)
     return call.again(input=second, other=first)
 
 
-_CONVOLUTION = {
-    "kernel flipped": _changed_weight(_spatial_flip),
-    "bias dropped": _bias_times(0),
-    "kernel transposed": _changed_weight(_spatial_transpose),
-    "window off by one": _shifted_input,
-    "input channels permuted": _changed_weight(lambda weight: _rolled(weight, 1)),
-    "padded with the border": _padded_with_the_border,
-    "stride smaller by one": _stride_smaller,
-    "bias doubled": _bias_times(2),
-    "last column of the kernel dropped": _changed_weight(lambda weight: _last_zeroed(weight, -1)),
-    "output channels permuted": _output_rolled(1),
-    "last column dropped": _last_of_output_dropped(-1),
-    "padding larger by one": _padding_larger,
-    "last input channel dropped": _changed_weight(lambda weight: _last_zeroed(weight, 1)),
-    "last row dropped": _last_of_output_dropped(ROW),
-    "stride larger by one": _stride_larger,
-}
-
-_LINEAR = {
-    "bias dropped": _bias_times(0),
-    "weight transposed": _changed_weight(_square_transpose),
-    "last input feature dropped": _changed_weight(lambda weight: _last_zeroed(weight, 1)),
-    "output features permuted": _output_rolled(-1),
-    "bias doubled": _bias_times(2),
-    "input features permuted": _changed_weight(lambda weight: _rolled(weight, 1)),
-}
-
-_PRODUCT = {
-    "right operand transposed": lambda call: call.again(other=_square_transpose(_tensor(call.get("other")))),
-    "last term of the inner sum dropped": lambda call: call.again(input=_last_zeroed(call.input, -1)),
-    "left operand transposed": lambda call: call.again(input=_square_transpose(call.input)),
-    "operands swapped": _operands_swapped,
-    "last column dropped": _last_of_output_dropped(-1),
-    "rows permuted": _output_rolled(0),
-}
-
-_SUM_WITH_PRODUCT = {
-    "summand dropped": lambda call: call.again(beta=0),
-    "right operand transposed": _PRODUCT["right operand transposed"],
-    "last term of the inner sum dropped": _PRODUCT["last term of the inner sum dropped"],
-    "summand doubled": lambda call: call.again(beta=2 * call.get("beta", 1)),
-}
-
-
-# Pooling
-
-
 def _window(call):
-    result = call.again()
-    return _each(call.get("kernel_size"), result.dim() - 2)
+    return _each(call.get("kernel_size"), call.again().dim() - 2)
 
 
-def _pooled(call, kind):
-    """By a `kind` ("max" or "avg") of pooling with the call's window, stride and padding."""
-    function = getattr(F, f"{kind}_pool{call.name.removesuffix('d')[-1]}d")
-    options = {"padding": call.get("padding", 0), "ceil_mode": call.get("ceil_mode", False)}
-    _require(call.get("dilation", 1) in (1, None))
-    return function(call.input, call.get("kernel_size"), call.get("stride"), **options)
+def _pooled(kind):
+    """Pool by another `kind` ("max" or "avg"), with the call's window, stride and padding."""
+
+    def mutation(call):
+        function = getattr(F, f"{kind}_pool{call.name.removesuffix('d')[-1]}d")
+        options = {"padding": call.get("padding", 0), "ceil_mode": call.get("ceil_mode", False)}
+        _require(call.get("dilation", 1) in (1, None))
+        return function(call.input, call.get("kernel_size"), call.get("stride"), **options)
+
+    return mutation
 
 
 def _window_smaller(call):
@@ -355,108 +308,51 @@ def _window_smaller(call):
     return _cropped(call.again(kernel_size=smaller, stride=stride), call.again().shape)
 
 
-def _padding_counted_otherwise(call):
-    _require(max(_padding(call)) > 0)
-    return call.again(count_include_pad=not call.get("count_include_pad", True))
-
-
-_MAXIMUM_POOLING = {
-    "average for maximum": lambda call: _pooled(call, "avg"),
-    "window off by one": _shifted_input,
-    "maximum starts at zero": lambda call: call.again().clamp(min=0),
-    "last column dropped": _last_of_output_dropped(-1),
-    "minimum for maximum": lambda call: -call.again(input=-call.input),
-    "last column of the window dropped": _window_smaller,
-    "last row dropped": _last_of_output_dropped(ROW),
-    "stride smaller by one": _stride_smaller,
-}
-
-_AVERAGE_POOLING = {
-    "maximum for average": lambda call: _pooled(call, "max"),
-    "sum for average": lambda call: call.again() * math.prod(_window(call)),
-    "window off by one": _shifted_input,
-    "padding counted otherwise": _padding_counted_otherwise,
-    "last column dropped": _last_of_output_dropped(-1),
-    "last column of the window dropped": _window_smaller,
-    "last row dropped": _last_of_output_dropped(ROW),
-    "stride smaller by one": _stride_smaller,
-}
-
-
 def _other_global_pooling(call):
     other = call.name.replace("avg", "max") if "avg" in call.name else call.name.replace("max", "avg")
     return getattr(F, other)(call.input, call.get("output_size"))
 
 
-def _global_sum(call):
-    _require("avg" in call.name)
-    result = call.again()
-    return result * (call.input.numel() / result.numel())
-
-
-def _last_input_left_out(call):
-    _require(call.input.shape[-1] > 1)
-    return call.again(input=call.input[..., :-1])
-
-
-_GLOBAL_POOLING = {
-    "maximum and average exchanged": _other_global_pooling,
-    "sum for average": _global_sum,
-    "last column left out": _last_input_left_out,
-}
-
-
-# Reductions
-
-_EXTREMES = ("max", "amax", "min", "amin")
+# Reductions and normalisation
 
 
 def _dims(call):
-    dim = call.get("dim")
-    count = call.input.dim()
+    dim, count = call.get("dim"), call.input.dim()
     if dim is None:
         return tuple(range(count))
     _require(count > 0 and not isinstance(dim, torch.Tensor))
     return tuple(each % count for each in ([dim] if isinstance(dim, int) else dim))
 
 
-def _terms(call):
-    return math.prod(call.input.shape[dim] for dim in _dims(call))
-
-
-def _scaled_reduction(name, factor):
+def _scaled_by_terms(power):
     def mutation(call):
-        _require(call.name == name and _terms(call) > 1)
-        return call.again() * factor(_terms(call))
+        terms = math.prod(call.input.shape[dim] for dim in _dims(call))
+        _require(terms > 1)
+        return call.again() * (terms if power > 0 else 1 / terms)
 
     return mutation
 
 
-def _other_extreme(call):
-    _require(call.name in _EXTREMES)
-    result = call.with_input(-call.input)
-    return _form(result, -_values(result))
+def _negated_input(call):
+    return _changed(call.with_input(-call.input), torch.neg)
 
 
-def _mean_for(call):
-    _require(call.name in (*_EXTREMES, "logsumexp", "prod", "norm", "vector_norm", "std", "var"))
-    result = call.again()
-    return _form(result, call.input.mean(_dims(call)).reshape(_values(result).shape))
+def _mean(call):
+    return _changed(call.again(), lambda found: call.input.mean(_dims(call)).reshape(found.shape))
 
 
-def _maximum_for(call):
-    _require(call.name in ("mean", "sum", "logsumexp"))
+def _maximum(call):
     return call.input.amax(_dims(call)).reshape(call.again().shape)
 
 
 def _another_dimension(call):
     dims = _dims(call)
     _require(len(dims) == 1 and call.input.dim() > 1)
-    result = call.again()
+    shape = _values(call.again()).shape
     for dim in range(call.input.dim()):
         if dim != dims[0]:
             other = call.again(dim=dim)
-            if _values(other).shape == _values(result).shape:
+            if _values(other).shape == shape:
                 return other
     raise Unfit
 
@@ -467,71 +363,24 @@ def _last_term_left_out(call):
     return call.with_input(call.input.narrow(dim, 0, call.input.shape[dim] - 1))
 
 
-def _square_root_left_out(call):
-    _require(call.name in ("norm", "vector_norm", "std"))
-    return call.again() ** 2
-
-
-_REDUCTION = {
-    "mean for sum": _scaled_reduction("sum", lambda terms: 1 / terms),
-    "sum for mean": _scaled_reduction("mean", lambda terms: terms),
-    "mean instead": _mean_for,
-    "last term left out": _last_term_left_out,
-    "maximum instead": _maximum_for,
-    "maximum and minimum exchanged": _other_extreme,
-    "another dimension": _another_dimension,
-    "square root left out": _square_root_left_out,
-}
-
-_SCAN = {
-    "own term left out": lambda call: call.again() - call.input,
-    "from the end": lambda call: call.again(input=call.input.flip(_dims(call))).flip(_dims(call)),
-    "another dimension": _another_dimension,
-}
-
-
 def _not_normalised(call):
     (dim,) = _dims(call)
     exponentials = (call.input - call.input.amax(dim, keepdim=True).detach()).exp()
     return exponentials.log() if "log" in call.name else exponentials
 
 
-_SOFTMAX = {
-    "not normalised": _not_normalised,
-    "another dimension": _another_dimension,
-    "last column dropped": _last_of_output_dropped(-1),
-}
-
-
-# Normalisation
-
-
-def _times(name, factor):
-    return lambda call: call.again(**{name: _tensor(call.get(name)) * factor})
-
-
 def _mean_not_subtracted(dims):
-    """x's mean in units of its standard deviation is added again, to the result without scale and shift."""
+    """Add x's mean in units of its standard deviation again, to the result without scale and shift."""
 
     def mutation(call):
-        x = call.input
-        over = dims(call)
-        variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
+        x, weight = call.input, call.get("weight")
+        variance, mean = torch.var_mean(x, dims(call), correction=0, keepdim=True)
         factor = (variance + call.get("eps", 1e-5)).rsqrt()
-        return call.again() + mean * factor * _broadcast(call.get("weight"), call, x)
+        if weight is not None and call.kind != "layer norm":
+            weight = weight.reshape([-1] + [1] * (x.dim() - 2))
+        return call.again() + mean * factor * (1.0 if weight is None else weight)
 
     return mutation
-
-
-def _broadcast(parameter, call, x):
-    if parameter is None:
-        return 1.0
-    return parameter if call.kind == "layer norm" else parameter.reshape([-1] + [1] * (x.dim() - 2))
-
-
-def _training_exchanged(call):
-    _require(isinstance(call.get("running_mean"), torch.Tensor))
-    return call.again(training=not call.get("training", False))
 
 
 def _batch_dims(call):
@@ -539,60 +388,7 @@ def _batch_dims(call):
     return [dim for dim in range(call.input.dim()) if dim != 1]
 
 
-def _all_in_one_group(call):
-    _require(call.get("num_groups") > 1)
-    return call.again(num_groups=1)
-
-
-_EPSILON_LARGER = {"epsilon a hundred times as large": lambda call: call.again(eps=100 * call.get("eps", 1e-5))}
-_SCALE_AND_SHIFT = {"scale doubled": _times("weight", 2), "shift dropped": _times("bias", 0)}
-
-_BATCH_NORM = {
-    "running statistics for the batch's, or the reverse": _training_exchanged,
-    "mean not subtracted": _mean_not_subtracted(_batch_dims),
-    **_EPSILON_LARGER,
-    **_SCALE_AND_SHIFT,
-}
-
-_LAYER_NORM = {
-    "mean not subtracted": _mean_not_subtracted(lambda call: list(range(-len(call.get("normalized_shape")), 0))),
-    "last column dropped": _last_of_output_dropped(-1),
-    **_EPSILON_LARGER,
-    **_SCALE_AND_SHIFT,
-}
-
-_GROUP_NORM = {
-    "all channels in one group": _all_in_one_group,
-    "last column dropped": _last_of_output_dropped(-1),
-    **_EPSILON_LARGER,
-    **_SCALE_AND_SHIFT,
-}
-
-_INSTANCE_NORM = {
-    "mean not subtracted": _mean_not_subtracted(lambda call: list(range(2, call.input.dim()))),
-    "statistics of the batch": lambda call: F.batch_norm(call.input, None, None, call.get("weight"), call.get("bias"), True),
-    "last column dropped": _last_of_output_dropped(-1),
-    **_EPSILON_LARGER,
-    **_SCALE_AND_SHIFT,
-}
-
-_RMS_NORM = {
-    "mean subtracted": lambda call: F.layer_norm(call.input, call.get("normalized_shape"), call.get("weight")),
-    "last column dropped": _last_of_output_dropped(-1),
-    "scale doubled": _times("weight", 2),
-}
-
-
-# Element by element
-
-
-def _dropped(call):
-    """Nothing is done to the first operand."""
-    values = call.input
-    result = call.again()
-    _require(_values(result).dtype == values.dtype)
-    return _form(result, values.expand(_values(result).shape))
-
+# Element by element, and everything else
 
 _LOOK_ALIKES = {
     "relu": F.leaky_relu,
@@ -619,142 +415,41 @@ _LOOK_ALIKES = {
 
 
 def _look_alike(call):
-    if call.name.removesuffix("_") == "gelu":
-        return F.gelu(call.input, approximate="none" if call.get("approximate") == "tanh" else "tanh")
     name = call.name.removesuffix("_")
+    if name == "gelu":
+        return F.gelu(call.input, approximate="none" if call.get("approximate") == "tanh" else "tanh")
     _require(name in _LOOK_ALIKES)
     return _LOOK_ALIKES[name](call.input)
 
 
-_ACTIVATION = {
-    "dropped": _dropped,
-    LOOK_ALIKE: _look_alike,
-    "applied twice": lambda call: call.with_input(call.again().clone()),
-}
+def _samples_changed(power):
+    """Take the loss for a sum instead of a mean over the samples, or the reverse."""
+    return _if(lambda call: call.input.shape[0] > 1, lambda call: call.again() * call.input.shape[0] ** power)
 
 
-def _other_dropped(call):
-    """The second operand alone."""
-    other, result = _tensor(call.get("other")), call.again()
-    return other.expand(result.shape)
+def _target(call):
+    return _tensor(call.get("target"))
 
 
-_ADDITION = {
-    "dropped": _dropped,
-    "second operand doubled": lambda call: call.again(other=2 * call.get("other")),
-    "subtracted instead": lambda call: call.again(other=-call.get("other")),
-    "first operand dropped": _other_dropped,
-}
-
-_SUBTRACTION = {
-    "dropped": _dropped,
-    "operands swapped": lambda call: -call.again(),
-}
-
-_MULTIPLICATION = {
-    "dropped": _dropped,
-    "done twice": lambda call: call.again(input=call.again().clone()),
-    "first operand dropped": _other_dropped,
-}
-
-_DIVISION = {
-    "dropped": _dropped,
-    "multiplied instead": lambda call: call.input * call.get("other"),
-    "done twice": lambda call: call.again(input=call.again().clone()),
-}
+def _has_labels(call):
+    return not _target(call).is_floating_point() and call.input.dim() > 1
 
 
-# Everything else
+def _has_values(call):
+    return _target(call).is_floating_point()
 
 
-def _index_off_by_one(call):
-    return call.again(input=(call.input + 1) % _tensor(call.get("weight")).shape[0])
+def _takes_either(call):
+    return _has_values(call) and _target(call).shape == call.input.shape
 
 
-def _samples_changed(factor):
-    """As if the loss were a sum instead of a mean over the samples, or the reverse."""
-
-    def mutation(call):
-        samples = call.input.shape[0]
-        _require(samples > 1)
-        return call.again() * factor(samples)
-
-    return mutation
+def _has_samples(call):
+    return call.input.shape[0] == _target(call).shape[0] > 1
 
 
-def _target_off_by_one(call):
-    target = _tensor(call.get("target"))
-    _require(not target.is_floating_point() and call.input.dim() > 1)
-    return call.again(target=(target + 1) % call.input.shape[1])
-
-
-def _loss_operands_swapped(call):
-    target = _tensor(call.get("target"))
-    _require(target.is_floating_point() and target.shape == call.input.shape)
-    return call.again(input=target, target=call.input)
-
-
-def _last_sample_left_out(call):
-    target = _tensor(call.get("target"))
-    _require(call.input.shape[0] == target.shape[0] > 1)
-    return call.again(input=call.input[:-1], target=target[:-1])
-
-
-def _target_doubled(call):
-    target = _tensor(call.get("target"))
-    _require(target.is_floating_point())
-    return call.again(target=2 * target)
-
-
-_LOSS = {
-    "mean for sum over the samples": _samples_changed(lambda samples: 1 / samples),
-    "last sample left out": _last_sample_left_out,
-    "target off by one": _target_off_by_one,
-    "sum for mean over the samples": _samples_changed(lambda samples: samples),
-    "operands swapped": _loss_operands_swapped,
-    "target doubled": _target_doubled,
-}
-
-
-def _changed_params(change):
+def _params(change):
+    """Change the weights of a recurrence, which come as (input, hidden, input bias, hidden bias) a layer."""
     return lambda call: call.again(params=[change(i, parameter) for i, parameter in enumerate(call.get("params"))])
-
-
-def _recurrent_cut(i, parameter):
-    """Weights come as (input, hidden, input bias, hidden bias) a layer; those of the hidden state are set to 0."""
-    return parameter * 0 if parameter.dim() == 2 and i % 2 else parameter
-
-
-_RECURRENCE = {
-    "hidden state not carried on": _changed_params(_recurrent_cut),
-    "biases dropped": _changed_params(lambda i, parameter: parameter * (parameter.dim() > 1)),
-    "gates permuted": _changed_params(lambda i, parameter: parameter.roll(parameter.shape[0] // 4 or 1, 0)),
-    "from the end": lambda call: call.again(input=call.input.flip(0)),
-    "last feature dropped": _last_of_output_dropped(-1),
-}
-
-
-def _causality_exchanged(call):
-    _require(call.get("attn_mask") is None)
-    return call.again(is_causal=not call.get("is_causal", False))
-
-
-def _not_scaled(call):
-    return call.again(scale=1.0)
-
-
-def _keys_for_values(call):
-    key, value = call.get("key"), call.get("value")
-    _require(key.shape == value.shape)
-    return call.again(value=key)
-
-
-_ATTENTION = {
-    "causality exchanged": _causality_exchanged,
-    "not scaled": _not_scaled,
-    "keys for values": _keys_for_values,
-    "heads permuted": _output_rolled(1),
-}
 
 
 def _reversed_order(call):
@@ -763,36 +458,179 @@ def _reversed_order(call):
     return call.again(tensors=tensors[::-1])
 
 
-_OTHER = {
-    "dropped": _dropped,
-    "last column dropped": _last_of_output_dropped(-1),
-}
+_STRIDE_SMALLER = _if(
+    lambda call: max(_strides(call)) > 1,
+    lambda call: _cropped(call.again(stride=[max(1, each - 1) for each in _strides(call)]), call.again().shape),
+)
+_EPSILON = {"epsilon a hundred times as large": lambda call: call.again(eps=100 * call.get("eps", 1e-5))}
+_SCALE = {"scale doubled": _with(weight=_times(2))}
+_SCALE_AND_SHIFT = {**_EPSILON, **_SCALE, "shift dropped": _with(bias=_times(0))}
 
+# Kind -> what can be wrong with a call of it, the likeliest first.
 MUTATIONS = {
-    "convolution": _CONVOLUTION,
-    "linear": _LINEAR,
-    "product": _PRODUCT,
-    "sum with a product": _SUM_WITH_PRODUCT,
-    "maximum pooling": _MAXIMUM_POOLING,
-    "average pooling": _AVERAGE_POOLING,
-    "global pooling": _GLOBAL_POOLING,
-    "reduction": _REDUCTION,
-    "scan": _SCAN,
-    "softmax": _SOFTMAX,
-    "batch norm": _BATCH_NORM,
-    "layer norm": _LAYER_NORM,
-    "group norm": _GROUP_NORM,
-    "instance norm": _INSTANCE_NORM,
-    "rms norm": _RMS_NORM,
-    "activation": _ACTIVATION,
-    "addition": _ADDITION,
-    "subtraction": _SUBTRACTION,
-    "multiplication": _MULTIPLICATION,
-    "division": _DIVISION,
-    "embedding": {"index off by one": _index_off_by_one, "features permuted": _output_rolled(-1)},
-    "loss": _LOSS,
-    "recurrence": _RECURRENCE,
-    "attention": _ATTENTION,
+    "convolution": {
+        "kernel flipped": _with(weight=_FLIPPED),
+        "bias dropped": _with(bias=_times(0)),
+        "kernel transposed": _with(weight=_transposed(4)),
+        "window off by one": _with(input=_SHIFTED),
+        "input channels permuted": _with(weight=_rolled(1)),
+        "padded with the border": _padded_with_the_border,
+        "stride smaller by one": _STRIDE_SMALLER,
+        "bias doubled": _with(bias=_times(2)),
+        "last column of the kernel dropped": _with(weight=_last_zeroed(-1)),
+        "output channels permuted": _of_result(_rolled(1)),
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        "padding larger by one": _padding_larger,
+        "last input channel dropped": _with(weight=_last_zeroed(1)),
+        "last row dropped": _LAST_ROW_DROPPED,
+        "stride larger by one": _stride_larger,
+    },
+    "linear": {
+        "bias dropped": _with(bias=_times(0)),
+        "weight transposed": _with(weight=_transposed(2)),
+        "last input feature dropped": _with(weight=_last_zeroed(1)),
+        "output features permuted": _of_result(_rolled(-1)),
+        "bias doubled": _with(bias=_times(2)),
+        "input features permuted": _with(weight=_rolled(1)),
+    },
+    "product": {
+        "right operand transposed": _with(other=_transposed(2)),
+        "last term of the inner sum dropped": _with(input=_last_zeroed(-1)),
+        "left operand transposed": _with(input=_transposed(2)),
+        "operands swapped": _operands_swapped,
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        "rows permuted": _of_result(_rolled(0)),
+    },
+    "sum with a product": {
+        "summand dropped": lambda call: call.again(beta=0),
+        "right operand transposed": _with(other=_transposed(2)),
+        "last term of the inner sum dropped": _with(input=_last_zeroed(-1)),
+        "summand doubled": lambda call: call.again(beta=2 * call.get("beta", 1)),
+    },
+    "maximum pooling": {
+        "average for maximum": _pooled("avg"),
+        "window off by one": _with(input=_SHIFTED),
+        "maximum starts at zero": lambda call: call.again().clamp(min=0),
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        "minimum for maximum": lambda call: -call.again(input=-call.input),
+        "last column of the window dropped": _window_smaller,
+        "last row dropped": _LAST_ROW_DROPPED,
+        "stride smaller by one": _STRIDE_SMALLER,
+    },
+    "average pooling": {
+        "maximum for average": _pooled("max"),
+        "sum for average": lambda call: call.again() * math.prod(_window(call)),
+        "window off by one": _with(input=_SHIFTED),
+        "padding counted otherwise": _if(
+            lambda call: max(_padding(call)) > 0,
+            lambda call: call.again(count_include_pad=not call.get("count_include_pad", True)),
+        ),
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        "last column of the window dropped": _window_smaller,
+        "last row dropped": _LAST_ROW_DROPPED,
+        "stride smaller by one": _STRIDE_SMALLER,
+    },
+    "global pooling": {
+        "maximum and average exchanged": _other_global_pooling,
+        "sum for average": _if(
+            lambda call: "avg" in call.name, lambda call: call.again() * (call.input.numel() / call.again().numel())
+        ),
+        "last column left out": _with(input=_LAST_LEFT_OUT),
+    },
+    "reduction": {
+        "mean for sum": _only("sum", _scaled_by_terms(-1)),
+        "sum for mean": _only("mean", _scaled_by_terms(1)),
+        "mean instead": _only("max amax min amin logsumexp prod norm vector_norm std var", _mean),
+        "last term left out": _last_term_left_out,
+        "maximum instead": _only("mean sum logsumexp", _maximum),
+        "maximum and minimum exchanged": _only("max amax min amin", _negated_input),
+        "another dimension": _another_dimension,
+        "square root left out": _only("norm vector_norm std", lambda call: call.again() ** 2),
+    },
+    "scan": {
+        "own term left out": lambda call: call.again() - call.input,
+        "from the end": lambda call: call.again(input=call.input.flip(_dims(call))).flip(_dims(call)),
+        "another dimension": _another_dimension,
+    },
+    "softmax": {
+        "not normalised": _not_normalised,
+        "another dimension": _another_dimension,
+        "last column dropped": _LAST_COLUMN_DROPPED,
+    },
+    "batch norm": {
+        "running statistics for the batch's, or the reverse": _if(
+            lambda call: isinstance(call.get("running_mean"), torch.Tensor),
+            lambda call: call.again(training=not call.get("training", False)),
+        ),
+        "mean not subtracted": _mean_not_subtracted(_batch_dims),
+        **_SCALE_AND_SHIFT,
+    },
+    "layer norm": {
+        "mean not subtracted": _mean_not_subtracted(lambda call: list(range(-len(call.get("normalized_shape")), 0))),
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        **_SCALE_AND_SHIFT,
+    },
+    "group norm": {
+        "all channels in one group": _if(lambda call: call.get("num_groups") > 1, lambda call: call.again(num_groups=1)),
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        **_SCALE_AND_SHIFT,
+    },
+    "instance norm": {
+        "mean not subtracted": _mean_not_subtracted(lambda call: list(range(2, call.input.dim()))),
+        "statistics of the batch": lambda call: F.batch_norm(
+            call.input, None, None, call.get("weight"), call.get("bias"), True
+        ),
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        **_SCALE_AND_SHIFT,
+    },
+    "rms norm": {
+        "mean subtracted": lambda call: F.layer_norm(call.input, call.get("normalized_shape"), call.get("weight")),
+        "last column dropped": _LAST_COLUMN_DROPPED,
+        **_SCALE,
+    },
+    "activation": {"dropped": _dropped, LOOK_ALIKE: _look_alike, "applied twice": _done_twice},
+    "addition": {
+        "dropped": _dropped,
+        "second operand doubled": lambda call: call.again(other=2 * call.get("other")),
+        "subtracted instead": lambda call: call.again(other=-call.get("other")),
+        "first operand dropped": _other_alone,
+    },
+    "subtraction": {"dropped": _dropped, "operands swapped": lambda call: -call.again()},
+    "multiplication": {"dropped": _dropped, "done twice": _done_twice, "first operand dropped": _other_alone},
+    "division": {
+        "dropped": _dropped,
+        "multiplied instead": lambda call: call.input * call.get("other"),
+        "done twice": _done_twice,
+    },
+    "embedding": {
+        "index off by one": lambda call: call.again(input=(call.input + 1) % _tensor(call.get("weight")).shape[0]),
+        "features permuted": _of_result(_rolled(-1)),
+    },
+    "loss": {
+        "mean for sum over the samples": _samples_changed(-1),
+        "last sample left out": _if(_has_samples, lambda call: call.again(input=call.input[:-1], target=_target(call)[:-1])),
+        "target off by one": _if(_has_labels, lambda call: call.again(target=(_target(call) + 1) % call.input.shape[1])),
+        "sum for mean over the samples": _samples_changed(1),
+        "operands swapped": _if(_takes_either, lambda call: call.again(input=_target(call), target=call.input)),
+        "target doubled": _if(_has_values, lambda call: call.again(target=2 * _target(call))),
+    },
+    "recurrence": {
+        "hidden state not carried on": _params(lambda i, value: value * 0 if value.dim() == 2 and i % 2 else value),
+        "biases dropped": _params(lambda i, value: value * (value.dim() > 1)),
+        "gates permuted": _params(lambda i, value: value.roll(value.shape[0] // 4 or 1, 0)),
+        "from the end": lambda call: call.again(input=call.input.flip(0)),
+        "last feature dropped": _LAST_COLUMN_DROPPED,
+    },
+    "attention": {
+        "causality exchanged": _if(
+            lambda call: call.get("attn_mask") is None, lambda call: call.again(is_causal=not call.get("is_causal", False))
+        ),
+        "not scaled": lambda call: call.again(scale=1.0),
+        "keys for values": _if(
+            lambda call: call.get("key").shape == call.get("value").shape, lambda call: call.again(value=call.get("key"))
+        ),
+        "heads permuted": _of_result(_rolled(1)),
+    },
     "concatenation": {"order reversed": _reversed_order},
-    "other": _OTHER,
+    "other": {"dropped": _dropped, "last column dropped": _LAST_COLUMN_DROPPED},
 }

@@ -1,4 +1,4 @@
-"""The original's results, in float64 (the truth), as PyTorch runs it (eager), and with operands rounded to a precision."""
+"""The original's results, in float64 (the reference), as PyTorch runs it (eager), and with operands rounded to a precision."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ RESULTS = (None, 1, 2)  # seeds of the roundings of every result: the mean of a 
 SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
-# Other ways to compute the truth than in float64, on the device, at once.
+# Other ways to compute the reference than in float64, on the device, at once.
 PROMOTED = "what the original makes for itself in float32 or less was made in float64"
 IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
 NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a (memory|primitive)")
@@ -91,7 +91,7 @@ class Oracle:
         return outcome
 
     def sampled(self, probe, outcome):
-        """What is kept of an Outcome, or of a variant's Results, that is whole."""
+        """Return what is kept of an Outcome, or of a variant's Results, that is whole."""
 
         def kept(value):
             return self._sample.of(value, probe.name).cpu()
@@ -100,7 +100,7 @@ class Oracle:
         return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
     def truth(self, probe):
-        """In float64."""
+        """Return the Outcome in float64, the reference."""
         return self._in_float64(probe, contextlib.nullcontext())
 
     def rounded_operands(self, probe, to="tf32", families=frozenset(FAMILIES)):
@@ -141,7 +141,10 @@ class Oracle:
         return self.perturbed(probe, PERTURBATIONS)
 
     def reordered(self, probe):
-        """What float32 gives where sums are added in other orders than PyTorch's, a result for each; see reordered.py."""
+        """Return what float32 gives where sums are added in other orders than PyTorch's, a result for each.
+
+        See reordered.py.
+        """
         found = [self._perturbed(probe, Reordered(order)) for order in ORDERS]
         more = range(SHUFFLES if is_few(found[0].outputs) else 0)
         return found + [self._perturbed(probe, Reordered(ORDERS[0], seed)) for seed in more]
@@ -151,7 +154,7 @@ class Oracle:
         return [self._perturbed(probe, Perturbed(seed)) for seed in range(count)]
 
     def decisions(self, probe, truth):
-        """{gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
+        """Return {gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
         float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
@@ -183,7 +186,7 @@ class Oracle:
         return [v if copied else copies([v])[0] for v, copied in zip(probe.inputs, is_copied, strict=True)]
 
     def uses(self, probe):
-        """The families of operators (see precision.FAMILIES) that the model runs."""
+        """Return the families of operators (see precision.FAMILIES) that the model runs."""
         families = Families()
         with families:
             self.eager(probe)
@@ -336,7 +339,7 @@ def _few(value):
 
 
 def gradients_of(outcomes, name):
-    """Those of that name that the outcomes have."""
+    """Return those of that name that the outcomes have."""
     return [outcome.gradients[name] for outcome in outcomes if outcome.gradients[name] is not None]
 
 

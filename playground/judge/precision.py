@@ -89,7 +89,7 @@ _ROUNDINGS = LOWER | {CUT: cut_to_tf32}
 
 
 def tf32_families(device, emulated=False):
-    """The families to which this process's settings permit TF32, where the device has it; an `emulated` GPU does."""
+    """Return the families to which this process's settings permit TF32, where the device has it; an `emulated` GPU does."""
     if not emulated and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         return frozenset()
     return frozenset(name for name, setting in FAMILIES.items() if setting.fp32_precision == "tf32")

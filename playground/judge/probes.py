@@ -1,6 +1,6 @@
 """Inputs that tell a right kernel from a wrong one.
 
-Some have the problem's own size, the others a reduced one (see sizes.py), at which the truth costs next to nothing. All keep
+Some have the problem's own size, the others a reduced one (see sizes.py), at which float64 costs next to nothing. All keep
 what is common to the problem's own inputs (see domain.py).
 """
 
@@ -14,7 +14,7 @@ from playground.judge import checks
 from playground.judge.domain import Domain
 
 NO_DOMAIN = Domain()
-EVAL = "eval"  # the probe of models that give something else in eval mode, and what the referee calls that habit
+EVAL = "eval"  # the probe of models that give something else in eval mode, and what the referee calls that
 
 
 @dataclass
@@ -38,12 +38,12 @@ class Probe:
 
 
 def own(problem, seed):
-    """What the problem itself is run on."""
+    """Return what the problem itself is run on."""
     return Probe("own", tensors.make_inputs(problem, seed))
 
 
 def reseeded(problem, seed):
-    """The problem's own inputs, to models whose weights are drawn from another seed."""
+    """Return the problem's own inputs, to models whose weights are drawn from another seed."""
     return replace(own(problem, seed), model_seed=seed)
 
 
@@ -85,7 +85,7 @@ def large(problem, seed):
 
 
 def small(problem, seed):
-    """The scaled values over 1000: what is added to keep a division finite shows."""
+    """Return the scaled values over 1000: what is added to keep a division finite shows."""
     return _each_float("small", problem, seed, lambda value: 1e-3 * _scaled(value))
 
 
@@ -95,7 +95,7 @@ def ramp(problem, seed):
 
 
 def impulse(problem, seed):
-    """The first float input is zero but for one element a sample: shows flipped, shifted and transposed weights."""
+    """Return a first float input of zeros but for one element a sample: shows flipped, shifted and transposed weights."""
     return _first_float("impulse", problem, seed, _impulse)
 
 
@@ -154,7 +154,7 @@ def step(problem, seed, parameters):
 
 
 def autocast(problem, seed):
-    """The scaled values, and the call under torch.autocast."""
+    """Return the scaled values, and the call under torch.autocast."""
     return replace(scaled(problem, seed), name="autocast", autocast=True)
 
 
@@ -164,7 +164,7 @@ def evaluated(problem, seed):
 
 
 def in_eval(model, *inputs):
-    """The model's result in eval mode, after a call in its own."""
+    """Return the model's result in eval mode, after a call in its own."""
     model(*inputs)
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -245,7 +245,7 @@ def _impulse(value):
 
 
 def with_upstream(probe, outputs, seed):
-    """The probe with normal upstream gradients for the outputs that can have one; all float inputs get a gradient."""
+    """Return the probe with normal upstream gradients for the outputs that can have one; all float inputs get a gradient."""
     torch.manual_seed(seed)
     upstream = [torch.randn(o.shape, dtype=o.dtype) if tensors.differentiable(o) else None for o in outputs]
     wanted = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
@@ -263,12 +263,12 @@ AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant woul
 
 
 def size_of(name):
-    """The size at which the probe of that name runs."""
+    """Return the size at which the probe of that name runs."""
     return "own" if name.endswith(AT_OWN_SIZE) else PROBES[name][1]
 
 
 def make(name, problem, seed, parameters, domain=NO_DOMAIN, positive=False):
-    """The probe of that name; `problem` is at the probe's size. It keeps the domain; with `positive` also the sign."""
+    """Return the probe of that name; `problem` is at the probe's size. It keeps the domain; with `positive` also the sign."""
     kind = name.removesuffix(AT_OWN_SIZE)
     function, _ = PROBES[kind]
     made = function(problem, seed, parameters) if kind in OF_PARAMETERS else function(problem, seed)
@@ -284,7 +284,7 @@ class Drawing:
     """How a probe of the problem's own size is drawn, for a process that makes it by itself: its file may take gigabytes.
 
     `domain` is Domain.plain; `outputs` are [shape, dtype] of each output where the probe has upstream gradients. A process that
-    draws something else judges nothing: the truth is that of the referee's draw.
+    draws something else judges nothing: the reference is that of the referee's draw.
     """
 
     name: str
@@ -294,7 +294,7 @@ class Drawing:
     outputs: list | None = None
 
     def make(self, problem, device, parameters=None):
-        """The Probe, on the device where that works."""
+        """Return the Probe, on the device where that works."""
         return tensors.made_on(device, lambda: self._make(problem, parameters or {}))
 
     def _make(self, problem, parameters):
@@ -305,7 +305,7 @@ class Drawing:
         return with_upstream(made, forms, self.seed)
 
     def gives(self, made, problem, device):
-        """Whether it gives the same bits again, as the draws of most problems do."""
+        """Return whether it gives the same bits again, as the draws of most problems do."""
         again = self.make(problem, device)
         pairs = zip([*again.inputs, *(again.upstream or [])], [*made.inputs, *(made.upstream or [])], strict=True)
         return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)

@@ -1,6 +1,7 @@
-"""Which elements of a large result are held against the truth where all of them would take too much memory or time.
+"""Which elements of a large result are compared with float64 where all of them would take too much memory or time.
 
-The others are held against eager PyTorch."""
+The others are compared with eager PyTorch.
+"""
 
 import math
 import random
@@ -33,7 +34,7 @@ class Sample:
         )
 
     def of(self, tensor, probe):
-        """The sample of a tensor that a probe gives, in one dimension; a small one as it is."""
+        """Return the sample of a tensor that a probe gives, in one dimension; a small one as it is."""
         if not self.is_part or tensor.numel() <= SMALL:
             return tensor
         length = math.ceil(tensor.numel() / PARTS)

@@ -1,7 +1,7 @@
 """The same model at other sizes, through the constants of its file.
 
 A constant is free when another value changes what get_inputs gives, leaves get_init_inputs as it is (so that weights and
-variants stay valid), and the original still runs. Nothing else is known of a stranger's constants, not even their names.
+variants stay valid), and the original still runs. Nothing else is known of an untrusted file's constants, not even their names.
 """
 
 import math
@@ -39,7 +39,7 @@ class Sizes:
         self._batch = None
 
     def problem(self, size):
-        """The problem's module at "own", "reduced", "batch 1" or "odd" size; None where it has no constants for that."""
+        """Return the problem's module at "own", "reduced", "batch 1" or "odd" size; None where it has no constants for that."""
         if size not in self._problems:
             self._problems[size] = {"reduced": self._reduced, "batch 1": self._batch_1, "odd": self._odd}[size]()
         return self._problems[size]
@@ -50,7 +50,7 @@ class Sizes:
         return next(filter(None, map(domain.vary, filter(None, self._problems.values()))), None)
 
     def settings(self, problem):
-        """{constant: value} by which the problem was made from its own size."""
+        """Return {constant: value} by which the problem was made from its own size."""
         return self._changes[problem]
 
     def _loaded(self, settings):
@@ -119,7 +119,7 @@ class Sizes:
     def _changed(self, problem, name, value):
         """The problem with another value of a constant, where that is free; None elsewhere."""
         changes = {**self._changes[problem], name: value}
-        try:  # a stranger's file may raise anything at a size that makes no sense to it
+        try:  # an untrusted file may raise anything at a size that makes no sense to it
             changed = self._loaded({**self._settings, **changes})
             same_weights = self._drawn_init_inputs(changed) == self._init_inputs
             if not same_weights or self._shapes(changed) == self._shapes(problem) or not self._runs(changed):

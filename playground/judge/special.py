@@ -41,7 +41,7 @@ class Contained:
         return wider
 
     def compare(self, name, actual):
-        """A Comparison, as Reference.compare gives it."""
+        """Return a Comparison, as Reference.compare gives it."""
         if actual is None or actual.shape != self._reached.shape:
             return self._reference.compare(name, actual)
         lost = (self._not_finite & torch.isfinite(actual)).sum().item()
@@ -56,7 +56,7 @@ class Contained:
 
 
 def references(truth, clean, eager, permitted, inputs):
-    """A list of Contained, from the Outcomes with and without the special values."""
+    """Return a list of Contained, from the Outcomes with and without the special values."""
     special = next((~torch.isfinite(v) for v in inputs if differentiable(v) and not torch.isfinite(v).all()), None)
     made = []
     for i, (true, untouched, in_eager) in enumerate(zip(truth.outputs, clean.outputs, eager.outputs, strict=True)):
@@ -88,7 +88,7 @@ def _reached(changed, finite, special, is_number):
 
 
 def unusable(references):
-    """Why nothing can be learned from references of the outputs; None where something can."""
+    """Return why nothing can be learned from references of the outputs; None where something can."""
     if any(reference.is_blunt for reference in references):
         return "rounding, or chance, moves the original's own result too much"
     if all(reference.truth.numel() == 0 for reference in references):

@@ -13,13 +13,13 @@ Allowed is, for each, twice the largest of
 A gradient may also go where a decision that is as near as rounding sends it. Two values of a window that are nearly equal are
 right either way round, and the results that are permitted show a few of such decisions only, by chance: where a gradient is
 off by more than is allowed, the decisions are looked for (Oracle.decisions), and twice what they move is taken from the error
-of each element before it is held against what is allowed. Elements that no decision moves stay with what is allowed.
+of each element before it is compared with what is allowed. Elements that no decision moves stay with what is allowed.
 
 A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
 of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
 
 Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
-nothing does but what is within a twentieth of the spread: that near the truth, or eager PyTorch, no wrong kernel comes.
+nothing does but what is within a twentieth of the spread: that near float64, or eager PyTorch, no wrong kernel comes.
 """
 
 import copy
@@ -43,7 +43,7 @@ SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneg
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor against the truth; the largest errors, in units of its spread. `complaint` is None when it is right.
+    """One tensor compared with float64; the largest errors, in units of its spread. `complaint` is None when it is right.
 
     `permitted_error` is that of the results that the stated precision permits. `decided` says that it is right for near
     decisions alone: `max_error` is what they leave of it. `unjudged` says that nobody can tell: the original's own result moves
@@ -126,7 +126,7 @@ class Reference:
         self.is_blunt = self._allowed_rms >= BLUNT and self.truth.numel() > 0
 
     def _errors(self, actual):
-        """(largest, root mean square) deviation over the spread, where truth and eager are finite."""
+        """(largest, root mean square) deviation over the spread, where both references are finite."""
         if self.truth.numel() == 0:
             return 0.0, 0.0
         largest, squares = torch.zeros(2, dtype=torch.float64)
@@ -137,7 +137,7 @@ class Reference:
         return largest.item() / self.spread, (squares / self.truth.numel()).sqrt().item() / self.spread
 
     def compare(self, name, actual):
-        """A Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
+        """Return a Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
         max_error, complaint, decided, unjudged = None, self._wrong_form(name, actual), False, False
         if complaint is None:
             actual = as_real(actual)
@@ -157,7 +157,7 @@ class Reference:
         return self._too_far("", values)[1] is None
 
     def _undecided(self, actual):
-        """`actual`, each element nearer to the truth by as much as near decisions may have moved it, and not beyond."""
+        """`actual`, each element nearer to float64 by as much as near decisions may have moved it, and not beyond."""
         difference = actual.double() - self.truth
         return self.truth + difference.sign() * (difference.abs() - SLACK * self._decisions()).clamp(min=0)
 
@@ -178,7 +178,7 @@ class Reference:
         return max_error, complaint
 
     def _is_near_eager(self, actual):
-        """Whether it gives what the original gives, whose own result is as far from the truth."""
+        """Whether it gives what the original gives, whose own result is as far from float64."""
         return self._blunt_eager is not None and largest_difference(actual, self._blunt_eager) <= NEAR * self.spread
 
     @property
@@ -233,12 +233,12 @@ def largest_difference(actual, expected):
 
 
 def wrong(complaint):
-    """A Comparison for what cannot even be compared."""
+    """Return a Comparison for what cannot even be compared."""
     return Comparison(None, None, None, complaint)
 
 
 def worst(comparisons):
-    """The first with a complaint, else the one nearest to what is allowed."""
+    """Return the first with a complaint, else the one nearest to what is allowed."""
     complaints = [c for c in comparisons if c.complaint]
     if complaints:
         return complaints[0]

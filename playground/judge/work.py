@@ -212,14 +212,14 @@ def _fingerprint(tensor):
 
 
 def operator_name(function):
-    """'namespace::operator' of an operator or of one of its overloads; None of anything else."""
+    """Return 'namespace::operator' of an operator or of one of its overloads; None of anything else."""
     if isinstance(function, torch._ops.OpOverload):
         return function._schema.name
     return function._qualified_op_name if isinstance(function, torch._ops.OpOverloadPacket) else None
 
 
 def all_operators():
-    """The names of all operators that are registered in this process, without their overloads."""
+    """Return the names of all operators that are registered in this process, without their overloads."""
     return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
 
 
@@ -279,12 +279,12 @@ class Text:
 
 
 def kernels_in(sources):
-    """The names of the __global__ functions in a list of texts."""
+    """Return the names of the __global__ functions in a list of texts."""
     return {name for text in sources for name in kernel_names(text)}
 
 
 def launched_kernels(call):
-    """[{"name", "calls", "microseconds"}] of the kernels that `call` launches on the GPU, the longest first."""
+    """Return [{"name", "calls", "microseconds"}] of the kernels that `call` launches on the GPU, the longest first."""
     with kernels_launched() as found:
         call()
     return found
@@ -292,7 +292,7 @@ def launched_kernels(call):
 
 @contextlib.contextmanager
 def kernels_launched():
-    """A list that holds, afterwards, what launched_kernels returns."""
+    """Yield a list that holds, afterwards, what launched_kernels returns."""
     from torch.profiler import ProfilerActivity, profile
 
     found = []
@@ -307,7 +307,7 @@ def kernels_launched():
 
 
 def own_share(kernels, names):
-    """The part of the GPU's time that kernels of these names take; None where nothing ran."""
+    """Return the part of the GPU's time that kernels of these names take; None where nothing ran."""
     total = sum(kernel["microseconds"] for kernel in kernels)
     own = sum(kernel["microseconds"] for kernel in kernels if set(re.findall(r"\w+", kernel["name"])) & names)
     return own / total if total else None

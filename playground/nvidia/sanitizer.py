@@ -194,7 +194,7 @@ def main(arguments=None):
         model = catalog.find_model(given.model)
         variants = [catalog.find_variant(model, name) for name in given.variant]
         settings = catalog.parse_settings(given.set)
-        catalog.require_constants(model, "--set", settings)
+        catalog.require_constants(model.path, f"--set: {model.name}", settings)
     except catalog.CatalogError as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE

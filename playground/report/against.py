@@ -11,22 +11,10 @@ The interval shown holds both. A row is faster or slower where all of it is more
 contradict each other, or the runs were not made alike, the row is not comparable, and says why.
 """
 
-from rich.text import Text
-
 from playground.report.document import has_changed
-from playground.report.figures import (
-    BASELINES,
-    NOTHING,
-    baseline_name,
-    listed,
-    one_line,
-    significant,
-    size_note,
-    span,
-    timed_modes,
-    with_unit,
-)
-from playground.report.layout import INDENT, fitted, print_folded, print_indented, verdict
+from playground.report.figures import BASELINES, baseline_name, listed, size_note, timed_modes
+from playground.report.layout import INDENT, cells, fitted, print_folded, print_indented, verdict
+from playground.report.text import NOTHING, one_line, significant, span, with_unit
 from playground.stopwatch.statistics import TIE
 
 MARGIN = 2 * TIE  # what two processes that run the very same code can differ by, once for each run
@@ -42,7 +30,7 @@ NAMES = ("variant", "timed", "verdict", "then ms", "now ms", "ratio", "interval"
 
 
 def compare(document, earlier, name):
-    """`document` with a key "against" in itself and in each result, on how it compares with the document `earlier`.
+    """Return `document` with a key "against" in itself and in each result, on how it compares with the document `earlier`.
 
     The document's is {"file": name, "date", "margin", "counts": {verdict: number}, "not_in_this_run": ["model/variant"]}, a
     result's is a list of {"timed", "verdict", "reason", "old_ms", "new_ms", "time", "speedup", "baseline", "same_source"}, of
@@ -67,7 +55,7 @@ def compare(document, earlier, name):
 
 
 def _same_variant(result, earlier):
-    """The earlier result of the same variant, the one on the same kind of device and at the same sizes first; or None."""
+    """Return the earlier result of the same variant, that on the same kind of device and at the same sizes first; or None."""
     same = [old for old in earlier if (old["model"], old["variant"]) == (result["model"], result["variant"])]
     return max(same, key=lambda old: (old["ran_on"] == result["ran_on"], _sizes(old) == _sizes(result)), default=None)
 
@@ -119,25 +107,26 @@ def _inputs(result):
 def _row(title, new, old, reason, same_source):
     """`new` and `old` are the mode's timings, None where there are none; `reason` says why they cannot be compared, if so."""
     old = old if (old or {}).get("time_ms") else None
-    medians = {"old_ms": old and old["time_ms"]["median"], "new_ms": new and new["time_ms"]["median"]}
-    row = {"timed": title, "verdict": NOT_COMPARABLE, "reason": reason or None, **medians}
-    row |= {"time": None, "speedup": None, "baseline": None, "same_source": same_source}
+    row = {
+        **{"timed": title, "verdict": NOT_COMPARABLE, "reason": reason or None},
+        **{"old_ms": old and old["time_ms"]["median"], "new_ms": new and new["time_ms"]["median"]},
+        **{"time": None, "speedup": None, "baseline": None, "same_source": same_source},
+    }
     if reason or not old:
         return row | {"reason": reason or "not timed in the earlier run"}
-    shared = [name for name in BASELINES if name in (new["speedup"] or {}) and name in (old["speedup"] or {})]
-    if not shared:
-        return row | {
-            "reason": "no baseline was timed in both runs, so nothing tells whether the machine was in the same state"
-        }
+    baseline = next((name for name in BASELINES if name in (new["speedup"] or {}) and name in (old["speedup"] or {})), None)
+    if not baseline:
+        why = "no baseline was timed in both runs, so nothing tells whether the machine was in the same state"
+        return row | {"reason": why}
     try:
         time = _quotient(old["time_ms"], new["time_ms"], "median", "p20", "p80")
-        speedup = _quotient(new["speedup"][shared[0]], old["speedup"][shared[0]], "ratio", "low", "high")
+        speedup = _quotient(new["speedup"][baseline], old["speedup"][baseline], "ratio", "low", "high")
     except ZeroDivisionError:
         return row | {"reason": "a time or a speed-up of 0"}
-    row |= {"time": time, "speedup": speedup, "baseline": shared[0]}
+    row |= {"time": time, "speedup": speedup, "baseline": baseline}
     sides = _side(time), _side(speedup)
     if set(sides) == {FASTER, SLOWER}:
-        claims = f"the times say {sides[0]}, the speed-up over {baseline_name(shared[0])} says {sides[1]}"
+        claims = f"the times say {sides[0]}, the speed-up over {baseline_name(baseline)} says {sides[1]}"
         return row | {"reason": f"{claims}: the machine was in another state"}
     return row | {"verdict": sides[0] if sides[0] == sides[1] else SAME}
 
@@ -148,9 +137,7 @@ def _quotient(above, below, middle, low, high):
 
 
 def _side(ratio):
-    if ratio["low"] > 1 + MARGIN:
-        return FASTER
-    return SLOWER if ratio["high"] < 1 - MARGIN else SAME
+    return FASTER if ratio["low"] > 1 + MARGIN else SLOWER if ratio["high"] < 1 - MARGIN else SAME
 
 
 def show(document, console):
@@ -164,7 +151,8 @@ def show(document, console):
         point = size_note(result) if names.count(name) > 1 else ""  # of a sweep, in which a variant comes more than once
         for row in result["against"]:
             rows.setdefault(result["model"], []).append(_cells(result, row, point))
-            if reason := row["reason"] or _doubt(row):
+            doubtful = row["verdict"] != SAME and row["same_source"]
+            if reason := row["reason"] or (f"{row['verdict']}, though the file is the same as then" if doubtful else None):
                 reasons.setdefault(reason, {})["/".join(name)] = None
     console.print()
     print_folded(console, f"Against {about['file']} of {about['date'][:10]}", style="bold")
@@ -182,10 +170,6 @@ def show(document, console):
     print_folded(console, f"Against {about['file']}: {counted}" + (f"; not in this run: {', '.join(gone)}" if gone else ""))
 
 
-def _doubt(row):
-    return f"{row['verdict']}, though the file is the same as then" if row["verdict"] != SAME and row["same_source"] else None
-
-
 def _cells(result, row, point):
     ratio, interval = NOTHING, NOTHING
     if row["verdict"] != NOT_COMPARABLE:
@@ -194,4 +178,4 @@ def _cells(result, row, point):
         interval = span(min(each["low"] for each in both), max(each["high"] for each in both))
     texts = significant(row["old_ms"]), significant(row["new_ms"]), ratio, interval
     variant = one_line(f"{result['variant']}: {point}" if point else result["variant"])
-    return dict(zip(NAMES, [Text(variant), Text(row["timed"]), verdict(row["verdict"]), *map(Text, texts)], strict=True))
+    return cells(NAMES, [variant, row["timed"], verdict(row["verdict"]), *texts])

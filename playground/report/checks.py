@@ -1,9 +1,8 @@
 """What the checks of a variant found: a few lines for every reader, and all of it for whoever asks for an explanation."""
 
-import inspect
-
-from playground.judge.probes import AT_OWN_SIZE, PROBES
-from playground.report.figures import NOTHING, scientific, with_unit
+from playground.judge.checks import BY_NAME, REDUCED
+from playground.judge.probes import AT_OWN_SIZE
+from playground.report.text import NOTHING, scientific, with_unit
 
 NOT_RUN = "not run: "
 DOUBLE = "double()"
@@ -12,7 +11,7 @@ SHOWN = {"a late producer": "stream ordering", "a side stream": "another stream"
 
 
 def lines(check):
-    """(label, text) of the probes, the behaviour and the work of a result's check, as short as they can be."""
+    """Yield (label, text) of the probes, the behaviour and the work of a result's check, as short as they can be."""
     check = check or {}
     for label, key in (("probes", "probes"), ("behaviour", "behaviour")):
         if check.get(key):
@@ -35,7 +34,7 @@ def work(found):
 
 
 def sanitizer(examination):
-    """(label, text) of what compute-sanitizer saw; nothing where it was not asked."""
+    """Yield (label, text) of what compute-sanitizer saw; nothing where it was not asked."""
     if not examination:
         return
     tools, passes = ", ".join(examination["tools"]), " and ".join(examination["passes"]) or "nothing"
@@ -54,7 +53,7 @@ def sanitizer(examination):
 
 
 def sorted_out(entries):
-    """{"right", "wrong", "not run", "noted": [names of probes, or of checks of the behaviour]}.
+    """Return {"right", "wrong", "not run", "noted": [names of probes, or of checks of the behaviour]}.
 
     "noted" are those with a remark instead of a result, such as an exception that the variant may raise there.
     """
@@ -104,38 +103,30 @@ def shown(name):
 
 
 def explained_probes(check):
-    """Rows (probe, "ok", "fail" or "-", error, PyTorch's, allowed, what it is, and what is worth knowing)."""
+    """Yield (probe, "ok", "fail" or "-", error, PyTorch's, allowed, what it is, and what is worth knowing)."""
     for name, entry in ((check or {}).get("probes") or {}).items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
-        yield name, _word(entry, entry["max_error"] is not None), *figures, _remark(entry) or _what(name)
+        yield name, _word(entry, entry["max_error"] is not None), *figures, entry["complaint"] or entry["note"] or _what(name)
 
 
 def explained_behaviour(check):
-    """Rows (check, "ok", "fail" or "-", what is worth knowing)."""
+    """Yield (check, "ok", "fail" or "-", what is worth knowing)."""
     for name, entry in ((check or {}).get("behaviour") or {}).items():
-        yield name, _word(entry, not entry["note"]), _remark(entry)
+        yield name, _word(entry, not entry["note"]), entry["complaint"] or entry["note"] or ""
 
 
 def explained_kernels(check):
-    """Rows (kernel, launches, microseconds) of one forward pass on the GPU, the longest first."""
+    """Yield (kernel, launches, microseconds) of one forward pass on the GPU, the longest first."""
     for kernel in ((check or {}).get("work") or {}).get("kernels") or []:
         yield kernel["name"], str(kernel["calls"]), f"{kernel['microseconds']:.1f}"
 
 
 def _word(entry, is_right):
-    if entry["complaint"]:
-        return "fail"
-    return "ok" if is_right else NOTHING
-
-
-def _remark(entry):
-    return entry["complaint"] or entry["note"] or ""
+    return "fail" if entry["complaint"] else "ok" if is_right else NOTHING
 
 
 def _what(name):
-    """The first sentence on a probe."""
-    if name.removesuffix(AT_OWN_SIZE) not in PROBES:
-        return ""
-    function, size = PROBES[name.removesuffix(AT_OWN_SIZE)]
-    sentence = inspect.getdoc(function).splitlines()[0]
-    return f"{sentence} (reduced size)" if size == "reduced" and not name.endswith(AT_OWN_SIZE) else sentence
+    """Return what a probe has for inputs."""
+    check = BY_NAME.get(name.removesuffix(AT_OWN_SIZE))
+    reduced = check and check.size == REDUCED and not name.endswith(AT_OWN_SIZE)
+    return f"{check.about}{' (reduced size)' if reduced else ''}" if check else ""

@@ -1,27 +1,40 @@
 """What the JSON document of a run has to look like, and in which order its keys stand.
 
-A check is called with a value and where it stands, and raises DocumentError. A Keys says which keys an object has, in their
-order; more are allowed and follow in alphabetical order.
+A form is a function, which is called with a value and where it stands, and raises DocumentError; a tuple of the words that a
+text may be; a list of one form, that of each element; or a dict of forms: an object's, in the order of its keys, of which one
+that ends in "?" may be missing. More keys are allowed and follow in alphabetical order. A rule, under WHOLE, checks the object.
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 from playground.report.figures import TIMED, ordered_baselines
 
 SCHEMA = 1
-BACKENDS = ("cuda", "cpu")
-RAN_ON = ("cuda", "cpu", "emulator")
 VERDICTS = (*TIMED, "fail", "error", "skipped")
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys in a result
-WEIGHTS = ("by name", "by seed")  # how a variant came by the original's
-BOUNDS = ("memory", "compute")
-OUTCOMES = ("win", "tie", "loss", "not measured")
 ERRORS = ("max_error", "allowed", "eager_error")  # which a check and each of its gradients must have
+WHOLE = object()  # no key
 
 
 class DocumentError(ValueError):
     """A document that is not as the contract says, or no document at all."""
+
+
+@dataclass(frozen=True)
+class Null:
+    """What has a form, or null."""
+
+    form: object
+
+
+@dataclass(frozen=True)
+class Each:
+    """An object of any names, whose values have one form, or null; sorted: baselines in their usual order, others by name."""
+
+    form: object
+    is_sorted: bool = False
 
 
 def require(holds, where, expected, value):
@@ -30,250 +43,169 @@ def require(holds, where, expected, value):
         raise DocumentError(f"{where}: expected {expected}, got {text if len(text) <= 60 else text[:57] + '...'}")
 
 
-def number(value, where):
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    require(is_number, where, "a number that is not negative", value)
-
-
-def text(value, where):
-    require(isinstance(value, str) and value.strip(), where, "a text", value)
-
-
-def printed(value, where):
-    require(isinstance(value, str), where, "a text", value)
-
-
-def texts(value, where):
-    are_texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    require(are_texts, where, "a list of texts", value)
-
-
-def flag(value, where):
-    require(isinstance(value, bool), where, "true or false", value)
-
-
-def anything(value, where):
-    """Check nothing."""
-
-
-def one_of(*choices):
-    return lambda value, where: require(isinstance(value, str) and value in choices, where, " or ".join(choices), value)
-
-
-def digest(value, where):
-    is_digest = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
-    require(is_digest, where, "64 hexadecimal digits", value)
-
-
-@dataclass(frozen=True)
-class Maybe:
-    """What passes a check, or null."""
-
-    check: object
-
-    def __call__(self, value, where):
-        if value is not None:
-            self.check(value, where)
-
-    def in_order(self, value):
-        return in_order(value, self.check)
-
-
-@dataclass(frozen=True)
-class Keys:
-    """An object. `keys` are {name: check}; one that ends in "?" may be missing. `rule` checks the whole."""
-
-    keys: dict
-    null: bool = False
-    rule: object = anything
-
-    def __call__(self, value, where):
-        require_object(value, where, self.null)
-        for key, check in self.keys.items() if value is not None else ():
-            name = key.rstrip("?")
-            if name in value:
-                check(value[name], f"{where}.{name}")
-            elif key == name:
-                raise DocumentError(f"{where}: '{name}' is missing")
-        if value is not None:
-            self.rule(value, where)
-
-    def in_order(self, value):
-        checks = {key.rstrip("?"): check for key, check in self.keys.items()}
-        names = [name for name in checks if name in value] + sorted(value.keys() - checks.keys())
-        return {name: in_order(value[name], checks.get(name)) for name in names}
-
-
-@dataclass(frozen=True)
-class Each:
-    """An object of any names, whose values pass one check; sorted: baselines in their usual order, others by name."""
-
-    check: object
-    null: bool = True
-    is_sorted: bool = False
-
-    def __call__(self, value, where):
-        require_object(value, where, self.null)
-        for name, each in (value or {}).items():
-            self.check(each, f"{where}.{name}")
-
-    def in_order(self, value):
-        names = ordered_baselines(sorted(value)) if self.is_sorted else value
-        return {name: in_order(value[name], self.check) for name in names}
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A list whose values pass one check."""
-
-    check: object
-
-    def __call__(self, value, where):
+def check(form, value, where, null=False):
+    """Raise DocumentError, which names the place, unless a value has a form (or is None, with `null`)."""
+    null = null or isinstance(form, Each)
+    if isinstance(form, Null):
+        check(form.form, value, where, null=True)
+    elif null and value is None:
+        pass
+    elif isinstance(form, tuple):
+        require(isinstance(value, str) and value in form, where, " or ".join(form), value)
+    elif isinstance(form, list):
         require(isinstance(value, list), where, "a list", value)
         for index, each in enumerate(value):
-            self.check(each, f"{where}[{index}]")
+            check(form[0], each, f"{where}[{index}]")
+    elif isinstance(form, (dict, Each)):
+        require(isinstance(value, dict), where, "an object or null" if null else "an object", value)
+        forms = form if isinstance(form, dict) else dict.fromkeys(value, form.form)
+        for key, each in forms.items():
+            name = key if key is WHOLE or isinstance(form, Each) else key.rstrip("?")
+            if key is WHOLE:
+                each(value, where)
+            elif name in value:
+                check(each, value[name], f"{where}.{name}".lstrip("."))
+            elif key == name:
+                raise DocumentError(f"{where or 'document'}: '{name}' is missing")
+    else:
+        form(value, where)
 
-    def in_order(self, value):
-        return [in_order(each, self.check) for each in value]
+
+def in_order(form, value):
+    """Return `value` with its keys in the order of a form."""
+    form = form.form if isinstance(form, Null) else getattr(form, "ordered", form)
+    if isinstance(value, list) and isinstance(form, list):
+        return [in_order(form[0], each) for each in value]
+    if isinstance(value, dict) and isinstance(form, Each):
+        names = ordered_baselines(sorted(value)) if form.is_sorted else value
+        return {name: in_order(form.form, value[name]) for name in names}
+    if isinstance(value, dict) and isinstance(form, dict):
+        forms = {key.rstrip("?"): each for key, each in form.items() if key is not WHOLE}
+        names = [name for name in forms if name in value] + sorted(value.keys() - forms.keys())
+        return {name: in_order(forms.get(name), value[name]) for name in names}
+    return value
 
 
-def require_object(value, where, null=False):
-    expected = "an object or null" if null else "an object"
-    require(isinstance(value, dict) or (null and value is None), where, expected, value)
+def _leaf(expected, holds):
+    return lambda value, where: require(holds(value), where, expected, value)
 
 
-def in_order(value, check):
-    """Return `value` with its keys in the order of a check."""
-    return check.in_order(value) if value and hasattr(check, "in_order") else value
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
-def _ordered(*names):
+anything = _leaf("anything", lambda value: True)
+number = _leaf("a number that is not negative", _is_number)
+text = _leaf("a text", lambda value: isinstance(value, str) and value.strip())
+printed = _leaf("a text", lambda value: isinstance(value, str))
+texts = _leaf("a list of texts", lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value))
+flag = _leaf("true or false", lambda value: isinstance(value, bool))
+digest = _leaf("64 hexadecimal digits", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value))
+
+
+def _rising(*names):
     expected = " <= ".join(names)
     return lambda value, where: require([value[n] for n in names] == sorted(value[n] for n in names), where, expected, value)
 
 
 RATIO_KEYS = ("ratio", "low", "high")
-RATIO = Keys(dict.fromkeys(RATIO_KEYS, number), rule=lambda ratio, where: _ordered("low", "high")(ratio, where))
-SPREAD = Keys(dict.fromkeys(("median", "p20", "p80"), number), null=True, rule=_ordered("p20", "median", "p80"))
-ERROR = Keys(dict.fromkeys(ERRORS, Maybe(number)))
+RATIO = {**dict.fromkeys(RATIO_KEYS, number), WHOLE: _rising("low", "high")}
+SPREAD = Null({**dict.fromkeys(("median", "p20", "p80"), number), WHOLE: _rising("p20", "median", "p80")})
+BACKENDS, RAN_ON, BOUNDS = ("cuda", "cpu"), ("cuda", "cpu", "emulator"), ("memory", "compute")
 
 
 def _outcome(value, where):
-    if value["verdict"] == "not measured":
-        Keys({"reason": text})(value, where)
-    else:
-        Keys({**RATIO.keys, "against": text}, rule=RATIO.rule)(value, where)
-
-
-OUTCOME = Keys(
-    {
-        **{"verdict": one_of(*OUTCOMES), "against?": anything, "ratio?": anything, "low?": anything, "high?": anything},
-        **{"precise?": anything, "any_precision?": Maybe(text), "reason?": anything},
-    },
-    null=True,
-    rule=_outcome,
-)
+    check({"reason": text} if value["verdict"] == "not measured" else {"against": text, **RATIO}, value, where)
 
 
 def _gradients(value, where):
-    require_object(value, where, null=True)
+    check(Each(anything), value, where)
     for name, each in (value or {}).items():
         if name != "unsupported" or not isinstance(each, str):
-            ERROR(each, f"{where}.{name}")
+            check(dict.fromkeys(ERRORS, Null(number)), each, f"{where}.{name}")
 
 
 def _graphed(value, where):
-    require_object(value, where, null=True)
-    if value is not None:
-        (Keys({"unavailable": text}) if "unavailable" in value else TIMINGS)(value, where)
+    is_missing = isinstance(value, dict) and "unavailable" in value
+    check({"unavailable": text} if is_missing else Null(TIMED_KEYS), value, where)
 
 
 def _ptxas(value, where):
-    require_object(value, where, null=True)
-    kernel = Keys({"name": text, **dict.fromkeys(("registers", "stack", "spill_stores", "spill_loads", "shared"), number)})
+    check(Each(anything), value, where)
+    kernel = {"name": text, **dict.fromkeys(("registers", "stack", "spill_stores", "spill_loads", "shared"), number)}
     for architecture, kernels in (value or {}).items():
-        (text if architecture == "unknown" else Rows(kernel))(kernels, f"{where}.{architecture}")
-
-
-class _Graphed:
-    __call__ = staticmethod(_graphed)
-
-    def in_order(self, value):
-        return in_order(value, TIMINGS)
-
-
-CEILINGS = {**dict.fromkeys(("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops"), number)}
-CEILINGS |= {"tf32_flops": Maybe(number), "fp16_flops?": Maybe(number)}  # an earlier version did not measure the last
-OUTER_KEYS = ("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds")  # see driver/outer.py
-OUTER = Keys(dict.fromkeys(OUTER_KEYS, Maybe(number)), null=True)
-# What forward and each training mode have in common.
-TIMED_KEYS = {
-    **{"time_ms": SPREAD, "peak_mib": Maybe(number), "floor_ms?": Maybe(number), "floor_bound?": Maybe(one_of(*BOUNDS))},
-    **{"work?": Each(Keys({"bytes": number, "flops": number})), "ceilings?": Keys(CEILINGS, null=True)},
-    **{
-        "speedup": Each(RATIO, is_sorted=True),
-        "speedup_proof?": Maybe(text),
-        "outer?": OUTER,
-        "outcome?": OUTCOME,
-        "control?": Keys(RATIO.keys, null=True, rule=RATIO.rule),
-    },
-    **{"baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
-    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), Maybe(number)),
-    **{"clocks?": anything, "notes?": Maybe(texts), "graphed?": _Graphed(), "not_graphed?": Maybe(texts)},
-}
-TIMINGS = Keys(TIMED_KEYS, null=True)
+        check(text if architecture == "unknown" else [kernel], kernels, f"{where}.{architecture}")
 
 
 def _rules(result, where):
     """Check what depends on the verdict: what is wrong is never timed."""
-    verdict, check = result["verdict"], result["check"]
+    verdict = result["verdict"]
     if verdict in (*TIMED, "fail"):
-        one_of(*BACKENDS)(result["backend"], f"{where}.backend")
-        one_of(*RAN_ON)(result["ran_on"], f"{where}.ran_on")
-        digest(result["source_sha256"], f"{where}.source_sha256")
-        require_object(check, f"{where}.check")
+        needed = {"backend": BACKENDS, "ran_on": RAN_ON, "source_sha256": digest, "check": {"gradients": anything}}
+        check(needed, result, where)
     if verdict != "pass":
         text(result["reason"], f"{where}.reason")
     else:
-        gradients = {name: each for name, each in (check["gradients"] or {}).items() if isinstance(each, dict)}
-        for name, each in {"check": check, **{f"check.gradients.{name}": each for name, each in gradients.items()}}.items():
-            Keys(dict.fromkeys(ERRORS, number))(each, f"{where}.{name}")
+        errors = dict.fromkeys(ERRORS, number)
+        check(errors, result["check"], f"{where}.check")
+        for name, each in (result["check"]["gradients"] or {}).items():
+            if isinstance(each, dict):
+                check(errors, each, f"{where}.check.gradients.{name}")
     for key in ("time_ms", "speedup", "training") if verdict not in TIMED else ():
         require(result[key] is None, f"{where}.{key}", f"null, since the verdict is {verdict}", result[key])
     if result["floor_ms"] is not None:
-        one_of(*BOUNDS)(result["floor_bound"], f"{where}.floor_bound")
+        check(BOUNDS, result["floor_bound"], f"{where}.floor_bound")
 
 
-STANDARD = Keys({"verdict": Maybe(one_of("pass", "fail", "error", "skipped")), "reasons": texts})
-CAVEAT = Keys({"tag": text, "text": text, "line?": Maybe(number), "costs?": Maybe(one_of("drop-in"))})
-CHECK = Keys(
-    {
-        **{"max_error": Maybe(number), "allowed": Maybe(number), "eager_error": Maybe(number), "permitted_error?": anything},
-        **{"gradients": _gradients, "mutants_rejected?": Maybe(text), "mutants_survived?": Maybe(texts)},
-        "own_check?": Keys({"complaint": Maybe(text)}),
-    },
-    null=True,
-)
-RESULT = Keys(
-    {
-        **{"model": text, "variant": text, "backend": Maybe(one_of(*BACKENDS)), "ran_on": Maybe(one_of(*RAN_ON))},
-        **{"precision?": Maybe(text), "variant_precision?": Maybe(text)},
-        "shape?": Keys({"inputs?": Maybe(Rows(anything)), "settings?": Each(anything), "defaults?": Each(anything)}, null=True),
-        **{"verdict": one_of(*VERDICTS), "reason": Maybe(text), "details?": Maybe(printed)},
-        "standard?": Maybe(one_of(*STANDARDS)),
-        "standards?": Keys(dict.fromkeys((f"{key}?" for key in STANDARDS.values()), STANDARD), null=True),
-        "caveats?": Maybe(Rows(CAVEAT)),
-        "accuracy?": Keys({"class": text, "error": Maybe(number), "limit": Maybe(number)}, null=True),
-        **{"weights?": Maybe(one_of(*WEIGHTS)), "weights_differ?": anything},
-        **{"printed?": Maybe(printed), "findings?": Maybe(texts), "accepted_races?": Each(number)},
-        **{"source_sha256": Maybe(digest), "check": CHECK, "build_seconds": Maybe(number), "built": flag, "ptxas?": _ptxas},
-        **TIMED_KEYS,
-        # Of a result the floor has to be known, or null.
-        **{"floor_ms": Maybe(number), "floor_bound": Maybe(one_of(*BOUNDS)), "training": Each(TIMINGS, is_sorted=True)},
-        "shared_limit_kb?": Maybe(number),
-    },
-    rule=_rules,
-)
+# What forward and each training mode have in common.
+TIMED_KEYS = {
+    **{"time_ms": SPREAD, "peak_mib": Null(number), "floor_ms?": Null(number), "floor_bound?": Null(BOUNDS)},
+    "work?": Each({"bytes": number, "flops": number}),
+    "ceilings?": Null(
+        {
+            **dict.fromkeys(("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops"), number),
+            **{"tf32_flops": Null(number), "fp16_flops?": Null(number)},  # an earlier version did not measure the last
+        }
+    ),
+    **{"speedup": Each(RATIO, is_sorted=True), "speedup_proof?": Null(text)},
+    # See driver/outer.py.
+    "outer?": Null(dict.fromkeys(("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"), Null(number))),
+    "outcome?": Null(
+        {
+            "verdict": ("win", "tie", "loss", "not measured"),
+            **dict.fromkeys(("against?", "ratio?", "low?", "high?", "precise?"), anything),
+            **{"any_precision?": Null(text), "reason?": anything, WHOLE: _outcome},
+        }
+    ),
+    **{"control?": Null(RATIO), "baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
+    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), Null(number)),
+    **{"clocks?": anything, "notes?": Null(texts), "graphed?": _graphed, "not_graphed?": Null(texts)},
+}
+_graphed.ordered = TIMED_KEYS
+STANDARD = {"verdict": Null(("pass", "fail", "error", "skipped")), "reasons": texts}
+RESULT = {
+    **{"model": text, "variant": text, "backend": Null(BACKENDS), "ran_on": Null(RAN_ON)},
+    **{"precision?": Null(text), "variant_precision?": Null(text)},
+    "shape?": Null({"inputs?": Null([anything]), "settings?": Each(anything), "defaults?": Each(anything)}),
+    **{"verdict": VERDICTS, "reason": Null(text), "details?": Null(printed), "standard?": Null((*STANDARDS,))},
+    "standards?": Null(dict.fromkeys((f"{key}?" for key in STANDARDS.values()), STANDARD)),
+    "caveats?": Null([{"tag": text, "text": text, "line?": Null(number), "costs?": Null(("drop-in",))}]),
+    "accuracy?": Null({"class": text, "error": Null(number), "limit": Null(number)}),
+    **{"weights?": Null(("by name", "by seed")), "weights_differ?": anything},  # how a variant came by the original's
+    **{"printed?": Null(printed), "findings?": Null(texts), "accepted_races?": Each(number), "source_sha256": Null(digest)},
+    "check": Null(
+        {
+            **dict.fromkeys(ERRORS, Null(number)),
+            **{"permitted_error?": anything, "gradients": _gradients},
+            **{"mutants_rejected?": Null(text), "mutants_survived?": Null(texts), "own_check?": {"complaint": Null(text)}},
+        }
+    ),
+    **{"build_seconds": Null(number), "built": flag, "ptxas?": _ptxas},
+    # Of a result the floor has to be known, or null.
+    **TIMED_KEYS,
+    **{"floor_ms": Null(number), "floor_bound": Null(BOUNDS), "training": Each(Null(TIMED_KEYS), is_sorted=True)},
+    **{"shared_limit_kb?": Null(number), WHOLE: _rules},
+}
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
-ENVIRONMENT = Keys({"date": anything, **{f"{key}?": Maybe(text) for key in ENVIRONMENT_KEYS[1:]}})
-DOCUMENT_KEYS = ("schema", "environment", "against", "suite", "results")
+ENVIRONMENT = {"date": anything, **{f"{key}?": Null(text) for key in ENVIRONMENT_KEYS[1:]}}
+DOCUMENT = {"schema": anything, "environment": ENVIRONMENT, "against?": anything, "suite?": anything, "results": [RESULT]}

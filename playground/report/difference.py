@@ -1,8 +1,7 @@
 """What one variant's file changed over another's: by section, function by function, and as a diff with line numbers.
 
 Two steps of a ladder share little text, and a plain diff of their files pairs lines that have nothing to do with each other. So
-the docstring is taken apart by its headings, C++, CUDA and Python by what is defined at the left edge. What has the same name
-in both files is compared.
+a file is cut where something begins at the left edge, and what has the same name in both files is compared.
 """
 
 import ast
@@ -12,142 +11,90 @@ import re
 from rich.text import Text
 
 from playground.catalog import CatalogError
-from playground.report.figures import printable
 from playground.report.layout import INDENT, print_folded, print_whole
+from playground.report.text import printable
 
 TITLES = {"CUDA": "CUDA text", "CPP": "C++ text", "BINDING": "binding"}  # of the module constants that hold another language
 SURROUNDINGS = "(rest)"  # what is in no function: includes, constants, declarations, imports
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
-OPENS = re.compile(r'(namespace\b.*|extern "C" *)\{$|#.*[^\\]$')  # a line that is a statement of its own
-ATTRIBUTE = re.compile(r"__\w+__ *\((?:[^()]|\([^()]*\))*\)")
-TYPE = re.compile(r"\b(?:struct|class|union) +(?:alignas\(.*?\) +)?\w+")
-CALLED = re.compile(r"(?!alignas|decltype|asm|if\b|for\b|while\b)\b(\w+) *\(")
+ENDS = re.compile(r'^ *$|[;}] *(//.*)?$|^#.*[^\\]$|^(namespace\b.*|extern "C" *)\{$|"""$')  # the last line of a piece
+NOT_NAMES = re.compile(r'^(#|").*|//.*|__\w+__ *\((?:[^()]|\([^()]*\))*\)', re.MULTILINE)
+NAME = re.compile(r"^(?:async )?(?:def|class) (\w+)|^[^(=;{]*?\b((?:struct|class|union) +\w+)[^(;]*\{", re.MULTILINE)
+CALLED = re.compile(r"^[^=;{]*?(?!alignas|decltype|asm)\b(\w+) *\([^;]*?\{", re.DOTALL)
 
 
 def sections(path):
     """Return {title: {name: [(number, text) of its lines]}} of a Python file. Raises CatalogError for what is no Python."""
     lines = [printable(line.expandtabs(4)) for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
     try:
-        body = ast.parse("\n".join(lines)).body
+        tree = ast.parse("\n".join(lines))
     except (SyntaxError, ValueError) as error:
         raise CatalogError(f"{path.name} is not Python: {error}") from None
-    rest = dict(enumerate(lines, start=1))
-    found, python = {}, {SURROUNDINGS: []}
-    for node in body:
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-        part = [(number, rest.get(number, "")) for number in range(first, node.end_lineno + 1)]
-        match node:
-            case ast.Expr(ast.Constant(str())) if node is body[0]:
-                found["docstring"] = _pieces(_by_heading(part))
-            case ast.Assign([ast.Name(name)], ast.Constant(str())) if len(part) > 1:
-                found[TITLES.get(name, name)] = _pieces(_by_function(part), {SURROUNDINGS: []})
-            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
-                python.setdefault(name, []).extend(part)
-            case _:
-                continue
-        rest = {number: text for number, text in rest.items() if not first <= number <= node.end_lineno}
-    python[SURROUNDINGS] = [line for line in rest.items() if line[1].strip()]
-    return found | {"Python": python}
+    end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
+    pieces, title, before = [], "docstring" if end else "Python", ""
+    for number, text in enumerate(lines, start=1):
+        if opened := re.match(r'(\w+) = r?"""$', text):
+            title = TITLES.get(opened[1], opened[1])
+        begins = ENDS.search(before) and text[:1].strip(' )}"')
+        if not pieces or begins or pieces[-1][0] != title:
+            pieces.append((title, []))
+        pieces[-1][1].append((number, text))
+        if number == end or (text == '"""' and number > end):
+            title = "Python"
+        before = text
+    found = {}
+    for title, piece in pieces:
+        name = "title" if title == "docstring" else _name("\n".join(text for _, text in piece))
+        if title == "docstring" and len(piece) > 1 and piece[1][1].startswith(" "):
+            name = piece[0][1]
+        last = max((i for i, line in enumerate(piece, start=1) if line[1].strip()), default=0)
+        found.setdefault(title, {}).setdefault(name, []).extend(piece[:last])
+    return found
 
 
-def _pieces(named, pieces=None):
-    pieces = pieces or {}
-    for name, line in named:
-        if line[1].strip() or (pieces.get(name) and name != SURROUNDINGS):
-            pieces.setdefault(name, []).append(line)
-    return pieces
-
-
-def _by_heading(lines):
-    """(heading, line) of each line of a docstring; what follows the title at the left edge is its own."""
-    name = "title"
-    for index, line in enumerate(lines):
-        following = lines[index + 1][1] if index + 1 < len(lines) else ""
-        if index and line[1] and not line[1].startswith((" ", '"')) and following.startswith(" "):
-            name = line[1]
-        yield name, line
-
-
-def _by_function(lines):
-    """(name, line) of each line of a C++ text: that of the function or type whose text, comment and template it belongs to."""
-    lines = [(number, re.sub(r'^\w+ = r?("""|\'\'\')|("""|\'\'\')$', "", text)) for number, text in lines]
-    statement = []
-    for index, (number, text) in enumerate(lines):
-        statement.append((number, text))
-        following = next((later for _, later in lines[index + 1 :] if later.strip()), "end")
-        ends_macro = index and lines[index - 1][1].endswith("\\") and not text.endswith("\\")
-        ends = ends_macro or OPENS.match(text) or re.search(r"[;}] *(//.*)?$", text)
-        if index == len(lines) - 1 or (ends and not following.startswith((" ", "}"))):
-            name = _defined(re.sub(r"//.*", "", "\n".join(text for _, text in statement)))
-            yield from ((name, line) for line in statement)
-            statement = []
-
-
-def _defined(text):
-    """Return the name of the function or type that a statement defines; SURROUNDINGS for another."""
-    text = ATTRIBUTE.sub("", re.sub(r"^ *#.*", "", text, flags=re.MULTILINE))
-    header, brace, _ = text.partition("{")
-    before = header.partition("(")[0]
-    if brace and TYPE.search(before) and ("(" not in header or "alignas" in header):
-        return TYPE.search(header)[0]
-    called = CALLED.search(header)
-    return called[1] if brace and called and "=" not in before and ";" not in header else SURROUNDINGS
-
-
-def compare(old, new):
-    """Return {section: {name: (kind, old lines, new lines)}}, in the order of the new file; what was removed comes last.
-
-    The kind is "new", "removed", "changed" or "same".
-    """
-    result = {}
-    for title in dict.fromkeys([*new, *old]):
-        sides = old.get(title, {}), new.get(title, {})
-        result[title] = {name: _change(*(side.get(name) for side in sides)) for name in dict.fromkeys([*sides[1], *sides[0]])}
-    return result
-
-
-def _change(old, new):
-    if old is None or new is None:
-        return ("new" if old is None else "removed"), old or [], new or []
-    return ("same" if [text for _, text in old] == [text for _, text in new] else "changed"), old, new
+def _name(text):
+    """Return the name of the function or type that a piece defines; SURROUNDINGS for another."""
+    text = NOT_NAMES.sub("", re.sub(r"alignas\(.*?\)", "", text)).strip()
+    named = NAME.search(text) or CALLED.search(text)
+    return re.sub(" +", " ", next(filter(None, named.groups()))) if named else SURROUNDINGS
 
 
 def show(old, new, console):
     """Print what the variant `new` changed over `old`: first in a few lines, then line by line."""
-    changes = compare(sections(old.path), sections(new.path))
+    before, after = sections(old.path), sections(new.path)
     print_folded(console, " -> ".join(f"{each.path.parent.name}/{each.name}" for each in (old, new)), style="bold")
-    if all(kind == "same" for section in changes.values() for kind, _, _ in section.values()):
-        return print_folded(console, "The two files are the same.")
-    for title, section in changes.items():
-        lines = [line[0] for kind, *sides in section.values() if kind != "same" for line in diff(*sides)]
-        told = f"+{lines.count('+')} -{lines.count('-')} lines" if lines else "the same"
+    details = []
+    for title in dict.fromkeys([*after, *before]):
+        sides = before.get(title, {}), after.get(title, {})
+        told = {name: _diff(*(side.get(name) for side in sides)) for name in dict.fromkeys([*sides[1], *sides[0]])}
+        kernels = {name for side in sides for name, piece in side.items() if any("__global__" in text for _, text in piece)}
+        signs = [line[0] for _, lines in told.values() for line in lines]
         console.print()
-        print_folded(console, f"{title}: {told}", style="bold")
-        for kind in ("new", "removed", "changed", "same") if lines else ():
-            names = [_described(name, after or before) for name, (what, before, after) in section.items() if what == kind]
+        counts = f"+{signs.count('+')} -{signs.count('-')} lines" if signs else "the same"
+        print_folded(console, f"{title}: {counts}", style="bold")
+        for kind in ("new", "removed", "changed", "same") if signs else ():
+            names = [
+                name + " (kernel)" * (name in kernels - {SURROUNDINGS}) for name, (what, _) in told.items() if what == kind
+            ]
             if names:
                 print_folded(console, Text(f"{kind:9}").append(", ".join(names)), INDENT, hanging=9)
-    for title, section in changes.items():
-        for name, (kind, *sides) in section.items():
-            if kind != "same":
-                console.print()
-                print_folded(console, f"{title}: {name}, {kind}", style="bold")
-                for line in diff(*sides):
-                    print_whole(console, Text(line, style=STYLES.get(line[0], "")))
+        details += [(f"{title}: {name}, {kind}", lines) for name, (kind, lines) in told.items() if lines]
+    for heading, lines in details:
+        console.print()
+        print_folded(console, heading, style="bold")
+        for line in lines:
+            print_whole(console, Text(line, style=STYLES.get(line[0], "")))
 
 
-def diff(old, new):
-    """Return the lines of a unified diff of two pieces, with the numbers that lines have in their files."""
-    lines = difflib.unified_diff([text for _, text in old], [text for _, text in new], lineterm="")
-    return [_renumbered(line, old, new) if line.startswith("@@") else line for line in list(lines)[2:]]
+def _diff(old, new):
+    """Return "new", "removed", "changed" or "same", and a unified diff with the numbers that lines have in their files."""
+    kind = "new" if old is None else "removed" if new is None else "changed"
+    sides = old or [], new or []
+    lines = list(difflib.unified_diff(*([text for _, text in side] for side in sides), lineterm=""))[2:]
 
+    def renumbered(match):
+        at, count = int(match[2]), match[3] or "1"
+        return f"{match[1]}{sides['-+'.index(match[1])][at - 1][0] if count != '0' else 0},{count}"
 
-def _renumbered(line, old, new):
-    spans = zip("-+", (old, new), re.findall(r"[-+](\d+)(?:,(\d+))?", line), strict=True)
-    told = [f"{sign}{side[int(at) - 1][0] if count != '0' else 0},{count or 1}" for sign, side, (at, count) in spans]
-    return f"@@ {' '.join(told)} @@"
-
-
-def _described(name, lines):
-    """A name, and 'kernel' behind it where it is one."""
-    return f"{name} (kernel)" if any("__global__" in text for _, text in lines) and name != SURROUNDINGS else name
+    lines = [re.sub(r"([-+])(\d+)(?:,(\d+))?", renumbered, line) if line[:2] == "@@" else line for line in lines]
+    return (kind, lines) if lines else ("same", [])

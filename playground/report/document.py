@@ -9,7 +9,6 @@ from pathlib import Path
 from playground.catalog import code_sha256, sha256
 from playground.report import contract
 from playground.report.contract import (  # noqa: F401, for whoever reads documents
-    DOCUMENT_KEYS,
     ENVIRONMENT,
     ENVIRONMENT_KEYS,
     RATIO_KEYS,
@@ -27,14 +26,14 @@ def write(document, path):
 
 
 def as_text(document):
-    """The JSON of `document`, as `write` writes it."""
+    """Return the JSON of `document`, as `write` writes it."""
     document = _finite(document)
     validate(document)
-    return json.dumps(_in_order(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(contract.in_order(contract.DOCUMENT, document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read(path):
-    """The document in `path`; DocumentError says in one line why there is none."""
+    """Return the document in `path`; DocumentError says in one line why there is none."""
 
     def refuse(constant):
         raise ValueError(f"{constant} is not a JSON number")
@@ -74,7 +73,7 @@ def write_whole(path, text):
 
 
 def date_of(environment):
-    """The moment at which a document was recorded; without a time zone it is taken as UTC."""
+    """Return the moment at which a document was recorded; without a time zone it is taken as UTC."""
     moment = datetime.datetime.fromisoformat(environment["date"].replace("Z", "+00:00"))
     return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
 
@@ -88,7 +87,7 @@ def is_stale(result, variant_file, model_file):
 
 
 def has_changed(result, now):
-    """Whether a result is stale beside `now`, another result or the hashes of the present files.
+    """Return whether a result is stale beside `now`, another result or the hashes of the present files.
 
     It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one.
     """
@@ -99,20 +98,18 @@ def has_changed(result, now):
 
 def validate(document):
     """Raise DocumentError, naming the place, unless `document` is as the contract says. Additional keys are allowed."""
-    contract.Keys({"schema": contract.anything})(document, "document")
+    contract.check({"schema": contract.anything}, document, "document")
     if isinstance(document["schema"], bool) or document["schema"] != SCHEMA:
         raise DocumentError(f"schema {document['schema']!r:.60}: this program reads schema {SCHEMA}")
-    contract.Keys({"environment": contract.anything, "results": contract.anything})(document, "document")
-    ENVIRONMENT(document["environment"], "environment")
+    contract.check({"environment": ENVIRONMENT, "results": [contract.anything]}, document, "")
     try:
         date_of(document["environment"])
     except (AttributeError, TypeError, ValueError):
         contract.require(False, "environment.date", "an ISO 8601 date", document["environment"]["date"])
-    contract.Rows(contract.anything)(document["results"], "results")
     for index, result in enumerate(document["results"]):
         where = f"results[{index}]"
-        contract.Keys({"model": contract.text, "variant": contract.text})(result, where)
-        RESULT(result, f"{where} ({result['model']}/{result['variant']})")
+        contract.check({"model": contract.text, "variant": contract.text}, result, where)
+        contract.check(RESULT, result, f"{where} ({result['model']}/{result['variant']})")
 
 
 def _finite(value):
@@ -122,8 +119,3 @@ def _finite(value):
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _in_order(document):
-    order = contract.Keys(dict.fromkeys(DOCUMENT_KEYS) | {"environment": ENVIRONMENT, "results": contract.Rows(RESULT)})
-    return order.in_order(document)

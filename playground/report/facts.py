@@ -1,28 +1,8 @@
 """Everything about a result that is not a table, as (label, text): what compare.py prints of a variant, and the page shows."""
 
 from playground.judge.accuracy import named as accuracy_named
-from playground.report import checks
-from playground.report.figures import (
-    FORWARD,
-    NOTHING,
-    TIMED,
-    baseline_name,
-    gradient_verdict,
-    gradients_unsupported,
-    label,
-    mutants,
-    one_line,
-    precisions,
-    scientific,
-    share_of_floor,
-    size_note,
-    span,
-    standards,
-    timed_modes,
-    timing_notes,
-    why_not_measured,
-    with_unit,
-)
+from playground.report import checks, figures
+from playground.report.text import NOTHING, interval, one_line, scientific, with_unit
 
 
 def lacks(result):
@@ -34,13 +14,13 @@ def lacks(result):
 
 
 def of(result):
-    """(label, text) of everything about a result that is not a table."""
+    """Yield (label, text) of everything about a result that is not a table."""
     check = result["check"] or {}
-    share = share_of_floor(result)
+    share = figures.share_of_floor(result)
     gradients = check.get("gradients")
-    if result["reason"] and (result["verdict"] not in TIMED or not result.get("caveats")):
+    if result["reason"] and (result["verdict"] not in figures.TIMED or not result.get("caveats")):
         yield "reason", result["reason"]
-    yield from standards(result)
+    yield from figures.standards(result)
     for finding in result.get("findings") or []:
         if finding != result["reason"]:
             yield "finding", finding
@@ -51,25 +31,25 @@ def of(result):
     inputs = (result.get("shape") or {}).get("inputs")
     if inputs:
         sizes = ", ".join(str(tuple(each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
-        note = size_note(result)
+        note = figures.size_note(result)
         yield "inputs", f"{sizes}: {note}" if note else sizes
     if check.get("max_error") is not None:
         errors = [scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed")]
-        yield "error", "{}; PyTorch's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
+        yield "max error", "{}; PyTorch's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
         if found := result.get("accuracy"):
             error, limit = scientific(found["error"]), scientific(found["limit"])
             yield "accuracy", f"{accuracy_named(found['class'])}: off by {error} of the spread; as PyTorch is up to {limit}"
-        unsupported = gradients_unsupported(gradients)
+        unsupported = figures.gradients_unsupported(gradients)
         if unsupported is not None:
             yield "gradients", f"none: {unsupported}"
         else:
-            yield "gradients", "not checked" if gradients is None else gradient_verdict(check)
+            yield "gradients", "not checked" if gradients is None else figures.gradient_verdict(check)
         for way in check.get("reference") or []:
             yield "reference", way
         if check.get("domain"):
             yield "domain", f"kept by every probe: {'; '.join(check['domain'])}"
         if check.get("mutants_rejected"):
-            yield "mutants", mutants(result).removeprefix("mutants ")
+            yield "mutants", figures.mutants(result).removeprefix("mutants ")
     yield from checks.lines(result["check"])
     yield from checks.sanitizer(result.get("sanitizer"))
     if result["build_seconds"] is not None:
@@ -79,16 +59,16 @@ def of(result):
         yield "floor", f"{with_unit(result['floor_ms'], ' ms')}, bound by {result['floor_bound']}{reached}"
     for title, timings in timed(result).items():
         if timings.get("outcome"):
-            labelled = f", {label(result, 'in ')}" if label(result) else ""
+            labelled = f", {figures.label(result, 'in ')}" if figures.label(result) else ""
             yield "timing", f"{title}{labelled}: {_outcome(timings)}"
     if result.get("clocks"):
         before, after = result["clocks"]["before"], result["clocks"]["after"]
         yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"
-    for note in timing_notes(result):
+    for note in figures.timing_notes(result):
         yield "note", note
-    for title, timings in timed_modes(result).items():
+    for title, timings in figures.timed_modes(result).items():
         for name, reason in (timings.get("baselines_unavailable") or {}).items():
-            yield "note", ("" if title == FORWARD else f"{title}: ") + not_measured(name, reason)
+            yield "note", ("" if title == figures.FORWARD else f"{title}: ") + not_measured(name, reason)
 
 
 def _permitted(result):
@@ -101,26 +81,25 @@ def _permitted(result):
 def ran_on(result):
     if result["ran_on"] is None:
         return NOTHING
-    return one_line(", ".join(filter(None, (result["ran_on"], precisions(result)))))
+    return one_line(", ".join(filter(None, (result["ran_on"], figures.precisions(result)))))
 
 
 def not_measured(name, reason):
-    return f"baseline {baseline_name(name)} not measured: {reason}"
+    return f"baseline {figures.baseline_name(name)} not measured: {reason}"
 
 
 def timed(result):
-    """{title: timings} of all that was timed."""
-    return {title: timings for title, timings in timed_modes(result).items() if timings.get("time_ms")}
+    """Return {title: timings} of all that was timed."""
+    return {title: timings for title, timings in figures.timed_modes(result).items() if timings.get("time_ms")}
 
 
 def _outcome(timings):
-    """'win over torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
-    if why := why_not_measured(timings):
+    """Return 'faster than torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
+    if why := figures.why_not_measured(timings):
         return f"speed-up not measured: {one_line(why)}"
-    outcome, share = timings["outcome"], share_of_floor(timings)
-    parts = [f"{outcome['verdict']} over" if outcome["verdict"] == "win" else f"{outcome['verdict']} against"]
-    parts[0] += f" {baseline_name(outcome['against'])}"
-    parts.append(f"{with_unit(outcome['ratio'], 'x')} ({span(outcome['low'], outcome['high'], 'x')})")
-    parts.append(f"{timings['rounds']} rounds, {timings['calls']} calls")
+    outcome, share = timings["outcome"], figures.share_of_floor(timings)
+    word = figures.OUTCOMES[outcome["verdict"]]
+    parts = [f"{word} {'from' if outcome['verdict'] == 'tie' else 'than'} {figures.baseline_name(outcome['against'])}"]
+    parts += [interval(outcome), f"{timings['rounds']} rounds, {timings['calls']} calls"]
     parts += [f"{with_unit(100 * share, '%')} of the floor"] if share else []
     return ", ".join(parts)

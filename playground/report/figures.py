@@ -1,11 +1,12 @@
-"""What the reports say about a result: how numbers are written, and the figures that follow from others."""
+"""What the reports say about a result: names for people, and the figures that follow from others."""
 
 import ast
-import math
+import contextlib
 import re
 import statistics
 from pathlib import Path
 
+from playground.report.text import NOTHING, interval, one_line, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,24 +31,18 @@ TRAINING = {"weights": "training, weights", "weights_and_input": "training, weig
 
 TIMED = ("pass", "forward only")  # verdicts with which a variant is timed
 # Verdict -> how many variants have it, in words.
-TALLY = {
-    "pass": "passed",
-    "forward only": "forward only",
-    "fail": "failed",
-    "error": "ended in an error",
-    "skipped": "skipped",
-}
+TALLY = {"pass": "passed", "forward only": "forward only", "fail": "failed", "error": "ended in an error", "skipped": "skipped"}
+OUTCOMES = {"win": "faster", "tie": "no difference", "loss": "slower"}  # as they are said, of those in the JSON
 FORWARD = "forward"
 GRAPH = "CUDA graph"
 NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
-NOTHING = "-"
 OF_OUTPUTS = "outputs"  # in the place of gradients' names, where the output is detached
 BEYOND_FLOOR = "faster than the floor, which counts more arithmetic than this variant does"
 
 
 def meets(result):
-    """Whether a result meets the standard that it was asked to; records of earlier versions know drop-in alone."""
+    """Return whether a result meets the standard that it was asked to; records of earlier versions know drop-in alone."""
     return result["verdict"] == "pass" or (result["verdict"] == "forward only" and result.get("standard") == "forward")
 
 
@@ -68,25 +63,25 @@ def label(result, preposition=""):
 
 
 def labelled(text, result):
-    """A speed-up in words, with its label behind it."""
+    """Return a speed-up in words, with its label behind it."""
     return f"{text} {label(result)}" if label(result) else text
 
 
 def why_not_pass(result):
-    """The sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
+    """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
     if result["verdict"] == "forward only":
         return [_caveat(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
     return [] if result["verdict"] == "pass" else [result["reason"]]
 
 
 def raised_at(result):
-    """' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known."""
+    """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known."""
     found = re.match(r"(\S.*:\d+): in ", result.get("details") or "")
     return f" ({one_line(found[1])})" if found else ""
 
 
 def standards(result):
-    """(label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
+    """Yield (label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
     reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
     yield from (("forward", one_line(reason)) for reason in reasons[1:])
     yield from (("caveat", _caveat(caveat, result)) for caveat in result.get("caveats") or [])
@@ -96,48 +91,6 @@ def _caveat(caveat, result):
     """'no-gradient: softmax.py:41: ...'."""
     where = f"{result['variant']}.py:{caveat['line']}: " if caveat.get("line") else ""
     return one_line(f"{caveat['tag']}: {where}{caveat['text']}")
-
-
-def significant(value):
-    """Three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    mantissa, exponent = f"{value:.2e}".split("e")
-    exponent = int(exponent)
-    if value == 0:
-        return "0"
-    if not -4 <= exponent < 6:
-        return f"{mantissa}e{exponent}"
-    return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
-
-
-def scientific(value):
-    """Three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    if value == 0:
-        return "0"
-    mantissa, exponent = f"{value:.2e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def with_unit(value, unit):
-    text = significant(value)
-    return text if text == NOTHING else text + unit
-
-
-def span(low, high, unit=""):
-    return f"{with_unit(low, unit)}-{with_unit(high, unit)}"
-
-
-def printable(line):
-    """`line` without control characters: it may come from an untrusted file or a compiler."""
-    return "".join(c if c.isprintable() else " " for c in str(line))
-
-
-def one_line(text):
-    """`text` on one line, printable."""
-    return " ".join(printable(text).split())
 
 
 def ordered_baselines(names):
@@ -153,18 +106,13 @@ def baseline_name(name):
     return f"{shown} with {' and '.join(SETTINGS.get(each, each) for each in settings)}" if settings else shown
 
 
-def best_baseline(speedup):
-    """The baseline that is hardest to beat, or None when there is no measured one."""
-    return min(speedup, key=lambda name: speedup[name]["ratio"]) if speedup else None
-
-
 def fastest_baseline(medians):
     """Of {baseline: ms} the name of the fastest that is in float32; None where there is none."""
     return min((name for name in medians if name != LOWER_PRECISION), key=medians.get, default=None)
 
 
 def baseline_medians(timings):
-    """{baseline: ms}: the median of the medians that were taken beside each variant."""
+    """Return {baseline: ms}: the median of the medians that were taken beside each variant."""
     samples = {}
     for each in timings:
         for name, spread in (each.get("baselines_ms") or {}).items():
@@ -174,82 +122,65 @@ def baseline_medians(timings):
 
 
 def headline(timings):
-    """(baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where nothing is claimed.
+    """Return (baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where nothing is claimed.
 
     The fastest baseline that is at least as precise; in documents without an "outcome" the one that is hardest to beat.
     """
     outcome, speedup = timings.get("outcome"), timings.get("speedup")
     if outcome:
         return (outcome["against"], outcome) if not why_not_measured(timings) else (None, None)
-    best = best_baseline(speedup)
+    best = min(speedup, key=lambda name: speedup[name]["ratio"]) if speedup else None
     return best, best and speedup[best]
 
 
 def why_not_measured(timings):
-    """Why there is no speed-up, such as 'the machine is busy (...)'; None where there is one."""
+    """Return why there is no speed-up, such as 'the machine is busy (...)'; None where there is one."""
     return (timings.get("outcome") or {}).get("reason")
 
 
 def outcome_verdict(timings):
-    """'win', 'tie', 'loss' or 'not measured'; 'win in fp16' where the variant computes in that; '-' where it is not known."""
+    """Return 'faster', 'no difference', 'slower' or 'not measured'; 'faster in fp16' of a lower precision; '-' if not known."""
     verdict = (timings.get("outcome") or {}).get("verdict", NOTHING)
     own = timings.get("variant_precision")
-    return f"{verdict} in {own}" if own and verdict != NOTHING else verdict
-
-
-def against_any_precision(timings):
-    """'0.900x over torch.compile, the fastest of any precision'; None where the headline is against that one already."""
-    name = (timings.get("outcome") or {}).get("any_precision")
-    ratio = (timings.get("speedup") or {}).get(name)
-    return f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision" if ratio else None
-
-
-def _open_tie(timings):
-    """'a tie, since 1.18x is anything from 0.951x to 1.42x'; None where the ratio itself is that of a tie."""
-    outcome = timings.get("outcome") or {}
-    if outcome.get("verdict") != "tie" or abs(outcome["ratio"] - 1) <= TIE:
-        return None
-    low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
-    return f"a tie, since {ratio} is anything from {low} to {high}"
-
-
-def control_note(timings):
-    """'noise: PyTorch against itself came out at 1.04x (1.02x-1.06x), ...'; None where that is within a tie."""
-    control = timings.get("control")
-    if not control or verdict(control) == "tie":
-        return None
-    came_out = f"{with_unit(control['ratio'], 'x')} ({span(control['low'], control['high'], 'x')})"
-    return f"noise: PyTorch against itself came out at {came_out} instead of 1x, so each interval is that much wider"
+    return OUTCOMES.get(verdict, verdict) + (f" in {own}" if own and verdict != NOTHING else "")
 
 
 def timing_notes(result, brief=False):
-    """What is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
+    """Yield what is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
 
-    `brief` is for a table without intervals: it has that of a tie whose ratio looks like none. And it leaves out which
-    baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
+    `brief` is for a table without intervals: it has that of a ratio that looks like a difference and is none. And it leaves
+    out which baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
     """
     for title, timings in timed_modes(result).items():
         if "unavailable" in timings:
             step = title.removesuffix(f", {GRAPH}")
             yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
-        yield from (f"{title}{note}" for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
-        if not brief and (slow := timings.get("not_graphed")):
-            yield f"{title}so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
-        if brief and (why := why_not_measured(timings)):
-            yield f"{title}speed-up not measured: {one_line(why)}"
-        if control := control_note(timings):
-            yield f"{title}{control}"
-        if brief and (open_tie := _open_tie(timings)):
-            yield f"{title}{open_tie}"
-        if any_precision := against_any_precision(timings):
-            yield f"{title}{any_precision}"
-        if (share_of_floor(timings) or 0) > 1:
-            yield f"{title}{BEYOND_FLOOR}"
+        yield from (title + note for note in _timing_notes(timings, brief))
+
+
+def _timing_notes(timings, brief):
+    yield from (note for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
+    outcome, control = timings.get("outcome") or {}, timings.get("control")
+    if not brief and (slow := timings.get("not_graphed")):
+        yield f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
+    if brief and (why := why_not_measured(timings)):
+        yield f"speed-up not measured: {one_line(why)}"
+    if control and verdict(control) != "tie":
+        came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
+        yield f"noise: {came_out}, so each interval is that much wider"
+    if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
+        low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
+        yield f"no difference, since {ratio} is anything from {low} to {high}"
+    name = outcome.get("any_precision")
+    if ratio := (timings.get("speedup") or {}).get(name):
+        yield f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision"
+    if (share_of_floor(timings) or 0) > 1:
+        yield BEYOND_FLOOR
 
 
 def timed_modes(result):
-    """{title: timings} of forward and of training, each with that under a CUDA graph behind it; none that is null."""
+    """Return {title: timings} of forward and of training, each with that under a CUDA graph behind it; none that is null."""
     steps = {FORWARD: result, **{TRAINING.get(mode, mode): each for mode, each in (result.get("training") or {}).items()}}
     modes = {}
     for title, timings in steps.items():
@@ -271,66 +202,43 @@ def under_graphs(result):
 
 
 def peak_memory(title, timings):
-    """MiB on top of what was in use before the call; '-' in a CUDA graph, which took its memory when it was captured."""
+    """Return MiB on top of what was in use before the call; '-' in a CUDA graph, which took its memory when it was captured."""
     return NOTHING if title.endswith(GRAPH) else significant(timings.get("peak_mib"))
 
 
-def by_device(results):
-    """{device: results}. The device is None, but where workers measured the same kind of thing on devices of several names.
-
-    Times on different devices are never set against one another.
-    """
-    names = {}
-    for result in results:
-        names.setdefault(result["ran_on"], set()).add(_device_name(result))
-    groups = {}
-    for result in results:
-        several = len(names[result["ran_on"]] - {None}) > 1
-        groups.setdefault(_device_name(result) if several else None, []).append(result)
-    return groups
-
-
-def _device_name(result):
-    name = (result.get("device") or {}).get("name")  # that of a worker; a run without a cluster has one device
-    return name and one_line(name)
-
-
-def on_device(what, device):
-    """`what` with the device's name, where by_device gives it one."""
-    return f"{what} on {device}" if device else what
-
-
 def geometric_means(results):
-    """{(place, device): (geometric mean, number of models)} of the best variant of each model against the best baseline.
+    """Return {place: (geometric mean, number of models)} of the best variant of each model against the best baseline.
 
-    The device is that of `by_device`. Variants that compute in a lower precision than the original are left out, as are those
-    that do not meet the standard they were asked to.
+    Variants that compute in a lower precision than the original are left out, as are those that do not meet the standard they
+    were asked to.
     """
     best = {}
-    for device, of_device in by_device(results).items():
-        for result in of_device:
-            _, ratio = headline(result)
-            if ratio and meets(result) and not result.get("variant_precision"):
-                of_place = best.setdefault((result["ran_on"], device), {})
-                of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
+    for result in results:
+        _, ratio = headline(result)
+        if ratio and meets(result) and not result.get("variant_precision"):
+            of_place = best.setdefault(result["ran_on"], {})
+            of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
     return {place: (statistics.geometric_mean(of_place.values()), len(of_place)) for place, of_place in best.items()}
 
 
 def share_of_floor(result):
-    """How much of the least possible time the measured time is: 1.0 is at the hardware's limit; None when not measured."""
+    """Return how much of the least possible time the measured time is: 1.0 is at the hardware's limit.
+
+    None when not measured.
+    """
     if not result.get("floor_ms") or not result.get("time_ms") or why_not_measured(result):
         return None
     return result["floor_ms"] / result["time_ms"]["median"]
 
 
 def gradients_unsupported(gradients):
-    """The reason why the variant has no gradients, or None when it has (or when nobody looked)."""
+    """Return the reason why the variant has no gradients, or None when it has (or when nobody looked)."""
     reason = (gradients or {}).get("unsupported")
     return reason if isinstance(reason, str) else None
 
 
 def is_within(check):
-    """Whether an error (of the output or of one gradient) is allowed; one that is no number is not.
+    """Return whether an error (of the output or of one gradient) is allowed; one that is no number is not.
 
     Where the judge said what it complains of, or that it does not, that counts: it looks at more than the largest error.
     """
@@ -340,7 +248,7 @@ def is_within(check):
 
 
 def gradient_verdict(check):
-    """'ok' or 'fail'; 'none' when the variant has no gradients or its output has none; '-' when they were not checked."""
+    """Return 'ok' or 'fail'; 'none' when it, or its output, has no gradients; '-' when they were not checked."""
     gradients = (check or {}).get("gradients")
     if gradients is None:
         return NOTHING
@@ -350,7 +258,7 @@ def gradient_verdict(check):
 
 
 def precisions(result):
-    """'tf32', the precision of the original; 'fp16 against tf32' for a variant that says it computes in a lower one."""
+    """Return 'tf32', the precision of the original; 'fp16 against tf32' for a variant that says it computes in a lower one."""
     own, original = result.get("variant_precision"), result.get("precision")
     return f"{own} against {original}" if own and original else own or original
 
@@ -366,29 +274,21 @@ def mutants(result):
 
 
 def model_constants(path):
-    """The literal module-level constants of a model's file, read without running it."""
-    try:
-        body = ast.parse(Path(path).read_text(encoding="utf-8")).body
-    except (OSError, SyntaxError, ValueError):
-        return {}
+    """Return the literal module-level constants of a model's file, read without running it."""
     constants = {}
-    for node in body:
-        if not isinstance(node, ast.Assign):
-            continue
-        try:
-            value = ast.literal_eval(node.value)
-        except ValueError:
-            continue
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                constants[target.id] = value
-            elif isinstance(target, ast.Tuple) and all(isinstance(name, ast.Name) for name in target.elts):
-                constants.update(zip((name.id for name in target.elts), value, strict=True))
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        for node in ast.parse(Path(path).read_text(encoding="utf-8")).body:
+            with contextlib.suppress(ValueError):
+                if isinstance(node, ast.Assign):
+                    value = ast.literal_eval(node.value)
+                    for target in node.targets:
+                        names = target.elts if isinstance(target, ast.Tuple) else [target]
+                        constants |= zip((each.id for each in names), value if names != [target] else [value], strict=True)
     return constants
 
 
 def listed(value):
-    """`value` as it comes back from JSON, which has no tuples."""
+    """Return `value` as it comes back from JSON, which has no tuples."""
     return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -409,7 +309,7 @@ def changed_sizes(result, root=ROOT):
 
 
 def size_note(result, root=ROOT):
-    """'batch 4 instead of 128'; '' when the sizes are the original's."""
+    """Return 'batch 4 instead of 128'; '' when the sizes are the original's."""
     parts = []
     for name, (value, original) in changed_sizes(result, root).items():
         what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"

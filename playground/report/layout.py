@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from playground.report.figures import one_line
+from playground.report.text import one_line
 
 MIN_WIDTH = 60
 UNFOLDED = 1 << 16  # columns: no line reaches that
@@ -33,8 +33,6 @@ STYLES = {"pass": "green", "ok": "green", "fail": "bold red", "error": "bold red
 STYLES |= {
     "forward only": "yellow",
     "refused": "yellow",
-    "win": "green",
-    "loss": "red",
     "faster": "green",
     "slower": "red",
     "not comparable": "yellow",
@@ -75,7 +73,7 @@ class _WithoutTrailingBlanks:
 
 
 def make_console(file=None):
-    """A console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide.
+    """Return a console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide.
 
     Where there is neither, nothing is folded. NO_COLOR means no style at all: neither bold nor dim.
     """
@@ -89,7 +87,7 @@ def make_console(file=None):
 
 
 def unstyled():
-    """The arguments of a rich Console that keep it from any style where NO_COLOR is set."""
+    """Return the arguments of a rich Console that keep it from any style where NO_COLOR is set."""
     return {"color_system": None} if os.environ.get("NO_COLOR") else {}
 
 
@@ -119,7 +117,7 @@ def print_indented(console, table, indent=INDENT):
 
 
 def verdict(word):
-    """A verdict in its colour: green, red, or yellow for what is neither."""
+    """Return a verdict in its colour: green, red, or yellow for what is neither."""
     return Text(word, style=STYLES.get(word, ""))
 
 
@@ -152,7 +150,7 @@ def _stacked(row, group):
 
 
 def natural_widths(lines):
-    """How wide each column must be so that nothing is folded."""
+    """Return how wide each column must be so that nothing is folded."""
     columns = zip(*lines, strict=True)
     return [max(cell_len(line) for cell in column for line in str(cell).split("\n")) for column in columns]
 
@@ -162,7 +160,7 @@ def total_width(widths):
 
 
 def table(heads, widths=None, justify=None):
-    """An empty table; without `widths` its columns are as wide as they need to be, or folded."""
+    """Return an empty table; without `widths` its columns are as wide as they need to be, or folded."""
     made = Table(box=RULE_BELOW_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="dim")
     for index, head in enumerate(heads):
         width = widths[index] if widths else None
@@ -170,25 +168,26 @@ def table(heads, widths=None, justify=None):
     return made
 
 
+def cells(names, values):
+    """Return {name: Text} of texts in the order of the names."""
+    return {name: value if isinstance(value, Text) else Text(value) for name, value in zip(names, values, strict=True)}
+
+
 def print_rows(console, rows, words):
-    """Print a table of {name: Text} rows below what was printed last, indented."""
-    console.print()
-    print_indented(console, fitted(rows, console.width - INDENT, words))
+    """Print a table of {name: Text} rows below what was printed last, indented; nothing where there are none."""
+    if rows:
+        console.print()
+        print_indented(console, fitted(rows, console.width - INDENT, words))
 
 
 def print_prose(console, heads, rows):
-    """A table of lists of Text whose last column holds sentences; where they have no room, they get a table of their own."""
+    """Print a table of lists of Text whose last column holds sentences; where they have no room, they get one of their own."""
     if not rows:
         return
     room = console.width - INDENT - total_width(natural_widths([[*heads[:-1], ""], *([*row[:-1], ""] for row in rows)]))
-    apart = len(heads) > 2 and room < min(MIN_PROSE_WIDTH, max(natural_widths([[row[-1]] for row in rows])))
-    if apart:
-        _print_all(console, heads[:-1], [row[:-1] for row in rows])
+    if len(heads) > 2 and room < min(MIN_PROSE_WIDTH, max(natural_widths([[row[-1]] for row in rows]))):
+        print_prose(console, heads[:-1], [row[:-1] for row in rows])
         heads, rows = (heads[0], heads[-1]), [(row[0], row[-1]) for row in rows if row[-1].plain]
-    _print_all(console, heads, rows)
-
-
-def _print_all(console, heads, rows):
     made = table(heads)
     for index, column in enumerate(made.columns):
         column.no_wrap = 0 < index < len(heads) - 1

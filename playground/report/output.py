@@ -91,28 +91,27 @@ class Output:
 
 
 def _locked(path):
-    """The open lock file, which names its holder. Raises BlockingIOError where another run holds it."""
-    while True:
-        file = path.open("a+")
-        try:
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                file.truncate(0)
-                file.write(str(os.getpid()))
-                file.flush()
-                return file
-            file.close()  # its holder has just removed it
-        except BlockingIOError as held:
+    """Return the open lock file, which names its holder. Raises BlockingIOError where another run holds it."""
+    file = path.open("a+")
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as held:
+        with file:
             file.seek(0)
             who = file.read() or "unknown"
-            file.close()
-            mine = who == str(os.getpid())
-            raise BlockingIOError(
-                held.errno, "another option names it" if mine else f"another run (pid {who}) writes it"
-            ) from None
-        except OSError:  # some network file systems have no locks
-            return file
+        mine = who == str(os.getpid())
+        said = "another option names it" if mine else f"another run (pid {who}) writes it"
+        raise BlockingIOError(held.errno, said) from None
+    except OSError:  # some network file systems have no locks
+        return file
+    if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):  # its holder has just removed it
+        file.close()
+        return _locked(path)
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
 
 
 def _say(line):

@@ -4,8 +4,8 @@ from rich.text import Text
 
 from playground.nvidia import metrics
 from playground.nvidia.emulated import of_kernel
-from playground.report.figures import NOTHING, one_line, significant, with_unit
-from playground.report.layout import INDENT, print_folded, print_prose, print_rows
+from playground.report.layout import INDENT, cells, print_folded, print_prose, print_rows
+from playground.report.text import NOTHING, one_line, significant, with_unit
 
 FIGURES = ("kernel", "launches", "us", "DRAM", "matrix units", "issue slots", "occupancy", "registers")
 REQUESTS = ("kernel", "a warp's request", "measured", "emulator", "least")
@@ -19,8 +19,7 @@ def show(variant, kernels, counts, console):
     print_rows(console, [_figures(kernel) for kernel in kernels], FIGURES[:1])
     print_prose(console, ("kernel", "of warps' time", "stall"), [row for kernel in kernels for row in _stalls(kernel)])
     rows = [row for kernel in kernels for row in _requests(kernel, kernels, counts)]
-    if rows:
-        print_rows(console, rows, REQUESTS[:2])
+    print_rows(console, rows, REQUESTS[:2])
     if counts:
         sizes = ", ".join(f"{name} {value}" for name, value in counts["settings"].items()) or "the original's size"
         print_folded(console, f"The emulator counted at its own size: {sizes}.", INDENT, style="dim")
@@ -51,7 +50,7 @@ def _figures(kernel):
         f"{share['occupancy']} of {share['occupancy_limit']}",
         NOTHING if kernel["registers"] is None else f"{kernel['registers']:.0f}",
     )
-    return dict(zip(FIGURES, map(Text, values), strict=True))
+    return cells(FIGURES, values)
 
 
 def _stalls(kernel):
@@ -70,4 +69,4 @@ def _requests(kernel, kernels, counts):
             continue
         numbers = (measured, emulated and emulated["per_request"], emulated and emulated["least"])
         values = (one_line(kernel["kernel"]), f"{where}, {unit}", *map(significant, numbers))
-        yield dict(zip(REQUESTS, map(Text, values), strict=True))
+        yield cells(REQUESTS, values)

@@ -10,8 +10,8 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
-from playground.report.figures import one_line, with_unit
 from playground.report.layout import STYLES, unstyled
+from playground.report.text import one_line, with_unit
 
 SHOWN = {"truth": "reference"}  # stages by another name than in the JSON
 
@@ -26,11 +26,9 @@ class Progress:
         progress.done(model, variant, "pass")
     """
 
-    def __init__(self, console=None, prefix=""):
-        """`prefix` stands before each line: several processes share the terminal, and nothing is live then."""
+    def __init__(self, console=None):
         self._console = console or _Console(stderr=True, **unstyled())
-        self._live = self._console.file.isatty() and self._console.is_interactive and not prefix
-        self._prefix = prefix
+        self._live = self._console.file.isatty() and self._console.is_interactive
         # Standard output is not redirected: rich would send what is printed there to this console.
         self._display = _Display(
             SpinnerColumn(table_column=Column(no_wrap=True)),
@@ -43,9 +41,8 @@ class Progress:
             transient=True,
             redirect_stdout=False,
         )
-        self._running = {}
+        self._running, self._lock = {}, threading.Lock()
         self._is_hushed = False
-        self._lock = threading.Lock()
         self._expected = self._counted = 0
         self._total = None  # the live line that counts
         self._began = time.monotonic()
@@ -77,16 +74,14 @@ class Progress:
     @contextlib.contextmanager
     def aside(self):
         """Leaves the terminal to whoever prints there meanwhile."""
-        if self._live:
-            self._display.stop()
+        self.__exit__()
         try:
             yield
         finally:
-            if self._live:
-                self._display.start()
+            self.__enter__()
 
     def phases(self, model=None, variant=None):
-        """{stage: seconds} of all that ended, or of one variant; those that ran side by side add up."""
+        """Return {stage: seconds} of all that ended, or of one variant; those that ran side by side add up."""
         found = {}
         for entry in self.timeline:
             if model is None or (entry["model"], entry["what"]) == (model, variant):
@@ -146,10 +141,8 @@ class Progress:
         self._line(line)
 
     def _line(self, text):
-        if self._is_hushed:
-            return
-        line = Text(self._prefix, style="dim").append_text(text) if self._prefix else text
-        self._console.print(line, soft_wrap=not self._live, highlight=False)
+        if not self._is_hushed:
+            self._console.print(text, soft_wrap=not self._live, highlight=False)
 
 
 class _Display(Display):

@@ -15,24 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import natural_order, reading_order
-from playground.report import drawing, memories, page, published, speed_bars, time_parts
+from playground.report import drawing, figures, memories, page, published, speed_bars, time_parts
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
-from playground.report.figures import (
-    GRAPH,
-    ROOT,
-    TRAINING,
-    baseline_medians,
-    baseline_name,
-    changed_sizes,
-    headline,
-    machine,
-    one_line,
-    ordered_baselines,
-    scientific,
-    share_of_floor,
-    significant,
-    with_unit,
-)
+from playground.report.text import one_line, scientific, significant, with_unit
 
 COMMAND = "python -m playground.report.publish"
 README = Path("README.md")
@@ -46,8 +31,8 @@ OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no head
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
 HEAD = (
-    *("", "median ms", "over eager", "over the best", "of the floor", "error (eager's)"),
-    *(f"{title}: ms (over the best)" for title in TRAINING.values()),
+    *("", "median ms", "over eager", "over the best", "of the floor", "max error (PyTorch's)"),
+    *(f"{title}: ms (over the best)" for title in figures.TRAINING.values()),
 )
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
 NOTHING_MEASURED = "No kernel has been measured on a GPU in its present form yet."
@@ -68,12 +53,12 @@ class Run:
     limited: list
 
     def of(self, model):
-        """{variant: result} of the results that are current, in reading order."""
+        """Return {variant: result} of the results that are current, in reading order."""
         variants = {variant: result for (of, variant), result in self.current.items() if of == model}
         return {variant: variants[variant] for variant in sorted(variants, key=natural_order)}
 
 
-def main(arguments=None, root=ROOT):
+def main(arguments=None, root=figures.ROOT):
     parser = argparse.ArgumentParser(
         prog=COMMAND, description="Makes README's and the ladders' tables and the plot from results/."
     )
@@ -96,7 +81,7 @@ def main(arguments=None, root=ROOT):
 
 
 def files(root):
-    """(path from `root`, text) of every file that this command keeps."""
+    """Yield (path from `root`, text) of every file that this command keeps."""
     runs = newest_runs(root)
     models = sorted((file.stem for file in _python_files(root / "models")), key=reading_order)
     readme = _between((root / README).read_text(encoding="utf-8"), BEST, best(runs, models), README)
@@ -112,8 +97,8 @@ def files(root):
         yield path, _between(text, RESULTS, table(root, runs, path, model), path)
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
     timed = {model: [each for each in newest.of(model).values() if each["time_ms"]] for model in models} if newest else {}
-    title = f"Forward pass on {machine(newest.environment)}, {_day(newest)}" if newest else NOTHING_MEASURED
-    where = f"{machine(newest.environment)}, {_day(newest)}" if newest else ""
+    where = f"{figures.machine(newest.environment)}, {_day(newest)}" if newest else ""
+    title = f"Forward pass on {where}" if newest else NOTHING_MEASURED
     for model in ladders:
         for name, text in [*memories.images(model), ("time", time_parts.image(model, timed.get(model, []), where))]:
             if text:
@@ -124,7 +109,7 @@ def files(root):
 
 
 def newest_runs(root):
-    """The newest run of each GPU that has full-size results, by the GPU's name."""
+    """Return the newest run of each GPU that has full-size results, by the GPU's name."""
     runs = {}
     for path in sorted((root / "results").glob("*.json")):
         document = read(path)
@@ -145,7 +130,7 @@ def _limited(root, gpu):
 
 
 def _is_full_size(result, root):
-    return result["ran_on"] == "cuda" and not changed_sizes(result, root)
+    return result["ran_on"] == "cuda" and not figures.changed_sizes(result, root)
 
 
 def _files_of(root, model, variant):
@@ -168,71 +153,64 @@ def _between(text, markers, block, path):
 def best(runs, models):
     """Return the text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
     tables = [(_best_rows(run, models), _best_caption(run)) for run in runs]
-    return "\n\n".join(f"{_joined(rows)}\n\n{caption}" for rows, caption in tables if rows[2:]) or NOTHING_MEASURED
+    return "\n\n".join(f"{_table(BEST_HEAD, rows)}\n\n{caption}" for rows, caption in tables if rows) or NOTHING_MEASURED
 
 
 def _best_rows(run, models):
-    rows = [BEST_HEAD, ("---", *("--:" for _ in BEST_HEAD[1:]))]
+    rows = []
     for model in models:
         results = run.of(model).values()
         as_precise = [each for each in results if each["time_ms"] and not each.get("variant_precision")]
         if as_precise:
             result = min(as_precise, key=lambda each: each["time_ms"]["median"])
-            rows.append(_best_row(model, result, baseline_medians(results)))
+            rows.append(_best_row(model, result, figures.baseline_medians(results)))
     return rows
 
 
 def _best_row(title, result, baselines):
-    fastest, ratio = headline(result)
-    share = share_of_floor(result)
-    link = _link(README, result["model"], result["variant"])
+    (fastest, ratio), share, median = figures.headline(result), figures.share_of_floor(result), result["time_ms"]["median"]
+    graphed = (result.get("graphed") or {}).get("time_ms")
+    # Where launches took a share of the time that shows.
+    in_a_graph = graphed and graphed["median"] <= (1 - LAUNCHES_SHOW) * median
     return (
         cell(title),
         significant(baselines.get("eager")),
-        f"{significant(baselines[fastest])} ({cell(baseline_name(fastest))})" if fastest else "",
-        f"**{significant(result['time_ms']['median'])}**{_in_a_graph(result)} ({link})",
+        f"{significant(baselines[fastest])} ({cell(figures.baseline_name(fastest))})" if fastest else "",
+        f"**{significant(median)}**{', in a CUDA graph ' + significant(graphed['median']) if in_a_graph else ''} "
+        f"({_link(README, result['model'], result['variant'])})",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
         with_unit(100 * share, "%") if share else "",
     )
 
 
-def _in_a_graph(result):
-    """', in a CUDA graph 0.199' where launches took a share of the time that shows."""
-    graphed = (result.get("graphed") or {}).get("time_ms")
-    if not graphed or graphed["median"] > (1 - LAUNCHES_SHOW) * result["time_ms"]["median"]:
-        return ""
-    return f", in a CUDA graph {significant(graphed['median'])}"
-
-
 def _best_caption(run):
     if not run.current:
-        return f"{cell(machine(run.environment))}: no result is of a file in its present form. [All results](#results)"
+        return f"{cell(figures.machine(run.environment))}: no result is of a file in its present form. [All results](#results)"
     timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith(OTHERS)}
-    names = [cell(baseline_name(name)) for name in ordered_baselines(timed)]
+    names = [cell(figures.baseline_name(name)) for name in figures.ordered_baselines(timed)]
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
     return (
-        f"{cell(machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
+        f"{cell(figures.machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
         f"{baselines}, taken in turns with it. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and "
         "arithmetic rate allow."
     )
 
 
 def table(root, runs, path, model):
-    """The text between a ladder's markers: of each GPU every variant of the model beside the baselines."""
+    """Return the text between a ladder's markers: of each GPU every variant of the model beside the baselines."""
     return "\n\n".join(f"{_rows(root, run, path, model)}\n\n{_caption(run, model)}" for run in runs) or NOTHING_MEASURED
 
 
 def _caption(run, model):
     remark = run.environment.get("joined")  # on which results of the record are from other runs
-    is_limited_named = any(each["model"] == model for each in run.limited)
-    is_stale_named = any(of == model for of, _ in run.stale)
-    return (
-        f"Measured on {cell(machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded in "
-        f"`results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
+    text = (
+        f"Measured on {cell(figures.machine(run.environment))}, {_day(run)}{f' ({cell(remark)})' if remark else ''}; recorded "
+        f"in `results/{run.path.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
         "convolutions by default, a kernel may still compute in full float32."
-        + (f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs." if is_limited_named else "")
-        + (" Stale: the file has changed since it was measured." if is_stale_named else "")
     )
+    if any(each["model"] == model for each in run.limited):
+        text += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs."
+    return text + " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
 
 
 def _rows(root, run, path, model):
@@ -241,25 +219,28 @@ def _rows(root, run, path, model):
     sizes = ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs)
     permitted = {PERMITTED[result["precision"]] for result in results.values() if result["precision"] in PERMITTED}
     title = ", ".join([f"**{model}**", *([f"input {cell(sizes)}"] if sizes else []), *sorted(permitted)])
-    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *_baseline_rows(results.values())]
+    rows = [*_baseline_rows(results.values())]
     for file in _python_files(root / "kernels" / model):
         key = model, file.stem
         if not file.stem.startswith("cpu_"):
-            figures = ["stale"] if key in run.stale else list(_figures(run.current.get(key)))
-            rows.append([_link(path, *key), *figures, *[""] * len(HEAD)])
+            figures = ["stale"] if key in run.stale else _figures(run.current.get(key))
+            rows.append([_link(path, *key), *figures])
             limited = [each for each in run.limited if (each["model"], each["variant"]) == key]
-            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each), *[""] * len(HEAD)] for each in limited]
-    return f"{title}\n\n{_joined(row[: len(HEAD)] for row in rows)}"
+            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each)] for each in limited]
+    return f"{title}\n\n{_table(HEAD, rows)}"
 
 
 def _baseline_rows(results):
     """One row a baseline: the median of the medians that were taken beside each variant."""
-    forward = baseline_medians(results)
-    training = [baseline_medians([(result["training"] or {}).get(mode) or {} for result in results]) for mode in TRAINING]
-    for name in ordered_baselines(forward):
+    forward = figures.baseline_medians(results)
+    training = [
+        figures.baseline_medians([(result["training"] or {}).get(mode) or {} for result in results])
+        for mode in figures.TRAINING
+    ]
+    for name in figures.ordered_baselines(forward):
         over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
         times = [significant(medians[name]) if name in medians else "" for medians in training]
-        yield (cell(baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
+        yield (cell(figures.baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
 
 
 def _figures(result):
@@ -271,23 +252,23 @@ def _figures(result):
     elif result["time_ms"] is None:
         yield "passed, not timed"
     else:
-        check, speedup, share = result["check"], result["speedup"] or {}, share_of_floor(result)
-        (best, ratio), precision = headline(result), result.get("variant_precision")
+        check, speedup, share = result["check"], result["speedup"] or {}, figures.share_of_floor(result)
+        (best, ratio), precision = figures.headline(result), result.get("variant_precision")
         yield significant(result["time_ms"]["median"]) + (f" in {cell(precision)}" if precision else "")
         yield with_unit(speedup["eager"]["ratio"], "x") if "eager" in speedup else ""
-        yield f"{with_unit(ratio['ratio'], 'x')} ({cell(baseline_name(best))})" if best else ""
+        yield f"{with_unit(ratio['ratio'], 'x')} ({cell(figures.baseline_name(best))})" if best else ""
         yield with_unit(100 * share, "%") if share else ""
         yield f"{scientific(check['max_error'])} ({scientific(check['eager_error'])})"
-        yield from (_training_cell((result["training"] or {}).get(mode)) for mode in TRAINING)
+        yield from (_training_cell((result["training"] or {}).get(mode)) for mode in figures.TRAINING)
 
 
 def _training_cell(timings):
     if not timings or not timings.get("time_ms"):
         return ""
-    _, ratio = headline(timings)
+    _, ratio = figures.headline(timings)
     over = f" ({with_unit(ratio['ratio'], 'x')})" if ratio else ""
     graphed = _training_cell(timings.get("graphed"))
-    return significant(timings["time_ms"]["median"]) + over + (f"; {GRAPH} {graphed}" if graphed else "")
+    return significant(timings["time_ms"]["median"]) + over + (f"; {figures.GRAPH} {graphed}" if graphed else "")
 
 
 def _link(path, model, variant):
@@ -298,8 +279,10 @@ def _day(run):
     return date_of(run.environment).date().isoformat()
 
 
-def _joined(rows):
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def _table(head, rows):
+    """Return a table of Markdown; a row that is too short ends with empty cells."""
+    lines = [head, ("---", *("--:" for _ in head[1:])), *((*row, *[""] * len(head))[: len(head)] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(text):

@@ -4,7 +4,8 @@ import json
 
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
-from playground.report.figures import TIE, significant, with_unit
+from playground.report.figures import TIE
+from playground.report.text import significant, with_unit
 
 FOLDER = "results/published"
 HEAD = (
@@ -17,7 +18,7 @@ LOOK = {"color": PANEL, "fontsize": 11}
 
 
 def read(root):
-    """The results of all files, one of each solution: that of the file whose name comes last."""
+    """Return the results of all files, one of each solution: that of the file whose name comes last."""
     found = {}
     for path in sorted((root / FOLDER).glob("*.json")):
         found |= {each["source_sha256"]: each for each in json.loads(path.read_text(encoding="utf-8"))["results"]}
@@ -28,54 +29,52 @@ def is_right(result):
     return result["standards"]["forward"]
 
 
-def is_win(result):
-    """Whether it is faster than the fastest baseline that is as precise, its whole interval above 1.01."""
-    return is_right(result) and (result["outcome"] or {}).get("verdict") == "win"
-
-
-def beats_eager(result):
-    """Whether it is faster than eager PyTorch, the whole interval of the ratio above 1.01."""
-    return is_timed(result) and result["speedup"]["eager"]["low"] > 1 + TIE
-
-
 def is_timed(result):
     return is_right(result) and (result["outcome"] or {}).get("verdict") not in (None, "not measured")
 
 
-def claims(result):
-    """Whether its publisher says that it is faster than eager PyTorch."""
-    return (result.get("claimed_speedup") or 0) > 1
+def is_faster(result):
+    """Return whether it is faster than the fastest baseline that is as precise, its whole interval above 1.01."""
+    return is_timed(result) and result["outcome"]["verdict"] == "win"
+
+
+def beats_eager(result):
+    """Return whether it is faster than eager PyTorch, the whole interval of the ratio above 1.01."""
+    return is_timed(result) and result["speedup"]["eager"]["low"] > 1 + TIE
+
+
+def counts(results):
+    """Return {what: how many of the results}, and the same of those whose publisher claims a speed-up over eager PyTorch."""
+    tests = {"right": is_right, "timed": is_timed, "faster": is_faster, "over eager": beats_eager}
+    tests |= {"over both": lambda result: is_faster(result) and beats_eager(result)}
+    tests |= {"all": lambda result: True, "drop-in": lambda result: result["standards"]["drop_in"]}
+    claiming = [each for each in results if (each.get("claimed_speedup") or 0) > 1]
+    return tuple({what: sum(map(test, of)) for what, test in tests.items()} for of in (results, claiming))
 
 
 def sentence(results):
-    """The numbers for README's first screen."""
-    faster = [each for each in results if claims(each)]
-    right, drop_in = sum(map(is_right, results)), sum(each["standards"]["drop_in"] for each in results)
-    fail, over_eager = sum(not is_right(each) for each in faster), sum(map(beats_eager, faster))
-    both = sum(is_win(each) and beats_eager(each) for each in faster)
-    unmeasured = sum(is_right(each) and not is_timed(each) for each in faster)
+    """Return the numbers for README's first screen."""
+    found, claiming = counts(results)
     return (
-        f"Of {len(results)} published KernelBench solutions, {right} are right on their problem's own inputs and "
-        f"{drop_in or 'none'} can replace the original everywhere. {len(faster)} claim a speed-up over eager PyTorch: {fail} "
-        f"of them fail, {unmeasured} could not be measured, and {over_eager} are faster here, {both} of these also "
+        f"Of {found['all']} published KernelBench solutions, {found['right']} are right on their problem's own inputs and "
+        f"{found['drop-in'] or 'none'} can replace the original everywhere. {claiming['all']} claim a speed-up over eager "
+        f"PyTorch: {claiming['all'] - claiming['right']} of them fail, {claiming['right'] - claiming['timed']} could not be "
+        f"measured, and {claiming['over eager']} are faster here, {claiming['over both']} of these also "
         f"than PyTorch's best ([details](docs/published_solutions.md))."
     )
 
 
 def table(results):
-    """The rows of Markdown, a collection each and all together."""
-    origins = sorted({each["origin"] for each in results})
-    groups = {origin: [each for each in results if each["origin"] == origin] for origin in origins}
-    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *(_row(*item) for item in groups.items()), _row("all", results)]
+    """Return the rows of Markdown, a collection each and all together."""
+    groups = {origin: [] for origin in sorted({each["origin"] for each in results})}
+    for each in results:
+        groups[each["origin"]].append(each)
+    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:]))]
+    for title, own in {**groups, "all": results}.items():
+        found, claiming = counts(own)
+        rows.append((title, *(found[what] for what in ("all", "right", "drop-in", "timed", "faster"))))
+        rows[-1] += tuple(claiming[what] for what in ("all", "right", "over eager", "faster"))
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
-
-
-def _row(title, results):
-    faster = [each for each in results if claims(each)]
-    drop_in = sum(each["standards"]["drop_in"] for each in results)
-    right, timed, wins = (sum(map(test, results)) for test in (is_right, is_timed, is_win))
-    of_faster = (sum(map(test, faster)) for test in (is_right, beats_eager, is_win))
-    return title, len(results), right, drop_in, timed, wins, len(faster), *of_faster
 
 
 def image(results):
@@ -94,8 +93,8 @@ def image(results):
         for line in (axes.axvline, axes.axhline, failed.axvline):
             line(1, color=PANEL, linewidth=0.8, linestyle=(0, (4, 3)))
         groups = {
-            "right and faster than PyTorch's best": ([each for each in claimed if is_timed(each) and is_win(each)], GOOD),
-            "right": ([each for each in claimed if is_timed(each) and not is_win(each)], DEVICE),
+            "right and faster than PyTorch's best": ([each for each in claimed if is_timed(each) and is_faster(each)], GOOD),
+            "right": ([each for each in claimed if is_timed(each) and not is_faster(each)], DEVICE),
         }
         for label, (of_group, colour) in groups.items():
             _scatter(axes, of_group, [each["speedup"]["eager"]["ratio"] for each in of_group], colour)

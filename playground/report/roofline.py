@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from playground.report import drawing
 from playground.report.drawing import BASELINE, FAINT, FLOOR, INK, PAPER, SOFT, VARIANT
-from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, one_line, significant
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline
+from playground.report.text import one_line, significant
 
 OF_VARIANT, OF_BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
 FEWEST = 2  # variants; of fewer the table says it all
@@ -57,34 +58,28 @@ class Roofs:
         self.bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"])
         self.highest = max(self.rates.values())
 
-    def at(self, intensity):
-        """Return the highest rate at that many FLOPs a byte."""
-        return min(self.highest, intensity * self.bandwidth)
-
 
 def points_of(results):
     """Return the points of the results of one place.
 
     The work is that of the model at its sizes, so a result that did not record it has that of one that did.
     """
-    models = {}
-    for result in results:
-        if result["time_ms"]:
-            models.setdefault((one_line(result["model"]), str((result.get("shape") or {}).get("inputs"))), []).append(result)
+    timed = [result for result in results if result["time_ms"]]
+    sizes = [(one_line(result["model"]), str((result.get("shape") or {}).get("inputs"))) for result in timed]
     points = []
-    for (model, _), of_model in models.items():
-        work, medians = next((each["work"] for each in of_model if each.get("work")), None), baseline_medians(of_model)
+    for model, inputs in dict.fromkeys(sizes):
+        own = [result for result, size in zip(timed, sizes, strict=True) if size == (model, inputs)]
+        work, medians = next((each["work"] for each in own if each.get("work")), None), baseline_medians(own)
         if not work:
             continue
-        shown = "eager", fastest_baseline(medians)
         if "eager" in medians and "as_written" in work:
             points.append(Point(model, "operators", AS_WRITTEN, work["as_written"], medians["eager"], True))
         for name, median in medians.items():
-            label = one_line(baseline_name(name))
-            points.append(Point(model, label, OF_BASELINE, work["least"], median, name in shown))
-        for result in of_model:
-            own = result["time_ms"]["median"]
-            points.append(Point(model, one_line(result["variant"]), OF_VARIANT, work["least"], own, True))
+            is_labelled = name in ("eager", fastest_baseline(medians))
+            points.append(Point(model, one_line(baseline_name(name)), OF_BASELINE, work["least"], median, is_labelled))
+        for result in own:
+            name, median = one_line(result["variant"]), result["time_ms"]["median"]
+            points.append(Point(model, name, OF_VARIANT, work["least"], median, True))
     return [point for point in points if min(point.work["flops"], point.work["bytes"], point.milliseconds) > 0]
 
 
@@ -112,17 +107,13 @@ def _chart(points, roofs, kind, place):
         return drawing.svg(figure, f"roof-{place}-{kind}", f"Roofline, forward, on {place}", words)
 
 
-def _unit(value, units):
-    return next((each for each in units if value >= each[0]), units[-1])
-
-
 def _with_unit(value, units):
-    per, name = _unit(value, units)
+    per, name = next((each for each in units if value >= each[0]), units[-1])
     return f"{significant(value / per)} {name}"
 
 
 def _draw_axes(axes, points, roofs):
-    unit, unit_name = _unit(roofs.highest, RATES)
+    unit, unit_name = next((each for each in RATES if roofs.highest >= each[0]), RATES[-1])
     intensities, rates = [point.intensity for point in points], [point.rate for point in points]
     axes.set_xlim(min(intensities) / 3, max(max(intensities) * 4, roofs.highest / roofs.bandwidth * 2.5))
     axes.set_ylim(min(rates) / 3, max(roofs.highest, *rates) * 2)
@@ -152,10 +143,6 @@ class _Labels:
     def at(self, place):
         """Return where a place (intensity, rate) is, in units: a figure's dots are units (drawing.figure)."""
         return self.axes.transData.transform(place) * drawing.UNITS_AN_INCH / self.axes.figure.dpi
-
-    def rate(self, height):
-        """Return the rate at that height, in units."""
-        return self.axes.transData.inverted().transform((0, height * self.axes.figure.dpi / drawing.UNITS_AN_INCH))[1]
 
     def keep(self, place, left, bottom, right, top):
         x, y = self.at(place)
@@ -218,8 +205,9 @@ def _draw_columns(axes, points, roofs, labels):
     columns = sorted(columns.items(), key=lambda each: each[1])
     side = -1 if labels.at((columns[0][1], bottom))[0] - left > LETTER * min(len(columns[0][0]), 30) else 1
     for row, (model, intensity) in enumerate(columns[::side]):
-        (x, y), top = labels.at((intensity, bottom)), roofs.at(intensity)
-        foot = labels.rate(y + 4 + LINE * row)
+        (x, y), top = labels.at((intensity, bottom)), min(roofs.highest, intensity * roofs.bandwidth)
+        dots = (y + 4 + LINE * row) * axes.figure.dpi / drawing.UNITS_AN_INCH
+        foot = axes.transData.inverted().transform((0, dots))[1]
         axes.plot([intensity] * 2, [foot, top], color=BASELINE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=2)
         room = 30 if side < 0 else int((right - x - 4) / LETTER)
         name = model if len(model) <= room else model[: room - 1] + "…"
@@ -240,15 +228,13 @@ def _draw_points(axes, points, labels):
     for point in drawn:
         axes.plot([point.intensity], [point.rate], linestyle="none", **MARKS[point.kind])
         labels.keep((point.intensity, point.rate), -4, -4, 4, 4)
-        if point.kind == AS_WRITTEN and point.model in eager:
-            other = eager[point.model]
+        if point.kind == AS_WRITTEN and (other := eager.get(point.model)):
             ends = [point.intensity, other.intensity], [point.rate, other.rate]
             axes.plot(*ends, color=SOFT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
     named = set()
     for point in drawn:
-        name = point.model, point.kind, point.name
-        if point.kind == OF_VARIANT or name not in named:
-            named.add(name)
+        if point.kind == OF_VARIANT or (point.model, point.kind, point.name) not in named:
+            named.add((point.model, point.kind, point.name))
             look = {"weight": "bold", "color": INK} if point.kind == OF_VARIANT else {"color": SOFT}
             labels.put((point.intensity, point.rate), labels.short(point.name), zorder=7, **look)
 

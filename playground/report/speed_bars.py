@@ -7,22 +7,9 @@ slowest step would leave the fast ones no length at all. Where there is no floor
 import statistics
 from dataclasses import dataclass
 
-from playground.report import drawing
+from playground.report import drawing, figures
 from playground.report.drawing import BASELINE, FLOOR, GRAPHED, INK, PAPER, SOFT, VARIANT
-from playground.report.figures import (
-    BEYOND_FLOOR,
-    FORWARD,
-    GRAPH,
-    baseline_medians,
-    baseline_name,
-    fastest_baseline,
-    headline,
-    labelled,
-    one_line,
-    ordered_baselines,
-    timed_modes,
-    with_unit,
-)
+from playground.report.text import one_line, with_unit
 
 HEAD, ROW, NOTE = 30, 17, 11  # units: above the rows, of a row, of a remark below it
 TIME, RATIO, LETTER = 58, 54, 6.6  # units: of the columns behind the bars, of a letter
@@ -57,7 +44,7 @@ class Picture:
 
     def notes(self, row):
         beyond = self.floor and row.ms and self.share(row) > 1
-        return (*row.notes, BEYOND_FLOOR) if beyond else row.notes
+        return (*row.notes, figures.BEYOND_FLOOR) if beyond else row.notes
 
     @property
     def height(self):
@@ -74,49 +61,47 @@ def pictures(members, brief=False):
 
     `brief`: of forward alone, without CUDA graphs, and of PyTorch only eager and the fastest.
     """
-    titles = dict.fromkeys(title for result, _ in members for title in timed_modes(result) if GRAPH not in title)
-    made = (_picture(members, title, brief) for title in ([FORWARD] if brief else titles))
+    titles = dict.fromkeys(
+        title for result, _ in members for title in figures.timed_modes(result) if figures.GRAPH not in title
+    )
+    made = (_picture(members, title, brief) for title in ([figures.FORWARD] if brief else titles))
     return [each for each in made if each]
 
 
 def _picture(members, title, brief):
     """Return None where nothing has a time."""
-    timings = [(result, shown, timed_modes(result).get(title) or {}) for result, shown in members]
-    medians = baseline_medians([each for _, _, each in timings])
-    fastest = fastest_baseline(medians)
-    rows = [
-        Row(_name(name), BASELINE, medians[name], "fastest" if name == fastest else "")
-        for name in ordered_baselines(medians)
-        if not brief or name in ("eager", fastest)
-    ]
+    timings = [(result, shown, figures.timed_modes(result).get(title) or {}) for result, shown in members]
+    medians = figures.baseline_medians([each for _, _, each in timings])
+    fastest = figures.fastest_baseline(medians)
+    named = [name for name in figures.ordered_baselines(medians) if not brief or name in ("eager", fastest)]
+    rows = [Row(_name(name), BASELINE, medians[name], "fastest" if name == fastest else "") for name in named]
     for result, shown, each in timings:
-        if each.get("time_ms") or title == FORWARD:
+        if each.get("time_ms") or title == figures.FORWARD:
             rows.append(_variant(one_line(result["variant"]), VARIANT, result, each, fastest, shown))
         if not brief and (graphed := each.get("graphed") or {}).get("time_ms"):
             rows.append(_variant("... in a CUDA graph", GRAPHED, result, graphed, fastest, None))
     floors = [each["floor_ms"] for _, _, each in timings if each.get("floor_ms")]
-    floor = statistics.median(floors) if floors else None
-    return Picture(title, rows, floor) if any(row.ms for row in rows) else None
+    return Picture(title, rows, statistics.median(floors) if floors else None) if any(row.ms for row in rows) else None
 
 
 def _name(baseline):
-    name = one_line(baseline_name(baseline))
+    name = one_line(figures.baseline_name(baseline))
     return name if name.startswith("torch.") else f"PyTorch {name}"
 
 
 def _variant(name, kind, result, timings, fastest, shown):
     """Return a row that names the baseline where that is another than the `fastest`."""
-    best, ratio = headline(timings)
+    best, ratio = figures.headline(timings)
     time = (timings.get("time_ms") or {}).get("median")
     return Row(
         name,
         kind,
         time,
-        labelled(with_unit(ratio["ratio"], "x"), result) if ratio else "",
+        figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else "",
         timings.get("floor_ms"),
         f"{one_line(result['verdict'])}, not timed",
         shown and shown["id"],
-        (f"over {one_line(baseline_name(best))}",) if ratio and best != fastest else (),
+        (f"over {one_line(figures.baseline_name(best))}",) if ratio and best != fastest else (),
     )
 
 
@@ -190,4 +175,6 @@ def _draw_row(axes, picture, row, y, places, longest):
     axes.text(time, y + 12, with_unit(row.ms, " ms"), ha="right", **look)
     axes.text(right, y + 12, row.ratio, ha="right", **look)
     for number, note in enumerate(picture.notes(row), 1):
-        axes.text(right, y + 10 + NOTE * number, note, ha="right", fontsize=8.5, color=FLOOR if note == BEYOND_FLOOR else SOFT)
+        axes.text(
+            right, y + 10 + NOTE * number, note, ha="right", fontsize=8.5, color=FLOOR if note == figures.BEYOND_FLOOR else SOFT
+        )

@@ -8,8 +8,8 @@ writes what may be kept of a run over other people's solutions: no line of their
 import argparse
 import collections
 import json
-import math
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -27,7 +27,7 @@ FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "outcome", "control"
 
 
 def summarise(report, unsolved=()):
-    """The "suite" key of a document of pairs.
+    """Return the "suite" key of a document of pairs.
 
     Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
     `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
@@ -91,27 +91,23 @@ def _cases(results):
             "checked": len(checks),
             "accepted": sum(each["complaint"] is None for each in checks),
             "ranking": case["ranking"],
-            "geometric_mean_ms": _mean(times) if is_whole and len(times) == listed["benchmark"] else None,
-            "over_eager": _mean(over) if is_whole and len(over) == listed["benchmark"] else None,
+            "geometric_mean_ms": statistics.geometric_mean(times) if is_whole and len(times) == listed["benchmark"] else None,
+            "over_eager": statistics.geometric_mean(over) if is_whole and len(over) == listed["benchmark"] else None,
         }
 
 
-def _mean(values):
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
 def is_correct(result, standard):
-    """Whether a result meets a standard, one of STANDARDS."""
+    """Return whether a result meets a standard, one of STANDARDS."""
     return result["verdict"] in MEETS[standard]
 
 
 def accuracy_class(result):
-    """'as PyTorch', 'float32', ...; None where it is not known."""
+    """Return 'as PyTorch', 'float32', ...; None where it is not known."""
     return (result.get("accuracy") or {}).get("class")
 
 
 def speedups(result):
-    """{baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
+    """Return {baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
     if not result["speedup"] or why_not_measured(result):
         return {}
     _, fastest = headline(result)
@@ -124,18 +120,11 @@ def _standard(results, standard, count):
     share = len(correct) / count if count else 0.0
     over = {}
     for name in BASELINES:
-        ratios = [each[name] for each in timed if name in each]
-        if not ratios:
-            continue
-        faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
-        over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": _geometric_mean(ratios)}
+        if ratios := [each[name] for each in timed if name in each]:
+            faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
+            means = {key: statistics.geometric_mean(ratio[key] for ratio in ratios) for key in document.RATIO_KEYS}
+            over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": means | {"pairs": len(ratios)}}
     return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
-
-
-def _geometric_mean(ratios):
-    """{"ratio", "low", "high", "pairs"}."""
-    means = {key: _mean([ratio[key] for ratio in ratios]) for key in document.RATIO_KEYS}
-    return means | {"pairs": len(ratios)}
 
 
 def eval_results(report):
@@ -157,7 +146,7 @@ def eval_results(report):
 
 
 def lacks_time(result):
-    """Whether it is correct, but no time of it is claimed."""
+    """Return whether it is correct, but no time of it is claimed."""
     return is_correct(result, "forward") and (why_not_measured(result) is not None or not result["time_ms"])
 
 
@@ -190,22 +179,20 @@ def write_eval_results(report, file):
 def facts(report):
     """What may be kept of a run over other people's solutions: hashes, verdicts, figures, and the judge's own sentences."""
     environment = {key: report["environment"].get(key) for key in (*document.ENVIRONMENT_KEYS, "options", "complete")}
-    results = [
-        {
-            **_named(result.get("pair") or {}),
-            **{key: result.get(key) for key in FACTS},
-            "reason": _own_words(result),
-            "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
-            "caveats": [each["tag"] for each in result.get("caveats") or []],
-        }
-        for result in report["results"]
-    ]
+    results = []
+    for result in report["results"]:
+        pair = result.get("pair") or {}
+        results.append(
+            {
+                **pair,
+                **{key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)},
+                **{key: result.get(key) for key in FACTS},
+                "reason": _own_words(result),
+                "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
+                "caveats": [each["tag"] for each in result.get("caveats") or []],
+            }
+        )
     return {"schema": report["schema"], "environment": environment, "suite": report.get("suite"), "results": results}
-
-
-def _named(pair):
-    """The pair, its two files by name alone."""
-    return pair | {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
 
 
 def _own_words(result):

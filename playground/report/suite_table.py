@@ -6,19 +6,10 @@ from rich.text import Text
 
 from playground.judge.accuracy import named as accuracy_named
 from playground.report import against, document, suite
-from playground.report.figures import (
-    NOTHING,
-    TIMED,
-    baseline_name,
-    label,
-    one_line,
-    significant,
-    span,
-    why_not_measured,
-    with_unit,
-)
-from playground.report.layout import INDENT, print_folded, print_rows, verdict
+from playground.report.figures import TIMED, baseline_name, label, why_not_measured
+from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
+from playground.report.text import NOTHING, one_line, significant, span, with_unit
 
 RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
 BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
@@ -26,22 +17,19 @@ TITLES = {key: title for title, key in document.STANDARDS.items()}
 
 
 class Pairs(View):
-    """The view of a run over `count` pairs. `update` and `end` are called as those of terminal.Summary are."""
+    """The view of a run over pairs. It is made, and `update` and `end` are called, as terminal.Summary is."""
 
-    def __init__(self, console, count):
+    def __init__(self, console, expected):
         super().__init__(console)
-        self._count = count
+        self._count = sum(expected.values())
 
     def update(self, report):
         """Print what is new."""
         if report["results"]:
             self.print_machine(report)
-        for result in report["results"]:
-            key = result["model"], result["variant"], result["source_sha256"], str((result.get("shape") or {}).get("settings"))
-            if key not in self._printed:
-                self._printed.add(key)
-                number = f"{len(self._printed):{len(str(self._count))}}/{self._count} "
-                print_folded(self._console, Text(number).append_text(_line(result)), hanging=len(number))
+        for result in self.unprinted(report["results"]):
+            number = f"{len(self._printed):{len(str(self._count))}}/{self._count} "
+            print_folded(self._console, Text(number).append_text(_line(result)), hanging=len(number))
 
     def end(self, report):
         self.update(report)
@@ -74,7 +62,7 @@ def _line(result):
 
 
 def named(result):
-    """The problem and, where its name does not say it, which solution."""
+    """Return the problem and, where its name does not say it, which solution."""
     pair = result.get("pair") or {}
     if pair.get("sample_id") is not None and pair.get("problem_id") is not None:
         return f"{result['model']}, sample {pair['sample_id']}"
@@ -95,7 +83,7 @@ def show(summary, console):
 
 
 def remarks(summary):
-    """How often which caveat and which accuracy was seen, and what else is to be known of the figures."""
+    """Yield how often which caveat and which accuracy was seen, and what else is to be known of the figures."""
     for what in ("caveats", "accuracy"):
         counted = collections.Counter()
         for tag, count in (summary[what] or {}).items():
@@ -126,7 +114,7 @@ def case_rows(cases):
 
 
 def summary_rows(summary):
-    """{head: cell} of each standard and baseline."""
+    """Return {head: cell} of each standard and baseline."""
     rows = []
     for standard, found in summary["standards"].items():
         right = f"{found['correct']} of {summary['pairs']}"
@@ -138,7 +126,7 @@ def summary_rows(summary):
             row["mean"] = with_unit(mean["ratio"], "x") if mean else NOTHING
             row["interval"] = span(mean["low"], mean["high"], "x") if mean else NOTHING
             row["pairs"] = str(mean["pairs"]) if mean else NOTHING
-            rows.append({head: Text(one_line(cell)) for head, cell in row.items()})
+            rows.append(cells(row, map(one_line, row.values())))
     return rows
 
 

@@ -4,8 +4,9 @@ import textwrap
 from pathlib import Path
 
 from playground import sweep
-from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, on_device, one_line, why_not_measured
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, why_not_measured
 from playground.report.sweep_table import by_variant
+from playground.report.text import one_line
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -25,7 +26,7 @@ def require(file):
 
 
 def write(report, axes, file):
-    """Draw a column of two panels for each model, device and combination of other axes; the first axis runs to the right."""
+    """Draw a column of two panels for each model and combination of other axes; the first axis runs to the right."""
     from matplotlib.figure import Figure  # which only who draws needs
 
     axis = next(iter(axes))
@@ -50,9 +51,9 @@ def write(report, axes, file):
 def _columns(results, axes, axis):
     """{title: {variant: results along the axis}}."""
     columns = {}
-    for (model, variant, device), own in by_variant(results).items():
+    for (model, variant), own in by_variant(results).items():
         for others, line in sweep.lines_along(own, axes, axis):
-            title = ", ".join([on_device(model, device), *(f"{name}={each}" for name, each in others.items())])
+            title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
             columns.setdefault(title, {})[variant] = line
     return columns
 
@@ -64,25 +65,24 @@ def _places(line, axis):
 
 def _draw_times(panel, lines, axis):
     for number, (variant, line) in enumerate(lines.items()):
-        timed = _timed(line)
-        medians = [result["time_ms"]["median"] for result in timed]
-        panel.plot(_places(timed, axis), medians, marker="o", label=variant, color=f"C{number}")
+        _plot(panel, axis, [(each, each["time_ms"]["median"]) for each in _timed(line)], "-", f"C{number}", variant)
     longest = max(map(_timed, lines.values()), key=len)
     medians = [(result, baseline_medians([result])) for result in longest]
-    fastest = [(result, fastest_baseline(found)) for result, found in medians if fastest_baseline(found)]
-    names = ", ".join(dict.fromkeys(baseline_name(name) for _, name in fastest))
-    others = {
-        "eager": (":", "gray", [(result, found["eager"]) for result, found in medians if "eager" in found]),
-        f"best baseline\n({names})": ("-.", "gray", [(each, baseline_medians([each])[name]) for each, name in fastest]),
-        "floor": ("--", "black", [(result, result["floor_ms"]) for result in longest if result["floor_ms"]]),
-    }
-    for label, (style, colour, points) in others.items():
-        if points:
-            places = _places([result for result, _ in points], axis)
-            panel.plot(places, [value for _, value in points], linestyle=style, color=colour, marker=".", label=label)
+    fastest = [(result, found, fastest_baseline(found)) for result, found in medians if fastest_baseline(found)]
+    names = ", ".join(dict.fromkeys(baseline_name(name) for _, _, name in fastest))
+    _plot(panel, axis, [(result, found["eager"]) for result, found in medians if "eager" in found], ":", "gray", "eager")
+    _plot(panel, axis, [(each, found[name]) for each, found, name in fastest], "-.", "gray", f"best baseline\n({names})")
+    _plot(panel, axis, [(result, result["floor_ms"]) for result in longest if result["floor_ms"]], "--", "black", "floor")
     _finish(panel, "median ms", "", lines, axis, lambda result: None if result["time_ms"] else result["reason"])
     if longest:
         panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1))  # beside the panel, where it covers no line
+
+
+def _plot(panel, axis, points, style, colour, label):
+    if points:
+        places = _places([result for result, _ in points], axis)
+        marker = "o" if style == "-" else "."
+        panel.plot(places, [value for _, value in points], linestyle=style, color=colour, marker=marker, label=label)
 
 
 def _draw_ratios(panel, lines, axis):

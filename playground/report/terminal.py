@@ -4,48 +4,17 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from playground.report import against, checks, facts
-from playground.report.figures import (
-    NOTHING,
-    OF_OUTPUTS,
-    TALLY,
-    baseline_name,
-    by_device,
-    geometric_means,
-    gradient_verdict,
-    gradients_unsupported,
-    headline,
-    is_within,
-    isolation,
-    label,
-    machine,
-    mutants,
-    on_device,
-    one_line,
-    ordered_baselines,
-    outcome_verdict,
-    peak_memory,
-    printable,
-    raised_at,
-    scientific,
-    share_of_floor,
-    significant,
-    size_note,
-    span,
-    timing_notes,
-    under_graphs,
-    why_not_pass,
-    with_unit,
-)
-from playground.report.layout import GAP, INDENT, fitted, print_folded, print_indented, print_prose, print_rows, verdict
+from playground.report import against, checks, facts, figures
+from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
+from playground.report.text import NOTHING, one_line, printable, scientific, significant, span, with_unit
 
 SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
-CHECKED = (*SUMMARY_WORDS, "error", "PyTorch's", "build s")  # of what was not timed
+CHECKED = (*SUMMARY_WORDS, "max error", "PyTorch's", "build s")  # of what was not timed
 SUMMARY = (*CHECKED[:-1], "median ms", "build s", "speed-up", "over", "of floor", "outcome")
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
-GRADIENTS = ("gradient of", "", "error", "PyTorch's", "allowed")
+GRADIENTS = ("gradient of", "", "max error", "PyTorch's", "allowed")
 
 
 class View:
@@ -58,10 +27,19 @@ class View:
 
     def print_machine(self, document):
         if not self._machine_is_printed:
-            print_folded(self._console, machine(document["environment"]), style="dim")
-            if line := isolation(document["environment"]):
+            print_folded(self._console, figures.machine(document["environment"]), style="dim")
+            if line := figures.isolation(document["environment"]):
                 print_folded(self._console, line, style="dim")
             self._machine_is_printed = True
+
+    def unprinted(self, results):
+        """Yield those of the results that it has not yielded before."""
+        for result in results:
+            names = result["model"], result["variant"], result["ran_on"], result["source_sha256"]
+            key = *names, str((result.get("shape") or {}).get("settings"))
+            if key not in self._printed:
+                self._printed.add(key)
+                yield result
 
 
 class Summary(View):
@@ -98,8 +76,8 @@ class Summary(View):
         console.print()
         if any(result["ran_on"] == "emulator" for result in results):
             print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
-        for (place, device), (mean, models) in geometric_means(results).items():
-            what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {device or place}"
+        for place, (mean, models) in figures.geometric_means(results).items():
+            what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
         if count := sum(checks.refuses_double(result["check"]) for result in results):
             print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
@@ -132,22 +110,16 @@ class Details(View):
 
     def update(self, document):
         for model, results in _by_model(document["results"]).items():
-            for result in results:
-                key = model, result["variant"], result["ran_on"], str((result.get("shape") or {}).get("settings"))
-                if key not in self._printed:
-                    self._printed.add(key)
-                    self._print(document, model, result)
-
-    def _print(self, document, model, result):
-        self.print_machine(document)
-        if model != self._model:
-            self._console.print()
-            print_folded(self._console, model, style="bold")
-            self._model = model
-        self._console.print()
-        _print_details(self._console, result, self._verbose)
-        if self._checks:
-            _print_checks(self._console, result["check"])
+            for result in self.unprinted(results):
+                self.print_machine(document)
+                if model != self._model:
+                    self._console.print()
+                    print_folded(self._console, model, style="bold")
+                    self._model = model
+                self._console.print()
+                _print_details(self._console, result, self._verbose)
+                if self._checks:
+                    _print_checks(self._console, result["check"])
 
     def end(self, document):
         self.update(document)
@@ -156,49 +128,35 @@ class Details(View):
 
 
 def _by_model(results):
-    """{model: results}, the model with the device's name where there were several."""
-    models = {}
-    for device, of_device in by_device(results).items():
-        for result in of_device:
-            models.setdefault(on_device(result["model"], device), []).append(result)
-    return models
+    """Return {model: results}."""
+    return {model: [each for each in results if each["model"] == model] for model in dict.fromkeys(r["model"] for r in results)}
 
 
 def _with_sizes(model, results):
     """The model's name, with the sizes when they are the same ones, not the original's, for all its results."""
-    notes = {size_note(result) for result in results if result.get("shape")}
+    notes = {figures.size_note(result) for result in results if result.get("shape")}
     note = notes.pop() if len(notes) == 1 else ""
     return f"{model}: {note}" if note else model
 
 
 def _summary_row(result):
-    check = result["check"] or {}
-    time = result["time_ms"] or {}
-    best, ratio = headline(result)
-    share = share_of_floor(result)
-    cells = (
-        Text(one_line(result["variant"])),
-        Text(facts.ran_on(result)),
-        verdict(result["verdict"]),
-        verdict(gradient_verdict(check)),
-        Text(scientific(check.get("max_error"))),
-        Text(scientific(check.get("eager_error"))),
-        Text(significant(time.get("median"))),
-        Text(significant(result["build_seconds"])),
-        _ratio(ratio, label(result)),
-        Text(one_line(baseline_name(best)) if best else NOTHING),
-        Text(with_unit(share and 100 * share, "%")),
-        verdict(outcome_verdict(result)),
-    )
-    return dict(zip(SUMMARY, cells, strict=True))
+    check, (best, ratio), share = result["check"] or {}, figures.headline(result), figures.share_of_floor(result)
+    values = [one_line(result["variant"]), facts.ran_on(result), verdict(result["verdict"])]
+    values += [
+        verdict(figures.gradient_verdict(check)),
+        scientific(check.get("max_error")),
+        scientific(check.get("eager_error")),
+    ]
+    values += [significant((result["time_ms"] or {}).get("median")), significant(result["build_seconds"])]
+    values += [_ratio(ratio, figures.label(result)), one_line(figures.baseline_name(best)) if best else NOTHING]
+    values += [with_unit(share and 100 * share, "%"), verdict(figures.outcome_verdict(result))]
+    return cells(SUMMARY, values)
 
 
 def _ratio(ratio, label=None):
-    """A speed-up: green or red where its interval is on one side of 1; one with a label is no win without it."""
-    if ratio is None:
-        return Text(NOTHING)
-    if label:
-        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(label)}")
+    """A speed-up: green or red where its interval is on one side of 1; one with a label is not "faster" without it."""
+    if ratio is None or label:
+        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(label)}" if ratio else NOTHING)
     style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
     return Text(with_unit(ratio["ratio"], "x"), style=style)
 
@@ -206,7 +164,9 @@ def _ratio(ratio, label=None):
 def _print_remarks(console, results):
     """Below a model's table: why a variant is no pass, sizes where they differ between variants, baselines that are missing."""
     whys = (
-        (result["variant"], (result["verdict"], why + raised_at(result))) for result in results for why in why_not_pass(result)
+        (result["variant"], (result["verdict"], why + figures.raised_at(result)))
+        for result in results
+        for why in figures.why_not_pass(result)
     )
     for (word, reason), variants in _grouped(whys).items():
         if word != "pass":
@@ -215,11 +175,14 @@ def _print_remarks(console, results):
     for result in results:
         for line in _printed_lines(result)[:1]:
             print_folded(console, f"{one_line(result['variant'])} printed: {line}", INDENT, hanging=INDENT)
-    remarks = [_grouped((result["variant"], mutants(result)) for result in results)]
-    remarks.append(_grouped((result["variant"], checks.refusals(result["check"])) for result in results))
-    remarks.append(_grouped((result["variant"], under_graphs(result)) for result in results))
-    remarks.append(_grouped((result["variant"], note) for result in results for note in timing_notes(result, brief=True)))
-    notes = _grouped((result["variant"], size_note(result)) for result in results if result.get("shape"))
+    whats = (
+        lambda result: [figures.mutants(result)],
+        lambda result: [checks.refusals(result["check"])],
+        lambda result: [figures.under_graphs(result)],
+        lambda result: figures.timing_notes(result, brief=True),
+    )
+    remarks = [_grouped((result["variant"], note) for result in results for note in what(result)) for what in whats]
+    notes = _grouped((result["variant"], figures.size_note(result)) for result in results if result.get("shape"))
     if len(notes) > 1:
         remarks.append({note or "sizes of the original": variants for note, variants in notes.items()})
     for note, variants in [item for group in remarks for item in group.items() if item[0]]:
@@ -239,8 +202,8 @@ def _grouped(pairs):
 
 
 def _tally(results):
-    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
-    return ", ".join(f"{count} {TALLY[word]}" for word, count in counts.items() if count) or "No variants."
+    counts = {word: sum(result["verdict"] == word for result in results) for word in figures.TALLY}
+    return ", ".join(f"{count} {figures.TALLY[word]}" for word, count in counts.items() if count) or "No variants."
 
 
 def _print_details(console, result, verbose):
@@ -264,10 +227,9 @@ def _print_details(console, result, verbose):
         for line in _printed_lines(result):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
-    if gradients and OF_OUTPUTS not in gradients and gradients_unsupported(gradients) is None:
+    if gradients and figures.OF_OUTPUTS not in gradients and figures.gradients_unsupported(gradients) is None:
         print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
-    if result["time_ms"]:
-        print_rows(console, time_rows(result), TIMES[:1])
+    print_rows(console, time_rows(result), TIMES[:1])
 
 
 def _printed_lines(result):
@@ -280,12 +242,11 @@ def _printed_lines(result):
 def _print_checks(console, check):
     """Every probe, every check of the behaviour, every kernel."""
     kernels = [(launches, microseconds, name) for name, launches, microseconds in checks.explained_kernels(check)]
-    tables = (
-        (("probe", "", "error", "PyTorch's", "allowed", ""), checks.explained_probes(check)),
+    for heads, rows in (
+        (("probe", "", "max error", "PyTorch's", "allowed", ""), checks.explained_probes(check)),
         (("behaviour", "", ""), checks.explained_behaviour(check)),
         (("launches", "us", "kernel on the GPU"), kernels),
-    )
-    for heads, rows in tables:
+    ):
         print_prose(console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
 
@@ -293,32 +254,26 @@ def _gradient_rows(gradients):
     rows = []
     for name, check in gradients.items():
         errors = [scientific(check[key]) for key in ("max_error", "eager_error", "allowed")]
-        cells = [Text(one_line(name)), verdict("ok" if is_within(check) else "fail"), *map(Text, errors)]
-        rows.append(dict(zip(GRADIENTS, cells, strict=True)))
+        rows.append(cells(GRADIENTS, [one_line(name), verdict("ok" if figures.is_within(check) else "fail"), *errors]))
     return rows
 
 
 def time_rows(result):
-    """Forward and the training modes: the variant's own time, then each baseline's and the speed-up over it."""
+    """Return a row for forward and each training mode, then one for each baseline, with the speed-up over it."""
     rows = []
     for title, timings in facts.timed(result).items():
-        if rows:
-            rows.append([Text()] * len(TIMES))
-        own = timings["time_ms"]
-        name = Text(one_line(title), style="bold")
-        rows.append([name, *_spread(own), Text(), Text(), Text(peak_memory(title, timings))])
+        rows += [[""] * len(TIMES)] * bool(rows)
+        head = Text(one_line(title), style="bold")
+        rows.append([head, *_spread(timings["time_ms"]), "", "", figures.peak_memory(title, timings)])
         speedup, baselines = timings["speedup"] or {}, timings.get("baselines_ms") or {}
-        without_graph = timings.get("not_graphed") or []
-        for name in ordered_baselines({**baselines, **speedup}):
+        for name in figures.ordered_baselines({**baselines, **speedup}):
             ratio = speedup.get(name)
-            label = Text("  " + one_line(baseline_name(name)) + (" (no graph)" if name in without_graph else ""))
-            interval = Text(span(ratio["low"], ratio["high"], "x") if ratio else NOTHING)
-            rows.append([label, *_spread(baselines.get(name)), _ratio(ratio), interval, Text()])
-    return [dict(zip(TIMES, row, strict=True)) for row in rows]
+            named = f"  {one_line(figures.baseline_name(name))}{' (no graph)' * (name in (timings.get('not_graphed') or []))}"
+            interval = span(ratio["low"], ratio["high"], "x") if ratio else NOTHING
+            rows.append([named, *_spread(baselines.get(name)), _ratio(ratio), interval, ""])
+    return [cells(TIMES, row) for row in rows]
 
 
 def _spread(spread):
-    """The cells of a median, and of what lies between the 20th and the 80th percentile."""
-    if not spread:
-        return Text(NOTHING), Text(NOTHING)
-    return Text(significant(spread["median"])), Text(span(spread["p20"], spread["p80"]))
+    """Return a median, and what lies between the 20th and the 80th percentile."""
+    return (significant(spread["median"]), span(spread["p20"], spread["p80"])) if spread else (NOTHING, NOTHING)

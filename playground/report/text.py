@@ -1,22 +1,71 @@
-"""Text from untrusted files, made safe: what would not show, or would reorder what does, is written out as U+202E."""
+"""How numbers are written, and texts from untrusted files made safe: what would not show, or would reorder what does."""
+
+import math
 
 from markupsafe import Markup, escape
 
+NOTHING = "-"
+
+
+def significant(value):
+    """Three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    if value == 0 or not -4 <= exponent < 6:
+        return scientific(value)
+    return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
+
+
+def scientific(value):
+    """Three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def with_unit(value, unit):
+    text = significant(value)
+    return text if text == NOTHING else text + unit
+
+
+def span(low, high, unit=""):
+    return f"{with_unit(low, unit)}-{with_unit(high, unit)}"
+
+
+def interval(ratio):
+    """Return '2.30x (2.29x-2.31x)'."""
+    return f"{with_unit(ratio['ratio'], 'x')} ({span(ratio['low'], ratio['high'], 'x')})"
+
+
+def printable(line):
+    """Return `line` without control characters: it may come from an untrusted file or a compiler."""
+    return "".join(c if c.isprintable() else " " for c in str(line))
+
+
+def one_line(text):
+    """Return `text` on one line, printable."""
+    return " ".join(printable(text).split())
+
 
 def plain(text):
-    """`text` with every invisible character written out; line breaks, tabs and all kinds of letters stay."""
-    text = str(text)
-    return text if text.isprintable() else "".join(c if _shows(c) else f"[U+{ord(c):04X}]" for c in text)
+    """Return `text` with every invisible character written out; line breaks, tabs and all kinds of letters stay."""
+    return _replaced(str(text), "[U+{:04X}]")
+
+
+def marked(html):
+    """Return HTML, escaped already, in which what was written out is marked."""
+    return _replaced(html, '<span class="odd">U+{:04X}</span>')
 
 
 def visible(text):
-    """The same as HTML, in which what was written out is marked."""
-    text = str(text)
-    if text.isprintable():
-        return escape(text)
-    marked = (escape(c) if _shows(c) else Markup('<span class="odd">U+{:04X}</span>').format(ord(c)) for c in text)
-    return Markup("").join(marked)
+    """Return any text as such HTML."""
+    return Markup(marked(escape(str(text))))
 
 
-def _shows(character):
-    return character.isprintable() or character in "\n\t\u00a0"
+def _replaced(text, form):
+    odd = {character for character in text if not (character.isprintable() or character in "\n\t\u00a0")}
+    return text.translate({ord(character): form.format(ord(character)) for character in odd})

@@ -4,7 +4,8 @@ import re
 
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, PANEL, SHARED, VARIANT
-from playground.report.figures import share_of_floor, with_unit
+from playground.report.figures import share_of_floor
+from playground.report.text import with_unit
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 900, 188, 800, 66, 44, 22
 LETTER = 6.4  # a letter's width, at most

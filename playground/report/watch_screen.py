@@ -4,8 +4,9 @@ from datetime import datetime
 
 from rich.text import Text
 
-from playground.report.figures import NOTHING, scientific, why_not_pass, with_unit
+from playground.report.figures import why_not_pass
 from playground.report.layout import INDENT, print_folded, verdict
+from playground.report.text import NOTHING, scientific, with_unit
 
 LABEL = 9  # columns
 

@@ -175,7 +175,7 @@ class Candidate(Clocked):
         own = self.builds.own
         with self._under(probe, poison), own.counted():
             tensors.seed_draws()
-            conduct = behaviour.Conduct(self.model, given)
+            effects = behaviour.SideEffects(self.model, given)
             forward = functools.partial(self._forward, given, probe["evaluates"])
             try:
                 result, answer["peak_mib"] = timer.peak_memory(forward, self.device)
@@ -185,13 +185,13 @@ class Candidate(Clocked):
                 answer["refused"] = self._refusal(exception)
                 return answer
             pending = self._complaints()  # first, or else what compares on the GPU raises the error of a failed launch
-            answer["complaints"], answer["form"] = conduct.complaints(result) | pending, self.form
+            answer["complaints"], answer["form"] = effects.complaints(result) | pending, self.form
         answer["handed_memory"] = own.handed_memory if own.hears_all() else None
         tensors.save_results(Results(tensors.in_float32(result) if probe["autocast"] else result), outputs)
         return answer
 
     def try_out(self, trial, first, second, outputs):
-        """A trial of behaviour.Trials on the probes in two files; its outputs go to another file.
+        """A trial of behaviour.StressTests on the probes in two files; its outputs go to another file.
 
         Returns {"of", "complaint", "note"}: which of the probes the outputs belong to ("first" or "second"; None where there
         are none), what was wrong, and what is worth knowing, such as why it was not run.
@@ -208,7 +208,7 @@ class Candidate(Clocked):
             return made
 
         try:
-            done = behaviour.Trials(self.model, *inputs, self.device, declared, another).run(trial)
+            done = behaviour.StressTests(self.model, *inputs, self.device, declared, another).run(trial)
         except Exception as exception:
             raises = f"raises {self._refusal(exception)}"
             may = BY_NAME[trial].may_raise
@@ -342,12 +342,12 @@ class Candidate(Clocked):
         is_normal, wanted = given["name"].startswith("normal"), given["wanted_inputs"]
         if is_normal:
             upstream = [gradient if gradient is None else _not_contiguous(gradient) for gradient in upstream]
-        conduct, is_cut = None, False
+        effects, is_cut = None, False
 
         def between(outputs):
-            nonlocal conduct, is_cut
+            nonlocal effects, is_cut
             is_cut = is_normal and self._is_cut(values, outputs)
-            conduct = behaviour.Conduct(self.model, values, upstream)
+            effects = behaviour.SideEffects(self.model, values, upstream)
 
         tensors.seed_draws()
         try:
@@ -362,7 +362,7 @@ class Candidate(Clocked):
         complaints, in_part = [], []
         if is_cut and any(gradients.get(name) is not None for name, _ in self.model.named_parameters()):
             complaints.append("where no input needs a gradient, no parameter gets one")
-        if written := conduct and conduct.writes():
+        if written := effects and effects.writes():
             complaints.append(f"the backward pass {written}")
         detached = not any(result.requires_grad for result in results)
         tensors.save_results(Results(results, gradients, detached), outputs)

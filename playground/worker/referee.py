@@ -116,9 +116,9 @@ class Referee:
                 return tensors.flatten(model(*inputs))
 
         tensors.seed_draws()
-        conduct = behaviour.Conduct(model, inputs)
+        effects = behaviour.SideEffects(model, inputs)
         outputs = called(model, inputs)
-        habits = list(conduct.complaints(outputs))
+        habits = list(effects.complaints(outputs))
         if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval(), behaviour.copies(content))):
             habits.append(probes.EVAL)
         try:

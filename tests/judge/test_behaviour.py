@@ -5,8 +5,8 @@ import torch
 import torch.nn as nn
 
 from playground.judge import behaviour
-from playground.judge.behaviour import Conduct, Trials
-from playground.judge.checks import TRIALS
+from playground.judge.behaviour import SideEffects, StressTests
+from playground.judge.checks import STRESS_TESTS
 from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
@@ -29,16 +29,16 @@ class Module(nn.Module):
         return self.function(self, x)
 
 
-def conduct(function, *inputs):
+def effects(function, *inputs):
     """Complaints about one call."""
     model, inputs = Module(function), list(inputs) or [X.clone()]
     with torch.no_grad():
-        watched = Conduct(model, inputs)
+        watched = SideEffects(model, inputs)
         return watched.complaints([model(*inputs)])
 
 
 def test_an_honest_call():
-    assert conduct(lambda module, x: module.linear(x)) == {}
+    assert effects(lambda module, x: module.linear(x)) == {}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_an_honest_call():
     ],
 )
 def test_a_call_that_does_more(function, check, reason):
-    assert conduct(function).get(check) == reason
+    assert effects(function).get(check) == reason
 
 
 @pytest.mark.parametrize("name", ["the default dtype", "the number of threads", "the deterministic mode", "the grad mode"])
@@ -106,11 +106,11 @@ def test_bits():
 def trial(name, function=lambda module, x: module.linear(x), declared=None):
     model = Module(function)
     second = X.flip(0) + 0.5
-    done = Trials(model, [X.clone()], [second], CPU, declared).run(name)
+    done = StressTests(model, [X.clone()], [second], CPU, declared).run(name)
     return done, {"first": model.linear(X).detach(), "second": model.linear(second).detach()}
 
 
-@pytest.mark.parametrize("name", [check.name for check in TRIALS])
+@pytest.mark.parametrize("name", [check.name for check in STRESS_TESTS])
 def test_an_honest_module(name):
     done, expected = trial(name)
     assert done.complaint is None
@@ -203,7 +203,7 @@ class WritesToSecond(nn.Module):
 
 
 def test_memory_of_the_second_input_is_the_callers_too():
-    done = Trials(WritesToSecond(), [X, X + 1], [X + 2, X + 3], CPU).run("the same content in new memory")
+    done = StressTests(WritesToSecond(), [X, X + 1], [X + 2, X + 3], CPU).run("the same content in new memory")
     assert done.complaint is None
 
 
@@ -243,7 +243,7 @@ def test_a_state_kept_of_inference_mode_is_one_for_later_calls():
 
     module = Module(recurs)
     for name in ("inference_mode", "run to run"):
-        assert Trials(module, [X], [X], CPU).run(name).complaint is None
+        assert StressTests(module, [X], [X], CPU).run(name).complaint is None
 
 
 def test_a_call_that_gives_its_input_another_shape_can_be_tried_out():
@@ -252,11 +252,11 @@ def test_a_call_that_gives_its_input_another_shape_can_be_tried_out():
         x.unsqueeze_(0)
         return y
 
-    assert Trials(Module(reshapes), [X], [X + 1], CPU).run("new content in the same memory").of == "second"
+    assert StressTests(Module(reshapes), [X], [X + 1], CPU).run("new content in the same memory").of == "second"
 
 
 def test_a_script_in_inference_mode():
-    assert Trials(torch.jit.script(torch.nn.Linear(X.shape[1], 3)), [X], [X], CPU).run("inference_mode").complaint is None
+    assert StressTests(torch.jit.script(torch.nn.Linear(X.shape[1], 3)), [X], [X], CPU).run("inference_mode").complaint is None
 
 
 def test_every_trial_has_a_name():
@@ -313,5 +313,5 @@ def test_an_original_that_changes_buffers_excuses_no_changed_weights(tmp_path):
 )
 def test_elements_that_share_memory(output, shares):
     model = torch.nn.Linear(2, 2)
-    complaint = behaviour.Conduct(model, []).complaints([output]).get("an element's own memory")
+    complaint = behaviour.SideEffects(model, []).complaints([output]).get("an element's own memory")
     assert (complaint or "").startswith("returns a tensor with elements that share memory") == shares

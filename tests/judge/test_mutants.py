@@ -79,13 +79,12 @@ CALLS = {
 
 
 def under(patches, function):
-    with mutants._Patched(patches), torch.no_grad():
+    with mutants.Patched(patches), torch.no_grad():
         return function()
 
 
 def sites(function):
-    recorder = mutants._Recorder()
-    with recorder, torch.no_grad():
+    with mutants.Patched({}) as recorder, torch.no_grad():
         function()
     return recorder.sites
 

@@ -8,8 +8,8 @@ from playground.judge import behaviour, checks, probes
 
 def test_each_has_a_function_and_a_name_of_its_own():
     assert all(callable(getattr(probes, check.function)) for check in checks.PROBES)
-    assert all(callable(getattr(behaviour.Trials, f"_{check.function}")) for check in checks.TRIALS)
-    names = [check.name for check in (*checks.PROBES, *checks.CONDUCT, *checks.WATCHED, *checks.TRIALS)]
+    assert all(callable(getattr(behaviour.StressTests, f"_{check.function}")) for check in checks.STRESS_TESTS)
+    names = [check.name for check in (*checks.PROBES, *checks.SIDE_EFFECTS, *checks.WATCHED, *checks.STRESS_TESTS)]
     assert len(set(names)) == len(names) and set(behaviour.FAVOURING) <= set(names)
 
 

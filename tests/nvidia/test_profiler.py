@@ -10,7 +10,7 @@ from playground import catalog
 from playground.command import main
 from playground.machine import requirements
 from playground.nvidia import emulated, metrics, profiler, tool
-from playground.report.figures import significant
+from playground.report.text import significant
 
 SAMPLE = Path(__file__).parent / "samples" / "sample_raw.csv"
 NOT_PERMITTED = (

@@ -53,7 +53,7 @@ def test_no_kernel_of_its_own():
 
 def test_explained():
     probes = {row[0]: row[1:] for row in checks.explained_probes(CHECK)}
-    assert probes["own"] == ("ok", "1.00e-6", "1.00e-6", "1.00e-5", "What the problem itself is run on.")
+    assert probes["own"] == ("ok", "1.00e-6", "1.00e-6", "1.00e-5", "on the first inputs that the problem draws")
     assert probes["odd sizes"][0] == "-" and probes["odd sizes"][-1].startswith("not run")
     assert probes["ramp"][0] == "fail" and probes["ramp"][-1] == "on a ramp: the output is off"
     assert [row[1] for row in checks.explained_behaviour(CHECK)] == ["ok", "-", "-"]

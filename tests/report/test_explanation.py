@@ -70,7 +70,7 @@ def test_it_ends_with_the_command_that_shows_the_change():
     assert "compare.py --diff conv_pool_sigmoid_sum/v1_fused_tail conv_pool_sigmoid_sum/v2_single_kernel" in text
 
 
-def test_a_strangers_text_is_not_obeyed(write_variant):
+def test_an_untrusted_text_is_not_obeyed(write_variant):
     variant = write_variant("odd", '"""[red]title[/nonsense] \\x1b[2J.\n\nbody\n"""\n')
     text = shown(variant, 80, force_terminal=True)
     assert "[red]title[/nonsense]" in text and "\x1b[2J" not in text

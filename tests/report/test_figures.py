@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playground.report import figures
+from playground.report import text as written
 
 positive = st.floats(min_value=1e-300, max_value=1e300)
 
@@ -19,17 +20,17 @@ positive = st.floats(min_value=1e-300, max_value=1e300)
     ],
 )
 def test_significant(value, text):
-    assert figures.significant(value) == text
+    assert written.significant(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.1e-5, "1.10e-5"), (0.5, "5.00e-1"), (0.0, "0"), (None, "-"), (math.nan, "-")])
 def test_scientific(value, text):
-    assert figures.scientific(value) == text
+    assert written.scientific(value) == text
 
 
 @given(positive)
 def test_numbers_have_three_significant_digits_and_the_right_value(value):
-    for text in (figures.significant(value), figures.scientific(value)):
+    for text in (written.significant(value), written.scientific(value)):
         assert abs(float(text) - value) <= 0.00501 * value
         digits = re.sub(r"e.*|\.", "", text).lstrip("0")
         assert len(digits) == 3 or (value >= 1000 and set(digits[3:]) == {"0"})
@@ -39,18 +40,18 @@ def test_numbers_have_three_significant_digits_and_the_right_value(value):
 @given(positive, positive)
 def test_rounding_keeps_the_order(a, b):
     low, high = sorted((a, b))
-    assert float(figures.significant(low)) <= float(figures.significant(high))
+    assert float(written.significant(low)) <= float(written.significant(high))
 
 
 @given(st.text())
 def test_one_line_is_one_printable_line(text):
-    line = figures.one_line(text)
+    line = written.one_line(text)
     assert line.isprintable()
-    assert figures.one_line(line) == line
+    assert written.one_line(line) == line
 
 
 def test_one_line_keeps_words_and_disarms_escapes():
-    assert figures.one_line("a\x1b[31m\n\tb\r\udc80c") == "a [31m b c"
+    assert written.one_line("a\x1b[31m\n\tb\r\udc80c") == "a [31m b c"
 
 
 def test_gradient_verdict():
@@ -99,14 +100,14 @@ def test_size_note(tmp_path):
     assert note({"batch_size": 4, "pool": [3, 3]}) == "batch 4 instead of 128, pool [3, 3] instead of [2, 2]"
     assert note({"batch_size": 128, "pool": [2, 2]}) == ""
     assert note({}) == note(None) == figures.size_note({"model": "pool", "shape": None}) == ""
-    assert note({"batch_size": 4}, model="stranger") == "batch 4"
-    assert note({"batch_size": 4}, model="stranger", defaults={"batch_size": 16}) == "batch 4 instead of 16"
+    assert note({"batch_size": 4}, model="elsewhere") == "batch 4"
+    assert note({"batch_size": 4}, model="elsewhere", defaults={"batch_size": 16}) == "batch 4 instead of 16"
     assert note({"batch_size": 4}, model=str(tmp_path / "models" / "pool.py")) == "batch 4 instead of 128"
 
 
 @pytest.mark.parametrize(
     ("verdict", "ratio", "note"),
-    [("tie", 1.18, ["a tie, since 1.18x is anything from 0.944x to 1.42x"]), ("tie", 1.005, []), ("win", 1.18, [])],
+    [("tie", 1.18, ["no difference, since 1.18x is anything from 0.944x to 1.42x"]), ("tie", 1.005, []), ("win", 1.18, [])],
 )
 def test_a_tie_that_does_not_look_like_one(verdict, ratio, note):
     outcome = {"verdict": verdict, "against": "eager", "ratio": ratio, "low": 0.8 * ratio, "high": 1.2 * ratio}

@@ -50,7 +50,7 @@ def test_summary_has_one_line_a_variant_where_there_is_room(gpu_document):
     row = next(line for line in text.splitlines() if line.startswith("v2_single_kernel"))
     assert row.split() == [
         *("v2_single_kernel", "cuda,", "tf32", "pass", "ok", "1.10e-5", "1.20e-5", "0.142", "6.70", "49.4x", "torch.compile"),
-        *("97.9%", "win"),
+        *("97.9%", "faster"),
     ]
 
 
@@ -139,9 +139,9 @@ def test_details_show_how_it_was_timed(gpu_document):
     (graphed,) = [line for line in draw("details", gpu_document).splitlines() if line.startswith("  forward, CUDA graph  ")]
     assert graphed.split()[-1] == "-", "a replay takes no memory, and the graph's is not known"
     for part in [
-        "timing forward: win over torch.compile, 49.4x (48.9x-49.9x), 9 rounds, 41 calls, 97.9% of the floor",
-        "timing forward, CUDA graph: win over torch.compile, 49.4x (48.9x-49.9x), 12 rounds, 50 calls",
-        "timing training, weights: win over torch.compile, 5.43x",
+        "timing forward: faster than torch.compile, 49.4x (48.9x-49.9x), 9 rounds, 41 calls, 97.9% of the floor",
+        "timing forward, CUDA graph: faster than torch.compile, 49.4x (48.9x-49.9x), 12 rounds, 50 calls",
+        "timing training, weights: faster than torch.compile, 5.43x",
         "SM clock 1975 MHz before, 1960 after, of 1980",
     ]:
         assert part in text
@@ -171,7 +171,7 @@ def test_summary_shows_training_in_a_graph(gpu_document):
 def test_details_show_training_in_a_graph(gpu_document):
     text = unfolded(draw("details", with_graphed_training(gpu_document), 120))
     assert "training, weights, CUDA graph: so slow that they were timed without a graph: eager; channels_last" in text
-    assert "timing training, weights, CUDA graph: win over torch.compile, 2.50x (2.40x-2.60x)" in text
+    assert "timing training, weights, CUDA graph: faster than torch.compile, 2.50x (2.40x-2.60x)" in text
     assert "training, weights, CUDA graph: baseline torch.compile fp32 not measured: RuntimeError: no capture" in text
     assert "training, weights, CUDA graph 0.114 " in text and " eager (no graph) " in text
 
@@ -207,7 +207,7 @@ def test_details_show_everything_of_a_variant(gpu_document):
         "finding v2.py:88: race on `tile`",
         "ran on cuda, tf32",
         "inputs (128, 8, 384, 384)",
-        "error 1.10e-5; PyTorch's 1.20e-5; allowed 2.40e-5",
+        "max error 1.10e-5; PyTorch's 1.20e-5; allowed 2.40e-5",
         "mutants 9/9 rejected",
         "build 6.70 s",
         "floor 0.139 ms, bound by memory; 97.9% of it reached",
@@ -313,7 +313,7 @@ def test_what_a_variant_printed_stands_behind_its_name(gpu_document):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_strangers_text_is_neither_obeyed_nor_cut(view, gpu_document):
+def test_an_untrusted_text_is_neither_obeyed_nor_cut(view, gpu_document):
     name = "/home/somebody/kernels/" + "a_very_long_name_" * 8 + "[red]x[/green].py"
     reason = "line one\nline two \x1b[2J\x07 [bold]markup[/nonsense] " + "unbroken" * 30
     gpu_document["results"][0].update(variant=name, model=name)
@@ -367,22 +367,3 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
     assert not re.search(rb"[ \t]$", done.stdout, re.MULTILINE), "a line ends with blanks"
     reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"
     assert reason in done.stdout.decode(encoding)
-
-
-def test_different_devices_stand_apart(gpu_document):
-    """Two workers with different GPUs: a table and a mean for each, and no mean over both."""
-    (template,) = [result for result in gpu_document["results"] if result["variant"] == "v2_single_kernel"]
-    results = []
-    for number, (name, ratio) in enumerate((("NVIDIA H200", 4.0), ("NVIDIA L40S", 2.0))):
-        result = copy.deepcopy(template) | {"device": {"worker": f"GPU {number}", "name": name}}
-        result["outcome"] |= {"ratio": ratio, "low": ratio, "high": ratio}
-        results.append(result)
-    text = unfolded(draw("summary", {**gpu_document, "results": results}, 160))
-    for result, ratio in zip(results, ("4.00x", "2.00x"), strict=True):
-        name = result["device"]["name"]
-        assert f"{template['model']} on {name}" in text
-        assert f"Geometric mean over 1 model on {name}, the best variant of each against its best baseline: {ratio}" in text
-    assert text.count("Geometric mean") == 2
-    results[1]["device"]["name"] = "NVIDIA H200"
-    text = unfolded(draw("summary", {**gpu_document, "results": results}, 160))
-    assert text.count("Geometric mean") == 1 and "on NVIDIA H200" not in text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 # jinja2 comes with torch and pygments with rich; they are named all the same, since the page imports them itself.
 LIBRARIES = ("jinja2", "matplotlib", "pygments")
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -18,16 +19,28 @@ class Files:
 
 
 def missing():
-    """The line that says what to install before a page can be made; None when nothing is missing."""
+    """Return the line that says what to install before a page can be made; None when nothing is missing."""
     absent = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     return f"--html needs {', '.join(absent)}: python -m pip install -r requirements-html.txt" if absent else None
 
 
 def render(document, known):
-    """The page of a valid `document` as text. `known` are the Files of its results, in any order; others are of no concern.
+    """Return the page of a valid `document` as text. `known` are the Files of its results; others are of no concern.
 
-    A result whose file is not among them has no source on the page, nor an explanation.
+    A result whose file is not among them has no source on the page, nor an explanation. Every value that a template writes is
+    made visible and escaped, but for the HTML that this package has made.
     """
-    from playground.report.page import templates  # its libraries are wanted for a page alone
+    import jinja2  # its libraries are wanted for a page alone
+    from markupsafe import Markup
 
-    return templates.render(document, known)
+    from playground.report.page import view
+    from playground.report.text import plain
+
+    def shown(value):
+        return "" if value is None else plain(value) if type(value) is str else value
+
+    loader, undefined = jinja2.FileSystemLoader(HERE), jinja2.StrictUndefined
+    whitespace = {"trim_blocks": True, "lstrip_blocks": True}
+    templates = jinja2.Environment(loader=loader, autoescape=True, finalize=shown, undefined=undefined, **whitespace)
+    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
+    return templates.get_template("page.html").render(style=style, **view.page(document, known))

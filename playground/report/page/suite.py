@@ -2,42 +2,34 @@
 
 from playground.judge.accuracy import named as accuracy_named
 from playground.report import suite, suite_table
-from playground.report.figures import NOTHING, labelled, significant, why_not_measured, with_unit
+from playground.report.figures import labelled, why_not_measured
 from playground.report.page import verdicts
 from playground.report.page.variant import without_folders
+from playground.report.text import NOTHING, significant, with_unit
 
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "eager": "over eager", "fastest": "over the fastest"}
 
 
 def shown(report, sections):
-    """What the template needs; None of a document that is no suite's. `sections` are those of the page's models."""
+    """Return what the template needs; None of a document that is no suite's. `sections` are those of the page's models."""
     summary = report.get("suite")
     if not summary:
         return None
     variants = {id(member["result"]): member for section in sections for member in section["members"]}
     results = report["results"]
     rows = [_row(result, variants[id(result)]["shown"]) | {"classes": verdicts.class_of(result)} for result in results]
-    verdicts.set_places(
-        rows,
-        run=range(len(results)),
-        verdict=verdicts.severity(results),
-        time=[(result["time_ms"] or {}).get("median") for result in results],
-        **{key: [_speedup(result, key) for result in results] for key in ("eager", suite.FASTEST)},
-    )
+    over = [suite.speedups(result) if result["time_ms"] else {} for result in results]
+    speedups = {name: [each.get(name, {}).get("ratio") for each in over] for name in ("eager", suite.FASTEST)}
+    verdicts.set_places(rows, results, **speedups)
     table = suite_table.summary_rows(summary)
     return {
         "heads": list(table[0]),
         "table": [[cell.plain for cell in row.values()] for row in table],
         "remarks": list(suite_table.remarks(summary)),
         "orders": ORDERS,
-        "filters": [verdicts.verdict_filter(results)],
+        "filters": verdicts.verdict_filter(results),
         "rows": rows,
     }
-
-
-def _speedup(result, name):
-    ratio = suite.speedups(result).get(name) if result["time_ms"] else None
-    return ratio and ratio["ratio"]
 
 
 def _ratio(ratio, result):

@@ -5,34 +5,31 @@ from pathlib import Path
 
 from playground import catalog
 from playground.report import checks, facts, terminal
-from playground.report.figures import (
-    baseline_name,
-    gradients_unsupported,
-    headline,
-    labelled,
-    timing_notes,
-    with_unit,
-)
-from playground.report.page import explanation, findings, sources, verdicts
+from playground.report.explanation import docstring, sections
+from playground.report.figures import baseline_name, gradients_unsupported, headline, labelled, timing_notes
+from playground.report.page import sources, verdicts
+from playground.report.text import with_unit
 
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
+OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
 
 
 def shown(identity, result, path, stale, first=None, with_source=True):
-    """The values of variant.html for a result whose file is at `path`, which may be None; `stale`: document.is_stale.
+    """Return the values of variant.html for a result whose file is at `path`, which may be None; `stale`: document.is_stale.
 
     `first` is the id of the place where the same file was shown already: at another size, for example. Without `with_source`
     only the lines around findings are shown.
     """
     text = _read(path)
-    found = findings.at_lines(result, path) if path else []
+    found = findings_at_lines(result, path) if path else []
     lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
-    title, explained = explanation.of(path) if path else ("", "")
+    title, explained = sections(documentation(path) or "\n") if path else ("", [])
     best, ratio = headline(result)
     return {
         "id": identity,
         "name": result["variant"],
-        "title": title,
+        # Without the names in front and the full stop behind, which stand beside it anyway.
+        "title": re.sub(r"^\w+(?:, \w+| on the CPU)?: ", "", title).rstrip("."),
         "verdict": verdicts.mark(result["verdict"]),
         "time": with_unit(result["time_ms"]["median"], " ms") if result["time_ms"] else "",
         "speedup": f"{labelled(with_unit(ratio['ratio'], 'x'), result)} over {baseline_name(best)}" if ratio else "",
@@ -56,6 +53,31 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "source_name": _shown_path(path) if path else "",
         "stale": stale,
     }
+
+
+def documentation(path):
+    """Return the docstring of the file at `path`; "" where there is none or no such file."""
+    try:
+        return docstring(path)
+    except (catalog.CatalogError, OSError, RecursionError, MemoryError):
+        return ""
+
+
+def findings_at_lines(result, path):
+    """Return (line, text) of every finding and of a reason or traceback that names a line of the file, in order of lines."""
+    found = {}
+    reason, name = result.get("reason") or "", re.escape(path.name)
+    for text in filter(None, [*(result.get("findings") or []), reason]):
+        place = re.search(rf"(?:^|[\s/\"']){name}:(\d+)", text)
+        if not place or any(text in known or known in text for _, known in found):
+            continue
+        found[int(place[1]), text] = None
+        if other := OTHER_PARTY.search(text):
+            found[int(other[2]), f"the other party of line {place[1]}: {other[1]}"] = None
+    if reason and not found:
+        lines = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.get("details") or "")
+        return [(int(line), reason) for line in lines[-1:]]
+    return sorted(found)
 
 
 def _source(text, lines, with_source):
@@ -115,7 +137,7 @@ def _shown_path(path):
 
 
 def without_folders(text, path=None):
-    """A reason or a traceback without the folders of this machine."""
+    """Return a reason or a traceback without the folders of this machine."""
     for folder in (path and path.parent, catalog.ROOT, Path.home()):
         text = text.replace(f"{folder}/", "") if folder else text
     return re.sub(r"(?<![\w/.:])/(?:[\w.@+-]+/)+(?=[\w.@+-]+:\d)", "", text)

@@ -4,21 +4,10 @@ import json
 
 from playground.report import roofline, speed_bars
 from playground.report.document import date_of, is_stale
-from playground.report.figures import (
-    TALLY,
-    baseline_name,
-    by_device,
-    geometric_means,
-    isolation,
-    machine,
-    on_device,
-    one_line,
-    significant,
-    size_note,
-    with_unit,
-)
-from playground.report.page import explanation, suite, variant, verdicts
+from playground.report.figures import TALLY, baseline_name, geometric_means, isolation, machine, size_note
+from playground.report.page import suite, variant, verdicts
 from playground.report.page.verdicts import Mark
+from playground.report.text import one_line, significant, with_unit
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
 NOWHERE = "nowhere"
@@ -29,14 +18,11 @@ def page(document, known):
     """Everything the template needs. `known` are Files, in any order."""
     results, environment = document["results"], document["environment"]
     pairs = [(result, _files(result, known)) for result in results]
-    models = {}
-    for device, of_device in by_device(results).items():
-        for result in of_device:
-            models.setdefault((result["model"], device), []).append(id(result))
-    with_source = _length({files[1] for _, files in pairs if files[1]}) <= MOST_SOURCE
+    files = {path for _, (_, path) in pairs if path and path.is_file()}
+    with_source = sum(path.stat().st_size for path in files) <= MOST_SOURCE
     sections = [
-        _model(f"model-{number}", on_device(name, device), [pair for pair in pairs if id(pair[0]) in own], with_source)
-        for number, ((name, device), own) in enumerate(models.items(), 1)
+        _model(f"model-{number}", name, [pair for pair in pairs if pair[0]["model"] == name], with_source)
+        for number, name in enumerate(dict.fromkeys(result["model"] for result in results), 1)
     ]
     return {
         "machine": machine(environment),
@@ -46,9 +32,9 @@ def page(document, known):
         "environment": json.dumps(environment, indent=1, ensure_ascii=False),
         "tally": _tally(results),
         "means": [
-            f"{with_unit(mean, 'x')} on the {device or PLACES[place]}: the geometric mean, over {count} "
+            f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} "
             f"model{'s' * (count > 1)}, of the best variant's speed-up over the best that PyTorch does"
-            for (place, device), (mean, count) in geometric_means(results).items()
+            for place, (mean, count) in geometric_means(results).items()
         ],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
         "rooflines": [] if document.get("suite") else list(_rooflines(results)),
@@ -75,11 +61,6 @@ def _files(result, known):
     named = [each for each in known if (each.names or (each.model.stem, each.variant.stem)) == names]
     same = [each for each in named if not is_stale(result, each.variant, each.model)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
-
-
-def _length(paths):
-    """Bytes of all these files; none of one that cannot be read."""
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _remarks(environment):
@@ -126,7 +107,7 @@ def _model(identity, name, pairs, with_source):
     return {
         "id": identity,
         "name": name,
-        "about": explanation.about(model_file) if model_file else "",
+        "about": " ".join(variant.documentation(model_file).split("\n\n")[0].split()) if model_file else "",
         "groups": [_group(f"{identity}-at-{n}", name, *key, each) for n, (key, each) in enumerate(groups.items())],
         "variants": variants,
         "members": [{"result": result, "shown": shown} for (result, _), shown in zip(pairs, variants, strict=True)],

@@ -1,4 +1,4 @@
-"""A document and files full of what a stranger may write, each place with a number of its own."""
+"""A document and files full of hostile texts, each place with a number of its own."""
 
 import copy
 import itertools

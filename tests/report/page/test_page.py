@@ -1,4 +1,4 @@
-"""The page as a whole: nothing of a stranger's becomes markup, nothing is lost, and it is small and well formed."""
+"""The page as a whole: no untrusted text becomes markup, nothing is lost, and it is small and well formed."""
 
 import copy
 import hashlib
@@ -49,7 +49,7 @@ def hostile_page(tmp_path, make_passed, make_environment):
     return page.render(document, [page.Files(model, variant)]), [*names, *canaries.names]
 
 
-def test_what_strangers_write_stays_text(hostile_page):
+def test_untrusted_text_stays_text(hostile_page):
     source, names = hostile_page
     made = Page(source)
     well_formed(made)
@@ -57,7 +57,7 @@ def test_what_strangers_write_stays_text(hostile_page):
     odd = {c for c in source if not (c.isprintable() or c in "\n\t\u00a0")}
     assert not odd, [hex(ord(c)) for c in odd]
     assert "[U+202E]" in made.text and "U+0007" in made.text
-    assert "49" not in re.findall(r"canary\d+\.[^{]*(.{8})", made.text), "a template in a stranger's text was filled in"
+    assert "49" not in re.findall(r"canary\d+\.[^{]*(.{8})", made.text), "a template in an untrusted text was filled in"
     source.encode("utf-8")
 
 
@@ -84,7 +84,7 @@ def test_a_real_run(h200_page):
     assert sum(name.startswith("first") for name in plots) == 2 * 3  # the ladders on both
 
 
-def test_a_suite_of_strangers_pairs(make_passed, make_environment):
+def test_a_suite_of_untrusted_pairs(make_passed, make_environment):
     document, _ = hostile.document(make_passed, make_environment)
     document["suite"] = suite.summarise(document, ["level1/3_<b>"])
     source = page.render(document, [])
