@@ -1048,8 +1048,8 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
     batch, _, *image = x[0]
     room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, weight[0][2:], strict=False)]
     if (*stride, *padding) != built or len(padding) != 2 or min(room) < 0 or max(image) >= 2**30:
-        got = f"which do not fit {image}, {[*stride]} and {[*padding]}"
-        raise RuntimeError(f"{NAME}: built for kernels of {[*weight[0][2:]]}, strides and padding of {[*built]}, {got}")
+        got = f"{image}, {[*stride]} and {[*padding]}"
+        raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} with strides and padding of {[*built]} does not fit {got}")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]

@@ -306,7 +306,7 @@ def sizes(kernels, x, weight, bias, stride, padding):
     room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, weight[0][2:], strict=False)]
     if stride != built or len(padding) != 2 or min(*padding, *room) < 0:
         got = f"{image} padded by {[*padding]}, strides {[*stride]}"
-        raise RuntimeError(f"{NAME}: built for kernels of {[*weight[0][2:]]} at strides {[*built]}, which do not fit {got}")
+        raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} at strides {[*built]} does not fit {got}")
     if (image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got {image} padded by {[*padding]}")
     if kernels.count_blocks(batch, *image, *padding) >= 2**31:
