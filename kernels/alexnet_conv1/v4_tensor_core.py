@@ -1,61 +1,47 @@
 """alexnet_conv1, v4: implicit GEMM on the tensor cores, on scaled fp16 operands; producer warps load and convert beside it.
 
-Like v3, rows of the image pass by the weights in shared memory, but a warp multiplies with mma.sync and the kernels are
-warp-specialized. PyTorch's precision setting is obeyed: TF32's precision where it permits that, else fp32's (fp16x3).
+Like v3, but a warp multiplies with mma.sync, and the kernel is persistent and warp-specialized.
 
 Why it is faster
-    v3 is bound by fp32 multiply-adds. An fp16 value has TF32's 11 bits, if not its range, and mma.sync multiplies it at twelve
-    times that rate on an H200; a power of two for each tile of x restores the range. Four columns of two rows of x are 16 bytes
-    of fp16, and neighbouring outputs, at stride 4, read neighbouring pieces: so a row of ldmatrix's matrix is a position's
-    piece, another tap is another address, and im2col is written nowhere. In the forward pass four producer warps load, scale,
-    convert and store ahead in a multistage pipeline, so that eight consumer warps issue little but ldmatrix and mma.
+    v3 is bound by fp32 multiply-adds. fp16 has TF32's 11 bits at twice TF32's rate; a power of two for each tile restores the
+    range. Four columns of two rows of x are 16 bytes of fp16, and neighbouring outputs, at stride 4, read neighbouring pieces:
+    a row of ldmatrix's matrix is a position's piece, another tap is another address, and im2col is written nowhere. Producer
+    warps fill a multistage pipeline, so that consumer warps issue little but ldmatrix and mma. Tensor bound.
 
 Mathematics
-    out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
-    grad_weight[o,c,u,v] = sum over b,i,j of grad[b,o,i,j] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
-    Taps are taken in units of 2 rows and 4 columns, 11 x 11 as 12 x 12, where weights are zero. Each channel of a tile of x,
-    each tile of grad and each output channel's weights are scaled by a power of two to below 2^15 (2^14). So x and grad are off
-    by at most 2^-11 of themselves, as in TF32, or by 2^-36 of the tile's largest; sums are rescaled where the power changes.
-    Strict (3xTF32's scheme): operands are two fp16 values each, which leaves 2^-22; the product is low * high + high * low +
-    high * high. The tensor core cuts off what a sum does not hold, so strict sums begin again with each channel or tile.
-    NaN and infinities count in no scale. A forward tile that reads one is computed in plain fp32: zero weights would spread it.
-    In grad_weight they give NaN at the taps that meet them. An infinite weight gives NaN in strict sums.
+    v1's, with taps in units of 2 rows and 4 columns, 11 x 11 as 12 x 12, where weights are zero. Each channel of a tile of x
+    and each output channel's weights are scaled by a power of two: x is off by at most 2^-11 of itself, as in TF32, or by 2^-36
+    of the tile's largest. Strict (PyTorch forbids TF32): operands are two fp16 values each (fp16x3), which leaves 2^-22.
+    A tile that reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
 
 Launches
-    kernel           grid                        block  shared, KB  work of a block
-    pack_weights     output channels             128    0           a channel: its scale, and fp16 weights
-    convolve         SMs                         384    156 (205)   tiles of 256 positions x 96 (48) outputs
-    ... at 163 KB    SMs                         384    156 (147)   the same
-    ... at 99 KB     SMs                         384    90 (78)     tiles of 384 (256) positions x 48 (24) outputs
-    weight_gradient  SMs                         384    46 (91)     tiles of 128 positions; 363 taps x 48 outputs
-    add_splits       sums of a block / 128       256    4           adds the blocks' sums
-    plain_*          outputs / 256, weights / 8  256    0           what the others do not take
+    pack_weights: a block of 128 threads an output channel. convolve: a block of 384 threads an SM, and 156 KB (strict 205),
+    tiles of 256 positions x 96 (48) outputs. With 99 KB a block: 90 KB (78), 384 (256) positions x 48 (24) outputs.
 
 Floor
-    Forward: 154 MB in, 297 MB out, 0.106 ms on an H200. Padded to units, 66 GFLOP: 0.107 at the 622 TFLOP/s that mma.sync
-    reaches in fp16. Shared memory, 1.2 wavefronts an mma: 0.085. The gradient has the same bytes and products.
+    451 MB, 0.106 ms on an H200. 66 GFLOP, padded: 0.107 at the 622 TFLOP/s that mma.sync reaches.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width) of any strides, batch 0 included; any channels, kernel, stride,
-    padding and image size (below 2^30 rows and columns), bias or none. Compute capability 8.0 or later. The fast kernels (see
-    make_plan) serve a stride of 4 across and an even one down, where weights for 24 output channels and a stage fit into
-    shared memory. Others go through plain fp32 kernels, right but slow: v3_tiled serves them better. Dilation, groups and other
-    padding modes raise, and so does anything else. Trains, and computes only the gradients that are asked for; the input's is
-    PyTorch's own. Second derivatives raise. Deterministic; the gradients of another number of SMs add in another order.
+    What v1 takes, on compute capability 8.0 or later; PyTorch computes what make_plan does not take. The gradient is PyTorch's.
 """
 
+import ctypes
 import functools
 import hashlib
+import math
 import os
+import re
 import shutil
 import sys
 import threading
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "alexnet_conv1_v4_tensor_core"
-SHARED_LIMIT_KB = None  # of a block, below what the device has: 163 is an A100, 99 a 3090, 4090 or 5090
+SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
+EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, SHARED_LIMIT_KB.
@@ -64,31 +50,35 @@ CUDA = r"""
 #include <cmath>
 #include <cstdint>
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "alexnet_conv1 v4_tensor_core needs a GPU of compute capability 8.0 or later"
-#endif
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
+using Element = float;  // of all tensors
+
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 template <class T>
 __host__ DEVICE constexpr T smaller(T a, T b) { return a < b ? a : b; }
 template <class T>
 __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side
-constexpr int64_t WEIGHTS = static_cast<int64_t>(OUT_CHANNELS) * IN_CHANNELS * TAPS;
 
-// ---- layout
+// ---- constants and layout
 // A unit is 16 bytes of fp16 values: 4 columns of 2 rows of x, columns 0 and 1 of both rows first. Output positions side by
 // side read units side by side, so a row of ldmatrix's 8 x 8 matrix is a position's unit, and another tap is another address.
 // Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
 //
-// convolve:        | weights [high, low][channel][unit][output] | a warp's outputs on their way out | scales, biases |
-//                  | stage 0 [high, low][plane][row][unit] | stage 1 | .. | mbarriers, exponents, keys |
-// weight_gradient: | keys, exponents, taps | [high, low]( x [channel][plane][row][unit] | grad [output][position] ) | units |
+// What a block keeps in shared memory; bytes at the original's size, strict in brackets:
+//   +-----------------------------------------------------+ 0
+//   | weights [high, low][channel][unit][output], 16 B    | 82,944 (82,944)   filled once by the consumers, by cp.async
+//   +-----------------------------------------------------+ WEIGHT_BYTES
+//   | staging: 8 channels of each consumer warp's outputs | 17,408 (9,216)    a warp writes it, and out from it
+//   | what undoes the weights' scales; biases             | 768 (384)
+//   +-----------------------------------------------------+ FIXED_BYTES
+//   | stages [high, low][plane][row][unit], 16 B          | 4 x 14,592 (4 x 29,184)    producers fill one (full mbarrier),
+//   | mbarriers, exponents, warps' largest                | 112                        consumers empty it (empty mbarrier)
+//   +-----------------------------------------------------+
 constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
 constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
 constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
@@ -100,68 +90,66 @@ constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2), UNI
 constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 
-// ---- instructions
-DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+// ---- PTX
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 DEVICE void mbarrier_arrive(uint32_t barrier) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
-                 ::"r"(barrier), "r"(parity) : "memory");
+// Returns once the phase of this parity is complete.
+DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
 }
-DEVICE void named_barrier(int name, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+// Copies 16 bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_cg_16(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-DEVICE void cp_async_16(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
+// Waits for all cp.async of this thread.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-DEVICE uint32_t ld_shared(uint32_t address) {
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-    return v;
-}
-DEVICE void st_shared(uint32_t address, uint32_t v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-DEVICE void st_shared_v2_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
+DEVICE void st_shared_v2_u32_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
                  ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
 }
-// Four 8 x 8 matrices of fp16 values. Lane 8i + r gives the address of row r of matrix i, 16 bytes. With g = lane / 4 and
-// t = lane % 4 a lane gets elements 2t and 2t + 1 of row g of each; transposed: of column g.
-DEVICE void ldmatrix_x4(uint32_t (&v)[4], uint32_t row) {
+// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
+    uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+    return v;
 }
 DEVICE void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
 }
-// d (16 x 8) += a (16 x 16) * b (16 x 8). a: rows g and g + 8 of columns 2t, 2t + 1, then of columns 2t + 8, 2t + 9;
-// b: rows 2t, 2t + 1 of column g, then rows 2t + 8, 2t + 9; d: columns 2t, 2t + 1 of row g, then of row g + 8.
-DEVICE void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8.
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-// d += a * b; STRICT: error-compensated, three products of high and low parts, small terms first.
+// d += a * b; STRICT: error-compensated, three products of values and residuals, small terms first.
+// An operand's fp16 values, and, STRICT, their residuals. b: four words, of two products.
 template <bool STRICT>
-DEVICE void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_low)[4], const uint32_t* b,
-                     const uint32_t* b_low) {
-    if (STRICT) mma_m16n8k16_f16(d, a_low, b[0], b[1]), mma_m16n8k16_f16(d, a, b_low[0], b_low[1]);
-    mma_m16n8k16_f16(d, a, b[0], b[1]);
+DEVICE void multiply(float (&d)[4], const uint4& a, const uint4& a_low, const uint4& b, const uint4& b_low, bool second) {
+    if (STRICT) {
+        mma_m16n8k16_f32_f16(d, a_low, second ? b.z : b.x, second ? b.w : b.y);
+        mma_m16n8k16_f32_f16(d, a, second ? b_low.z : b_low.x, second ? b_low.w : b_low.y);
+    }
+    mma_m16n8k16_f32_f16(d, a, second ? b.z : b.x, second ? b.w : b.y);
 }
 DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
-// What rounding to fp16 leaves of two values, as fp16; NaN of an infinity.
-DEVICE uint32_t fp16_rest(float a, float b) {
+// The residual of two values' rounding to fp16, as fp16; NaN of an infinity.
+DEVICE uint32_t fp16_residual(float a, float b) {
     const float2 rounded = __half22float2(__floats2half2_rn(a, b));
     return fp16_pair(a - rounded.x, b - rounded.y);
 }
@@ -178,10 +166,10 @@ DEVICE float scaled(float v, int exponent) { return v * power_of_2(exponent / 2)
 DEVICE int scale_exponent(uint32_t largest, int target) {
     return smaller(target + 126 - static_cast<int>(largest >> 23), MOST_EXPONENT);  // largest < 2^((largest >> 23) - 126)
 }
-// For values of x and grad: multiples of 4, so that neighbouring planes mostly have the same.
+// For values of x: multiples of 4, so that neighbouring planes mostly have the same.
 DEVICE int plane_exponent(uint32_t largest) { return scale_exponent(largest, 15) & ~3; }
 
-// ---- the work
+// ---- the static tile scheduler: blocks take tiles in turn
 struct Shape {
     int64_t batch;
     int height, width, out_h, out_w;
@@ -271,50 +259,41 @@ struct Pipeline {
     }
     DEVICE uint32_t address(const PipelineState& state) const { return data + state.stage * stage_bytes; }
     DEVICE int& exponent(const PipelineState& state) const { return exponents[state.stage]; }
-    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_wait(full(state.stage), state.parity); }
-    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_wait(empty(state.stage), state.parity ^ 1); }
+    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_test_wait(full(state.stage), state.parity); }
+    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_test_wait(empty(state.stage), state.parity ^ 1); }
     // Each lane arrives for itself.
     DEVICE void producer_commit(const PipelineState& state) const { mbarrier_arrive(full(state.stage)); }
     DEVICE void consumer_release(const PipelineState& state) const { mbarrier_arrive(empty(state.stage)); }
 };
 
 // ---- producers: from device memory through registers to a stage
-// Magnitudes in an order of unsigned integers: their bits, without the sign. FINITE: raised so that infinities and NaNs
-// overflow to the smallest.
-constexpr uint32_t RAISE = 0x01000000u;
-template <bool FINITE>
-DEVICE uint32_t larger_key(uint32_t key, float2 v) {
-    const uint32_t a = 2 * __float_as_uint(v.x) + (FINITE ? RAISE : 0), b = 2 * __float_as_uint(v.y) + (FINITE ? RAISE : 0);
-    return larger(key, larger(a, b));
-}
-
 // A tile's rows of a channel of x.
 struct Rows {
-    const float* x;  // their first column, of row 0
+    const Element* x;  // their first column, of row 0
     int top, left;
 
-    DEVICE Rows(const Shape& shape, const Tile& tile, const float* all, int channel) {
+    DEVICE Rows(const Shape& shape, const Tile& tile, const Element* all, int channel) {
         top = tile.row * STRIDE_H - PAD_H, left = tile.left * STRIDE_W - PAD_W;
         x = all + (static_cast<int64_t>(tile.sample) * IN_CHANNELS + channel) * shape.plane() + left;
     }
 };
 
-// A batch is PAIRS x WARPS row pairs x 128 column pairs of CHANNELS, in the registers of WARPS warps.
-template <int CHANNELS, int PAIRS, int WARPS>
+// A batch is PAIRS x PRODUCER_WARPS row pairs x 128 column pairs, in the producers' registers.
+template <int PAIRS>
 struct Batch {
-    static constexpr int PASSES = 4, SIZE = PAIRS * PASSES * 2, ROW_PAIRS = PAIRS * WARPS, COLUMN_PAIRS = WARP * PASSES;
-    float2 values[CHANNELS][SIZE];  // [channel][row pair, column pair, row]
+    static constexpr int PASSES = 4, SIZE = PAIRS * PASSES * 2;
+    static constexpr int ROW_PAIRS = PAIRS * PRODUCER_WARPS, COLUMN_PAIRS = WARP * PASSES;
+    float2 values[SIZE];  // [row pair, column pair, row]
 
     // Whether a batch holds all rows.
     static DEVICE bool is_whole(const Plan& plan) { return plan.row_pairs() <= ROW_PAIRS && 2 * plan.pitch <= COLUMN_PAIRS; }
-    DEVICE void load(const Shape& shape, const Plan& plan, const Rows& rows, int pair, int column, int channels) {
-        if (shape.paired) load_if<true>(shape, plan, rows, pair, column, channels);
-        else load_if<false>(shape, plan, rows, pair, column, channels);
+    DEVICE void load(const Shape& shape, const Plan& plan, const Rows& rows, int pair, int column) {
+        if (shape.paired) load_if<true>(shape, plan, rows, pair, column);
+        else load_if<false>(shape, plan, rows, pair, column);
     }
     // PAIRED: rows of x begin at multiples of 8 bytes, and pairs of columns exist as a whole or not at all.
     template <bool PAIRED>
-    DEVICE void load_if(const Shape& shape, const Plan& plan, const Rows& rows, int first_pair, int first_column,
-                        int channels) {
+    DEVICE void load_if(const Shape& shape, const Plan& plan, const Rows& rows, int first_pair, int first_column) {
         const int first = first_column + threadIdx.x % WARP;
         bool left_exists[PASSES], right_exists[PASSES];  // of a pair of columns
         UNROLL for (int k = 0; k < PASSES; ++k) {
@@ -324,57 +303,54 @@ struct Batch {
             right_exists[k] = PAIRED ? left_exists[k] : in_stage && column + 1 < width;
         }
         UNROLL for (int i = 0; i < PAIRS; ++i) {
-            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int pair = first_pair + i * PRODUCER_WARPS + threadIdx.x / WARP % PRODUCER_WARPS;
             const int h = rows.top + (PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + pair % PLANES * 2);
-            const float* row = rows.x + static_cast<int64_t>(h) * shape.width + 2 * first;
+            const Element* row = rows.x + static_cast<int64_t>(h) * shape.width + 2 * first;
             UNROLL for (int r = 0; r < 2; ++r, row += shape.width) {
-                const bool row_exists =
+                const bool exists =
                     pair < plan.row_pairs() && static_cast<unsigned>(h + r) < static_cast<unsigned>(shape.height);
-                const float* from = row;
-                UNROLL for (int c = 0; c < CHANNELS; ++c, from += shape.plane())
-                    UNROLL for (int k = 0; k < PASSES; ++k) {
-                        const bool exists = row_exists && (CHANNELS == 1 || c < channels);
-                        float2& v = values[c][(i * PASSES + k) * 2 + r];
-                        v = make_float2(0, 0);
-                        if constexpr (PAIRED) {
-                            if (exists && left_exists[k]) v = __ldg(reinterpret_cast<const float2*>(from + 2 * WARP * k));
-                        } else {
-                            if (exists && left_exists[k]) v.x = __ldg(from + 2 * WARP * k);
-                            if (exists && right_exists[k]) v.y = __ldg(from + 2 * WARP * k + 1);
-                        }
+                UNROLL for (int k = 0; k < PASSES; ++k) {
+                    float2& v = values[(i * PASSES + k) * 2 + r];
+                    v = make_float2(0, 0);
+                    if constexpr (PAIRED) {
+                        if (exists && left_exists[k]) v = __ldg(reinterpret_cast<const float2*>(row + 2 * WARP * k));
+                    } else {
+                        if (exists && left_exists[k]) v.x = __ldg(row + 2 * WARP * k);
+                        if (exists && right_exists[k]) v.y = __ldg(row + 2 * WARP * k + 1);
                     }
+                }
             }
         }
     }
-    template <bool FINITE>
-    DEVICE uint32_t largest(int channel) const {
+    // The warp's largest magnitude: twice its bits, which drops the sign; magnitudes are in that order.
+    DEVICE uint32_t largest() const {
         uint32_t key = 0;
-        UNROLL for (int i = 0; i < SIZE; ++i) key = larger_key<FINITE>(key, values[channel][i]);
+        UNROLL for (int i = 0; i < SIZE; ++i)
+            key = larger(key, larger(2 * __float_as_uint(values[i].x), 2 * __float_as_uint(values[i].y)));
         return warp_max(key);
     }
-    // fp16 values of v * scale; STRICT: what rounding leaves of it, too, `low` bytes behind.
+    // fp16 values of v * scale; STRICT: their residuals, too, `low` bytes behind.
     template <bool STRICT>
-    DEVICE void store(int channel, uint32_t to_rows, int low, const Plan& plan, int first_pair, int first_column,
-                      float scale) const {
+    DEVICE void store(uint32_t to_rows, int low, const Plan& plan, int first_pair, int first_column, float scale) const {
         const int first = first_column + threadIdx.x % WARP;
         UNROLL for (int i = 0; i < PAIRS; ++i) {
-            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int pair = first_pair + i * PRODUCER_WARPS + threadIdx.x / WARP % PRODUCER_WARPS;
             const int row = pair % PLANES * plan.rows + pair / PLANES;
             const uint32_t to = to_rows + row * plan.pitch * UNIT_BYTES + first * (UNIT_BYTES / 2);
             UNROLL for (int k = 0; k < PASSES; ++k) {
                 const bool exists = pair < plan.row_pairs() && first + WARP * k < 2 * plan.pitch;
-                const float2 *v = values[channel] + (i * PASSES + k) * 2, upper = v[0], lower = v[1];
+                const float2 upper = values[(i * PASSES + k) * 2], lower = values[(i * PASSES + k) * 2 + 1];
                 const float a = upper.x * scale, b = upper.y * scale, c = lower.x * scale, d = lower.y * scale;
                 const uint32_t address = to + WARP * k * (UNIT_BYTES / 2);
-                st_shared_v2_if(exists, address, fp16_pair(a, b), fp16_pair(c, d));
-                if (STRICT) st_shared_v2_if(exists, address + low, fp16_rest(a, b), fp16_rest(c, d));
+                st_shared_v2_u32_if(exists, address, fp16_pair(a, b), fp16_pair(c, d));
+                if (STRICT) st_shared_v2_u32_if(exists, address + low, fp16_residual(a, b), fp16_residual(c, d));
             }
         }
     }
 };
 
-// ---- forward: positions x taps times taps x outputs
-// Each warp has M_TILES x 16 positions and WARP_OUTS outputs.
+// ---- the kernel: positions x taps times taps x outputs
+// Each consumer warp has M_TILES x 16 positions and WARP_OUTS outputs.
 template <int OUTS_, int M_TILES_, bool STRICT_>
 struct Forward {
     static constexpr int OUTS = OUTS_, M_TILES = M_TILES_;
@@ -396,20 +372,20 @@ struct Forward {
 };
 
 struct Tensors {
-    const float* __restrict__ x;
-    const float* __restrict__ weight;
-    const float* __restrict__ bias;  // or null
-    float* __restrict__ out;
+    const Element* __restrict__ x;
+    const Element* __restrict__ weight;
+    const Element* __restrict__ bias;  // or null
+    Element* __restrict__ out;
 };
 
 // A block an output channel: scales its weights by a power of two and packs them. A factor of two scales must not be too small.
 constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62, PACK_THREADS = 128;
 template <class F>
-__global__ void __launch_bounds__(PACK_THREADS) pack_weights(const float* __restrict__ weight, uint4* __restrict__ packed) {
+__global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, uint4* __restrict__ packed) {
     __shared__ uint32_t warp_largest[PACK_THREADS / WARP];
     constexpr int PART = IN_CHANNELS * STEPS * 2 * F::OUTS;
     const int o = blockIdx.x, group = o / F::OUTS;
-    const float* const mine = weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS;
+    const Element* const mine = weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS;
     uint32_t largest = 0;
     if (o < OUT_CHANNELS)
         for (int i = threadIdx.x; i < IN_CHANNELS * TAPS; i += PACK_THREADS) {
@@ -431,7 +407,8 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const float* __rest
         uint4* const to = packed + static_cast<int64_t>(group) * F::PARTS * PART + i * F::OUTS + o % F::OUTS;
         to[0] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
         if (F::STRICT)
-            to[PART] = make_uint4(fp16_rest(w[0], w[1]), fp16_rest(w[2], w[3]), fp16_rest(w[4], w[5]), fp16_rest(w[6], w[7]));
+            to[PART] = make_uint4(fp16_residual(w[0], w[1]), fp16_residual(w[2], w[3]), fp16_residual(w[4], w[5]),
+                                  fp16_residual(w[6], w[7]));
     }
     float* const unscales = reinterpret_cast<float*>(packed + static_cast<int64_t>(F::GROUPS) * F::PARTS * PART);
     if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
@@ -439,10 +416,10 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const float* __rest
 
 // Producers load a channel's rows for a tile, find their scale, convert and store them. The next batch is asked for as soon as
 // one is stored. Where rows take more than a batch, each batch is loaded twice: for the scale, and to be stored.
-constexpr int PLAIN = -1000;  // instead of a tile's exponent: x holds a NaN or an infinity
+constexpr int NOT_FINITE = -1000;  // instead of a tile's exponent: x holds a NaN or an infinity
 template <class F>
-DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const float* x) {
-    using RowBatch = Batch<1, F::PAIRS, PRODUCER_WARPS>;
+DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const Element* x) {
+    using RowBatch = Batch<F::PAIRS>;
     const bool whole = RowBatch::is_whole(plan);
     const int warp = threadIdx.x / WARP % PRODUCER_WARPS;
     int number = blockIdx.x / F::GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
@@ -451,23 +428,23 @@ DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeli
     PipelineState state;
     Rows rows(shape, Tile(plan, number), x, 0);
     RowBatch batch;
-    batch.load(shape, plan, rows, 0, 0, 1);
+    batch.load(shape, plan, rows, 0, 0);
     UNROLL_1 while (number < plan.tiles) {
         const bool is_last = first_column + RowBatch::COLUMN_PAIRS >= 2 * plan.pitch &&  // of the rows' batches
                              first_pair + RowBatch::ROW_PAIRS >= plan.row_pairs();
-        if (whole || !storing) key = larger(key, batch.template largest<false>(0));
+        if (whole || !storing) key = larger(key, batch.largest());
         if (is_last && (whole || !storing)) {
             uint32_t* const keys = pipeline.warp_largest + slot * PRODUCER_WARPS;
             slot ^= 1;  // two slots take turns: one barrier is enough
             if (threadIdx.x % WARP == 0) keys[warp] = key;
-            named_barrier(1, PRODUCERS);
+            bar_sync(1, PRODUCERS);
             UNROLL for (int i = 0; i < PRODUCER_WARPS; ++i) key = larger(key, keys[i]);
-            exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : PLAIN);
+            exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : NOT_FINITE);
             key = 0;
             pipeline.producer_acquire(state);
         }
         if (storing)
-            batch.template store<F::STRICT>(0, pipeline.address(state), plan.x_bytes(), plan, first_pair, first_column,
+            batch.template store<F::STRICT>(pipeline.address(state), plan.x_bytes(), plan, first_pair, first_column,
                                             power_of_2(exponent));
         if (is_last && storing) {
             if (threadIdx.x == CONSUMERS) pipeline.exponent(state) = exponent;
@@ -483,7 +460,7 @@ DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeli
         first_column += RowBatch::COLUMN_PAIRS;
         if (first_column >= 2 * plan.pitch) first_column = 0, first_pair += RowBatch::ROW_PAIRS;
         if (is_last) first_pair = 0;
-        if (number < plan.tiles) batch.load(shape, plan, rows, first_pair, first_column, 1);
+        if (number < plan.tiles) batch.load(shape, plan, rows, first_pair, first_column);
     }
 }
 
@@ -498,19 +475,17 @@ DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, co
     for (int step = 0; step < STEPS; ++step) {
         const int here = unit_offset(plan, 2 * step), to_second = unit_offset(plan, 2 * step + 1) - here;
         const uint32_t offset = (here + (second ? to_second : 0)) * UNIT_BYTES;
-        uint32_t a[F::PARTS][F::M_TILES][4], b[F::PARTS][F::N_TILES / 2 + F::N_TILES % 2][4];
+        uint4 a[F::PARTS][F::M_TILES], b[F::PARTS][F::N_TILES / 2 + F::N_TILES % 2];
         UNROLL for (int part = 0; part < F::PARTS; ++part) {
-            UNROLL for (int m = 0; m < F::M_TILES; ++m) ldmatrix_x4(a[part][m], x[m] + part * plan.x_bytes() + offset);
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) a[part][m] = ldmatrix_m8n8_x4(x[m] + part * plan.x_bytes() + offset);
             UNROLL for (int j = 0; j < F::N_TILES; j += 2)
-                ldmatrix_x4(b[part][j / 2], weights + part * (F::WEIGHT_BYTES / 2) +
-                                                (step * 2 * F::OUTS + smaller(8 * j, F::WARP_OUTS - 16)) * UNIT_BYTES);
+                b[part][j / 2] = ldmatrix_m8n8_x4(weights + part * (F::WEIGHT_BYTES / 2) +
+                                                  (step * 2 * F::OUTS + smaller(8 * j, F::WARP_OUTS - 16)) * UNIT_BYTES);
         }
         UNROLL for (int m = 0; m < F::M_TILES; ++m)
-            UNROLL for (int j = 0; j < F::N_TILES; ++j) {
-                const int of_pair = 2 * (j == F::N_TILES - 1 ? 1 : j % 2);
+            UNROLL for (int j = 0; j < F::N_TILES; ++j)
                 multiply<F::STRICT>(F::STRICT ? parts[F::STRICT ? m : 0][j] : sums[m][j], a[0][m], a[F::PARTS - 1][m],
-                                    b[0][j / 2] + of_pair, b[F::PARTS - 1][j / 2] + of_pair);
-            }
+                                    b[0][j / 2], b[F::PARTS - 1][j / 2], j == F::N_TILES - 1 || j % 2);
     }
     // The tensor core cuts off what a sum does not hold, always towards zero: so strict sums begin again with each channel and
     // are added as fp32 numbers.
@@ -523,7 +498,7 @@ DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, co
 // coalesced. The first rows of scales are what undoes the weights' scales, the second the biases.
 template <class F>
 DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int exponent, const float* scales, float* staging,
-                          float* __restrict__ out, int64_t out_plane, int channels, int count) {
+                          Element* __restrict__ out, int64_t out_plane, int channels, int count) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
     UNROLL for (int j = 0; j < F::N_TILES; ++j) {
@@ -545,15 +520,15 @@ DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int ex
     }
 }
 
-// An output in plain fp32.
-DEVICE float plain_output(const Shape& shape, const Tensors& tensors, int64_t sample, int o, int64_t position) {
+// An output in plain fp32: with the tensor core, zero weights would spread a NaN or an infinity.
+DEVICE float fp32_output(const Shape& shape, const Tensors& tensors, int64_t sample, int o, int64_t position) {
     const int i = static_cast<int>(position / shape.out_w);
     const int j = static_cast<int>(position - static_cast<int64_t>(i) * shape.out_w);
     const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
     float sum = 0;
     UNROLL_1 for (int c = 0; c < IN_CHANNELS; ++c) {
-        const float* plane = tensors.x + (sample * IN_CHANNELS + c) * shape.plane();
-        const float* taps = tensors.weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
+        const Element* plane = tensors.x + (sample * IN_CHANNELS + c) * shape.plane();
+        const Element* taps = tensors.weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
         UNROLL_1 for (int k = 0; k < TAPS; ++k) {
             const int h = top + k / KERNEL_W, w = left + k % KERNEL_W;
             const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
@@ -600,13 +575,13 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
         const int channels = smaller(F::WARP_OUTS, OUT_CHANNELS - first_channel);
         const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
         const int position = tile.first + first_position;
-        float* const out = tensors.out + plane * shape.out_plane() + position;
-        if (exponent != PLAIN) {
+        Element* const out = tensors.out + plane * shape.out_plane() + position;
+        if (exponent != NOT_FINITE) {
             write_outputs<F>(sums, exponent, scales, staging, out, shape.out_plane(), channels, count);
-        } else {  // zero weights would spread a NaN or an infinity
+        } else {
             UNROLL_1 for (int i = lane; i < count * channels; i += WARP)
                 out[i / count * shape.out_plane() + i % count] =
-                    plain_output(shape, tensors, tile.sample, first_channel + i / count, position + i % count);
+                    fp32_output(shape, tensors, tile.sample, first_channel + i / count, position + i % count);
         }
     }
 }
@@ -625,8 +600,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     } else {
         const int group = blockIdx.x % F::GROUPS;
         constexpr int WEIGHT_UNITS = F::WEIGHT_BYTES / UNIT_BYTES;
+        const uint4* const units = packed + static_cast<int64_t>(group) * WEIGHT_UNITS;
         for (int i = threadIdx.x; i < WEIGHT_UNITS; i += CONSUMERS)
-            cp_async_16(shared_address(memory) + i * UNIT_BYTES, packed + static_cast<int64_t>(group) * WEIGHT_UNITS + i);
+            cp_async_cg_16(shared_address(memory) + i * UNIT_BYTES, units + i, 16);
         const float* const unscales = reinterpret_cast<const float*>(packed + static_cast<int64_t>(F::GROUPS) * WEIGHT_UNITS);
         for (int i = threadIdx.x; i < F::OUTS; i += CONSUMERS) {
             const int o = group * F::OUTS + i;
@@ -634,316 +610,22 @@ __global__ void __launch_bounds__(THREADS, 1)
             scales[F::OUTS + i] = tensors.bias && o < OUT_CHANNELS ? tensors.bias[o] : 0;
         }
         cp_async_wait_all();
-        named_barrier(2, CONSUMERS);
+        bar_sync(2, CONSUMERS);
         consume<F>(shape, plan, tensors, pipeline, memory, scales, staging);
     }
 }
 
-
-// ---- training: the gradient of the weights, x (taps x positions) times grad (positions x outputs), summed over all positions
-// A unit's 8 taps at 8 positions, transposed by ldmatrix, are a quarter of a left operand. A tile of positions is in shared
-// memory at a time. While it is multiplied, the next one is on its way to registers of all warps.
-template <bool STRICT_>
-struct Gradient {
-    static constexpr bool STRICT = STRICT_;
-    static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 128, WARPS = THREADS / WARP;
-    // A warp has every sixth tile of 16 taps, and half of the block's outputs.
-    static constexpr int OUTS = 48, WARPS_ACROSS = 2, WARPS_DOWN = WARPS / WARPS_ACROSS, WARP_OUTS = OUTS / WARPS_ACROSS;
-    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), N_TILES = WARP_OUTS / 8;
-    static constexpr int MOST_TILES = 5 * WARPS_DOWN, MOST_CHUNK = smaller(3, MOST_TILES / STEPS);  // as registers permit
-    static constexpr bool FITS = FITS_UNITS && MOST_CHUNK > 0;
-    static constexpr int CHUNKS = ceil_div(IN_CHANNELS, larger(MOST_CHUNK, 1)), CHUNK = ceil_div(IN_CHANNELS, CHUNKS);
-    static constexpr int M_TILES = FITS ? ceil_div(CHUNK * STEPS, WARPS_DOWN) : 1;
-    static constexpr int GRAD_ROW = (POSITIONS + 8) * 2, GRAD_BYTES = OUTS * GRAD_ROW;  // bytes; no bank conflicts
-    // A block's sums, as in registers: [chunk][group][tile of taps][8 outputs][thread], a float4 each; then the biases'.
-    static constexpr int64_t PART_FLOATS = 4ll * M_TILES * N_TILES * THREADS;
-    static constexpr int BIAS_FLOATS = GROUPS * OUTS;
-    static constexpr int64_t FLOATS = CHUNKS * GROUPS * PART_FLOATS + BIAS_FLOATS;
-    static constexpr int UNITS_OF_TAPS = 2 * M_TILES * WARPS_DOWN;  // two a tile of taps
-    static constexpr int KEYS_BYTES = round_up((CHUNK + 1) * WARPS * 4 + 2 * CHUNK * 4 + UNITS_OF_TAPS * 4, 16);
-
-    static __host__ DEVICE int low_bytes(const Plan& plan) { return CHUNK * plan.x_bytes() + GRAD_BYTES; }
-    static __host__ int64_t bytes(const Plan& plan) {
-        return KEYS_BYTES + static_cast<int64_t>(PARTS) * low_bytes(plan) + POSITIONS * 4;
-    }
-};
-
-// What a block has: a group of outputs, a chunk of channels, and tiles [first, last).
-struct GradientPart {
-    int first_out, first_channel, channels, first, last;
-};
-
-// A thread's part of a tile on its way: rows of x, and of each of the warp's outputs of grad the positions 2 * lane and
-// 2 * lane + 1, and those 64 further on.
-template <class G>
-struct GradientTile {
-    using RowBatch = Batch<G::STRICT ? 1 : G::CHUNK, 1, G::WARPS>;
-    static constexpr int OUTS = G::OUTS / G::WARPS, RUNS = G::POSITIONS / (2 * WARP);
-    RowBatch rows;
-    float2 grads[OUTS][RUNS];
-
-    static DEVICE int output(int i) { return i * G::WARPS + threadIdx.x / WARP; }
-    // Whether they hold all rows; strict sums leave too few registers.
-    static DEVICE bool is_whole(const Plan& plan) { return !G::STRICT && RowBatch::is_whole(plan); }
-    DEVICE void load(const Shape& shape, const Plan& plan, const GradientPart& part, const Tile& tile, const float* x,
-                     const float* grad) {
-        const int lane = threadIdx.x % WARP;
-        const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + part.first_out + output(0);
-        const float* from = grad + plane * shape.out_plane() + tile.first + 2 * lane;
-        UNROLL for (int i = 0; i < OUTS; ++i, from += G::WARPS * shape.out_plane()) {
-            const bool exists = OUT_CHANNELS % G::OUTS == 0 || part.first_out + output(i) < OUT_CHANNELS;
-            UNROLL for (int k = 0; k < RUNS; ++k) {
-                const int position = 2 * (lane + WARP * k);
-                grads[i][k].x = exists && position < tile.count ? __ldg(from + 2 * WARP * k) : 0;
-                grads[i][k].y = exists && position + 1 < tile.count ? __ldg(from + 2 * WARP * k + 1) : 0;
-            }
-        }
-        if (is_whole(plan)) rows.load(shape, plan, Rows(shape, tile, x, part.first_channel), 0, 0, part.channels);
-    }
-};
-
-// Exponents of sums may fall without limit, but rise only so far above the lowest that old tiles' sums stay finite.
-constexpr int MOST_RISE = 80, NO_EXPONENT = 1000;
-
-template <class G>
-__global__ void __launch_bounds__(THREADS, 1)
-    weight_gradient(const Shape shape, const Plan plan, const float* __restrict__ x, const float* __restrict__ grad,
-                    float* __restrict__ terms) {
-    extern __shared__ __align__(128) char memory[];
-    uint32_t* const keys = reinterpret_cast<uint32_t*>(memory);                           // [grad, channels][warp]
-    int* const exponents = reinterpret_cast<int*>(keys + (G::CHUNK + 1) * G::WARPS);      // of sums, of each channel
-    int* const changes = exponents + G::CHUNK;                                            // since the tile before
-    int* const tap_units = changes + G::CHUNK;  // from a position's first unit, in bytes; the lowest bits are the channel
-    const uint32_t stage = shared_address(memory + G::KEYS_BYTES);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, low = G::low_bytes(plan);
-    constexpr int PARTS = G::CHUNKS * G::GROUPS;
-    const int part_number = blockIdx.x % PARTS, first_channel = part_number / G::GROUPS * G::CHUNK;
-    const int64_t split = blockIdx.x / PARTS;
-    const GradientPart part = {part_number % G::GROUPS * G::OUTS, first_channel, smaller(G::CHUNK, IN_CHANNELS - first_channel),
-                               static_cast<int>(plan.tiles * split / plan.blocks),
-                               static_cast<int>(plan.tiles * (split + 1) / plan.blocks)};
-    using Registers = GradientTile<G>;
-    using RowBatch = Batch<1, 1, G::WARPS>;
-    const bool whole = Registers::is_whole(plan);
-
-    const auto publish = [&](int item, uint32_t key) {
-        if (lane == 0) keys[item * G::WARPS + warp] = key;
-    };
-    const auto exponent_of = [&](int item) {
-        const uint32_t key = warp_max(lane < G::WARPS ? keys[item * G::WARPS + lane] : 0);
-        return plane_exponent((larger(key, RAISE) - RAISE) / 2);
-    };
-    // Visits all batches of a tile whose rows take more than one a channel.
-    const auto visit_batches = [&](const Tile& tile, const auto& visit) {
-        RowBatch batch;
-        UNROLL_1 for (int c = 0; c < part.channels; ++c)
-            UNROLL_1 for (int pair = 0; pair < plan.row_pairs(); pair += RowBatch::ROW_PAIRS)
-                UNROLL_1 for (int column = 0; column < 2 * plan.pitch; column += RowBatch::COLUMN_PAIRS) {
-                    batch.load(shape, plan, Rows(shape, tile, x, first_channel + c), pair, column, 1);
-                    visit(batch, c, pair, column);
-                }
-    };
-
-    float sums[G::M_TILES][G::N_TILES][4] = {}, bias_sums[Registers::OUTS] = {};
-    int lowest = NO_EXPONENT;
-    if (threadIdx.x < G::CHUNK) exponents[threadIdx.x] = 0;
-    if (threadIdx.x < G::UNITS_OF_TAPS) {
-        const int step = smaller<int>(threadIdx.x / 2, part.channels * STEPS - 1);  // of one too many, sums are not used
-        tap_units[threadIdx.x] =
-            step / STEPS * (plan.x_bytes() + 1) + unit_offset(plan, step % STEPS * 2 + threadIdx.x % 2) * UNIT_BYTES;
-    }
-    Registers next;
-    Tile tile(plan, part.first);
-    if (!G::STRICT) next.load(shape, plan, part, tile, x, grad);
-    UNROLL_1 for (int number = part.first; number < part.last; ++number) {
-        const Tile following(plan, smaller(number + 1, part.last - 1));
-        if (G::STRICT) next.load(shape, plan, part, tile, x, grad);  // strict sums leave no registers for it before
-        // The scales: of grad, and of each channel.
-        uint32_t key = 0;
-        UNROLL for (int i = 0; i < Registers::OUTS * Registers::RUNS; ++i)
-            key = larger_key<true>(key, next.grads[i / Registers::RUNS][i % Registers::RUNS]);
-        publish(0, warp_max(key));
-        if (whole) {
-            UNROLL for (int c = 0; c < G::CHUNK; ++c)
-                if (c < part.channels) publish(1 + c, next.rows.template largest<true>(c));
-        } else {
-            uint32_t so_far = 0;
-            visit_batches(tile, [&](RowBatch& batch, int c, int pair, int column) {
-                so_far = larger(pair + column == 0 ? 0 : so_far, batch.template largest<true>(0));
-                publish(1 + c, so_far);
-            });
-        }
-        __syncthreads();  // scales are known, and the tile before has been multiplied
-        const int grad_exponent = exponent_of(0), most = lowest + MOST_RISE - grad_exponent;
-        float scales[G::CHUNK];
-        UNROLL for (int c = 0; c < G::CHUNK; ++c) {
-            if (c >= part.channels) break;
-            const int exponent = smaller(exponent_of(1 + c), most), of_sums = exponent + grad_exponent;
-            scales[c] = power_of_2(exponent), lowest = smaller(lowest, of_sums);
-            if (threadIdx.x == 0) changes[c] = of_sums - exponents[c], exponents[c] = of_sums;
-            if (whole) next.rows.template store<G::STRICT>(c, stage + c * plan.x_bytes(), low, plan, 0, 0, scales[c]);
-        }
-        if (!whole)
-            visit_batches(tile, [&](RowBatch& batch, int c, int pair, int column) {
-                float scale = scales[0];
-                UNROLL for (int i = 1; i < G::CHUNK; ++i) scale = c == i ? scales[i] : scale;
-                batch.template store<G::STRICT>(0, stage + c * plan.x_bytes(), low, plan, pair, column, scale);
-            });
-        const float grad_scale = power_of_2(grad_exponent);
-        const uint32_t grad_rows = stage + G::CHUNK * plan.x_bytes(), units = stage + G::PARTS * low;
-        UNROLL for (int i = 0; i < Registers::OUTS; ++i)
-            UNROLL for (int k = 0; k < Registers::RUNS; ++k) {
-                const float2 v = next.grads[i][k];
-                const uint32_t address = grad_rows + Registers::output(i) * G::GRAD_ROW + (lane + k * WARP) * 4;
-                st_shared(address, fp16_pair(v.x * grad_scale, v.y * grad_scale));
-                if (G::STRICT) st_shared(address + low, fp16_rest(v.x * grad_scale, v.y * grad_scale));
-                bias_sums[i] += v.x + v.y;
-            }
-        if (threadIdx.x < G::POSITIONS) st_shared(units + threadIdx.x * 4, tile.unit(plan, threadIdx.x) * UNIT_BYTES);
-        __syncthreads();  // the tile is there
-        if (!G::STRICT && number + 1 < part.last) next.load(shape, plan, part, following, x, grad);
-
-        const int down = warp / G::WARPS_ACROSS;
-        uint32_t taps[G::M_TILES];  // of each tile of taps, the lane's unit at the first position
-        UNROLL for (int m = 0; m < G::M_TILES; ++m) {
-            const int tap_unit = tap_units[(m * G::WARPS_DOWN + down) * 2 + lane / 8 % 2], channel = tap_unit % UNIT_BYTES;
-            taps[m] = stage + tap_unit - channel;
-            const int change = changes[channel];
-            if (change != 0)
-                UNROLL for (int i = 0; i < G::N_TILES * 4; ++i) sums[m][i / 4][i % 4] = scaled(sums[m][i / 4][i % 4], change);
-        }
-        const uint32_t lane_unit = units + (lane / 16 * 8 + lane % 8) * 4;
-        const uint32_t lane_grad =
-            grad_rows + (warp % G::WARPS_ACROSS * G::WARP_OUTS + lane / 16 * 8 + lane % 8) * G::GRAD_ROW + lane / 8 % 2 * 16;
-        // Strict sums begin again with each tile, see multiply_stage; a thread has registers for those of some tiles of taps.
-        constexpr int AT_ONCE = G::STRICT ? smaller(G::M_TILES, 3) : G::M_TILES;
-        UNROLL for (int group = 0; group < G::M_TILES; group += AT_ONCE) {
-            float parts[AT_ONCE][G::N_TILES][4] = {};
-            uint32_t next_unit = ld_shared(lane_unit);
-            UNROLL_1 for (int first = 0; first < tile.count; first += 16) {
-                const uint32_t unit = next_unit;
-                next_unit = ld_shared(lane_unit + smaller(first + 16, G::POSITIONS - 16) * 4);
-                uint32_t b[G::PARTS][2][4];  // of outputs 0 to 15 and 8 to 23
-                UNROLL for (int i = 0; i < 2 * G::PARTS; ++i)
-                    ldmatrix_x4(b[i / 2][i % 2], lane_grad + i / 2 * low + i % 2 * 8 * G::GRAD_ROW + first * 2);
-                UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m) {
-                    uint32_t a[G::PARTS][4];
-                    UNROLL for (int p = 0; p < G::PARTS; ++p) ldmatrix_x4_trans(a[p], taps[m] + unit + p * low);
-                    if ((m + 1) * G::WARPS_DOWN > G::CHUNK * STEPS && m * G::WARPS_DOWN + down >= G::CHUNK * STEPS) break;
-                    UNROLL for (int j = 0; j < G::N_TILES; ++j)
-                        multiply<G::STRICT>(G::STRICT ? parts[m - group][j] : sums[m][j], a[0], a[G::PARTS - 1],
-                                            b[0][j / 2] + (j + 1) / 2 * 2, b[G::PARTS - 1][j / 2] + (j + 1) / 2 * 2);
-                }
-            }
-            if (G::STRICT)
-                UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m)
-                    UNROLL for (int i = 0; i < G::N_TILES * 4; ++i) sums[m][i / 4][i % 4] += parts[m - group][i / 4][i % 4];
-        }
-        tile = following;
-    }
-
-    terms += split * G::FLOATS;
-    float4* const mine = reinterpret_cast<float4*>(terms + part_number * G::PART_FLOATS) + threadIdx.x;
-    UNROLL for (int i = 0; i < G::M_TILES * G::N_TILES; ++i) {
-        const int m = i / G::N_TILES;
-        const int exponent = -exponents[tap_units[(m * G::WARPS_DOWN + warp / G::WARPS_ACROSS) * 2] % UNIT_BYTES];
-        const float(&v)[4] = sums[m][i % G::N_TILES];
-        mine[i * THREADS] =
-            make_float4(scaled(v[0], exponent), scaled(v[1], exponent), scaled(v[2], exponent), scaled(v[3], exponent));
-    }
-    UNROLL for (int i = 0; i < Registers::OUTS; ++i) {
-        float sum = bias_sums[i];
-        UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        if (first_channel == 0 && lane == 0) terms[PARTS * G::PART_FLOATS + part.first_out + Registers::output(i)] = sum;
-    }
-}
-
-// Adds the splits' terms in an order of its own, and puts the sums where they belong. Either gradient may be null. A warp adds
-// every SUM_WARPS-th split, 4 terms a lane.
-constexpr int SUM_WARPS = 8, SUM_THREADS = SUM_WARPS * WARP, SUM_TERMS = 4 * WARP;
-template <class G>
-__global__ void __launch_bounds__(SUM_THREADS)
-    add_splits(const float* __restrict__ terms, float* __restrict__ grad_weight, float* __restrict__ grad_bias, int splits) {
-    __shared__ float4 shares[SUM_WARPS][WARP];
-    const int share = threadIdx.x / WARP, lane_of_4 = threadIdx.x % WARP;
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + lane_of_4 * 4;
-    float4 sum = {};
-    if (first < G::FLOATS)
-#pragma unroll 8
-        for (int split = share; split < splits; split += SUM_WARPS) {
-            const float4 v = *reinterpret_cast<const float4*>(terms + split * G::FLOATS + first);
-            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-        }
-    shares[share][lane_of_4] = sum;
-    __syncthreads();
-    const int64_t term = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + threadIdx.x;
-    if (threadIdx.x >= SUM_TERMS || term >= G::FLOATS) return;
-    float total = 0;
-    UNROLL for (int i = 0; i < SUM_WARPS; ++i) total += reinterpret_cast<const float*>(shares[i])[threadIdx.x];
-    const int64_t of_bias = term - (G::FLOATS - G::BIAS_FLOATS);
-    if (of_bias >= 0) {
-        if (grad_bias && of_bias < OUT_CHANNELS) grad_bias[of_bias] = total;
-        return;
-    }
-    const int element = term % 4, thread = term / 4 % THREADS, lane = thread % WARP, warp = thread / WARP;
-    const int of_8 = term / (4 * THREADS) % G::N_TILES, m = term / (4 * THREADS) / G::N_TILES % G::M_TILES;
-    const int part = term / G::PART_FLOATS, step = m * G::WARPS_DOWN + warp / G::WARPS_ACROSS;
-    const int o = part % G::GROUPS * G::OUTS + warp % G::WARPS_ACROSS * G::WARP_OUTS + of_8 * 8 + lane % 4 * 2 + element % 2;
-    const int channel = part / G::GROUPS * G::CHUNK + step / STEPS;
-    const Tap tap(step % STEPS * 2 + element / 2, lane / 4);
-    if (grad_weight && o < OUT_CHANNELS && step < G::CHUNK * STEPS && channel < IN_CHANNELS && tap.exists)
-        grad_weight[(static_cast<int64_t>(o) * IN_CHANNELS + channel) * TAPS + tap.u * KERNEL_W + tap.v] = total;
-}
-
-// ---- plain kernels in fp32, for shapes that the others do not take: a thread an output; a warp a weight, then one a bias
-constexpr int PLAIN_THREADS = 256;
-__global__ void __launch_bounds__(PLAIN_THREADS) plain_convolve(const Shape shape, const Tensors tensors) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x, plane = shape.out_plane();
-    if (index >= shape.batch * OUT_CHANNELS * plane) return;
-    tensors.out[index] =
-        plain_output(shape, tensors, index / plane / OUT_CHANNELS, index / plane % OUT_CHANNELS, index % plane);
-}
-
-// Either gradient may be null.
-__global__ void __launch_bounds__(PLAIN_THREADS)
-    plain_gradients(const Shape shape, const float* __restrict__ x, const float* __restrict__ grad,
-                    float* __restrict__ grad_weight, float* __restrict__ grad_bias) {
-    const int64_t index = (static_cast<int64_t>(blockIdx.x) * PLAIN_THREADS + threadIdx.x) / WARP;
-    const bool of_bias = index >= WEIGHTS;
-    if (index >= WEIGHTS + OUT_CHANNELS || !(of_bias ? grad_bias : grad_weight)) return;
-    const int o = of_bias ? index - WEIGHTS : index / (IN_CHANNELS * TAPS);
-    const int channel = of_bias ? 0 : index / TAPS % IN_CHANNELS, tap = of_bias ? 0 : index % TAPS;
-    float sum = 0;
-    UNROLL_1 for (int64_t sample = 0; sample < shape.batch; ++sample) {
-        const float* of_sample = grad + (sample * OUT_CHANNELS + o) * shape.out_plane();
-        const float* plane = x + (sample * IN_CHANNELS + channel) * shape.plane();
-        float sum_of_sample = 0;
-        UNROLL_1 for (int64_t k = threadIdx.x % WARP; k < shape.out_plane(); k += WARP) {
-            const int h = static_cast<int>(k / shape.out_w) * STRIDE_H - PAD_H + tap / KERNEL_W;
-            const int w = static_cast<int>(k % shape.out_w) * STRIDE_W - PAD_W + tap % KERNEL_W;
-            const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
-            if (of_bias) sum_of_sample += of_sample[k];
-            else if (inside) sum_of_sample += of_sample[k] * plane[static_cast<int64_t>(h) * shape.width + w];
-        }
-        sum += sum_of_sample;
-    }
-    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (threadIdx.x % WARP == 0) (of_bias ? grad_bias[o] : grad_weight[index]) = sum;
-}
-
-// ---- launchers
+// ---- launches
 struct Device {
     int sm_count, shared_bytes;
-    Device() {
-        int device;
-        cudaGetDevice(&device);
+    explicit Device(int device) {
         cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
     }
 };
 
-static Shape make_shape(const float* x, int64_t batch, int height, int width) {
+static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t width) {
     Shape s;
     s.batch = batch, s.height = height, s.width = width;
     s.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1, s.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
@@ -951,404 +633,125 @@ static Shape make_shape(const float* x, int64_t batch, int height, int width) {
     return s;
 }
 
-static unsigned blocks_of(int64_t threads, int of_block) { return static_cast<unsigned>((threads + of_block - 1) / of_block); }
-
-// The one predicate of what a fast kernel takes: whether tiles and a pipeline of `most_stages` or fewer fit into the device's
+// The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
 // shared memory; `plan` is how. Whole planes are lines where they can be.
-template <class Kernel>
-static bool make_plan(Plan& plan, const Shape& shape, int most_stages, int least_stages, int groups) {
-    if (!FITS_UNITS) return false;
-    const Device device;
+template <class F>
+static bool make_plan(Plan& plan, const Shape& shape, const Device& device, int least_stages) {
     for (const bool by_rows : {false, true})
-        for (int stages = most_stages; stages >= least_stages; --stages) {
-            const int columns = by_rows ? Kernel::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
+        for (int stages = 4; stages >= least_stages; --stages) {
+            const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
             const int64_t line = by_rows ? shape.out_w : shape.out_plane(), lines = by_rows ? shape.out_h : 1;
-            const int64_t of_line = (line + Kernel::POSITIONS - 1) / Kernel::POSITIONS, tiles = shape.batch * lines * of_line;
+            const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = shape.batch * lines * of_line;
             if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
-            const int rows = (by_rows ? 0 : (columns - 1 + Kernel::POSITIONS - 1) / columns) + TAP_ROWS;
-            plan = {by_rows, Kernel::POSITIONS, columns, pitch, rows, stages};
+            const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
+            plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
             plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(device.sm_count / groups, 1));
-            if (Kernel::bytes(plan) <= device.shared_bytes) return true;
+            plan.blocks = smaller(plan.tiles, larger(device.sm_count / F::GROUPS, 1));
+            if (F::bytes(plan) <= device.shared_bytes) return true;
         }
     return false;
 }
 
-// Calls visit(kernel, plan) for the fastest forward kernel that takes the shape; false where none does.
-constexpr int FORWARD_STAGES = 4;
+// Calls visit(kernel, plan) for the fastest kernel that takes the shape; false where none does.
 template <class Visit>
-static bool visit_forward(const Shape& shape, bool strict, const Visit& visit) {
-    const auto takes = [&](auto kernel, int least_stages) {
-        Plan plan;
-        const bool fits = make_plan<decltype(kernel)>(plan, shape, FORWARD_STAGES, least_stages, decltype(kernel)::GROUPS);
-        if (fits) visit(kernel, plan);
-        return fits;
-    };
-    if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
-    if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
-    return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
+static bool visit_forward(const Shape& shape, int device, bool strict, const Visit& visit) {
+    if constexpr (FITS_UNITS) {
+        const auto takes = [&](auto kernel, int least_stages) {
+            Plan plan;
+            const bool fits = make_plan<decltype(kernel)>(plan, shape, Device(device), least_stages);
+            if (fits) visit(kernel, plan);
+            return fits;
+        };
+        if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
+        if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
+        return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
+    }
+    return false;
 }
 
-// The floats that the packed weights take; 0 where the plain kernel is used.
-int64_t packed_weights(bool strict, int64_t batch, int height, int width) {
+// The floats that the packed weights take; 0: what no kernel takes.
+extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
     int64_t floats = 0;
-    visit_forward(make_shape(nullptr, batch, height, width), strict,
+    visit_forward(make_shape(nullptr, batch, height, width), device, strict,
                   [&](auto kernel, const Plan&) { floats = decltype(kernel)::PACKED_FLOATS; });
     return floats;
 }
 
-template <class Kernel>
-static cudaError_t allow_shared(Kernel* kernel, int64_t bytes) {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-}
-
-// out (batch, OUT_CHANNELS, out_h, out_w); `packed` has packed_weights() floats; bias may be null.
-cudaError_t launch_convolve(const float* x, const float* weight, const float* bias, float* packed, float* out, bool strict,
-                            int64_t batch, int height, int width, cudaStream_t stream) {
+// out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
+extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Shape shape = make_shape(x, batch, height, width);
     const Tensors tensors = {x, weight, bias, out};
-    cudaError_t error = cudaSuccess;
-    const bool fast = visit_forward(shape, strict, [&](auto kernel, const Plan& plan) {
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaError_t error = cudaErrorNotSupported;
+    visit_forward(shape, device, strict, [&](auto kernel, const Plan& plan) {
         using F = decltype(kernel);
         uint4* const units = reinterpret_cast<uint4*>(packed);
         const auto pack = pack_weights<F>;
         pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(weight, units);
         const auto convolution = convolve<F>;
-        error = allow_shared(convolution, F::bytes(plan));
+        const int bytes = static_cast<int>(F::bytes(plan));
+        error = cudaFuncSetAttribute(convolution, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
         if (error == cudaSuccess)
-            convolution<<<plan.blocks * F::GROUPS, THREADS, F::bytes(plan), stream>>>(shape, plan, tensors, units);
+            convolution<<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(shape, plan, tensors, units);
     });
-    if (!fast)
-        plain_convolve<<<blocks_of(batch * OUT_CHANNELS * shape.out_plane(), PLAIN_THREADS), PLAIN_THREADS, 0, stream>>>(shape,
-                                                                                                                     tensors);
-    return error;
-}
-
-// How the gradients are shared: `plan.blocks` splits of the tiles, each of CHUNKS * GROUPS blocks, so that all SMs have one.
-// The order of additions depends on it.
-template <class G>
-static bool gradient_plan(Plan& plan, const Shape& shape) {
-    return G::FITS && make_plan<G>(plan, shape, 1, 1, G::CHUNKS * G::GROUPS);
-}
-
-// The floats between the kernels; none where the plain kernel is used.
-int64_t gradient_terms(bool strict, int64_t batch, int height, int width) {
-    const Shape shape = make_shape(nullptr, batch, height, width);
-    Plan plan;
-    if (strict) return gradient_plan<Gradient<true>>(plan, shape) ? plan.blocks * Gradient<true>::FLOATS : 0;
-    return gradient_plan<Gradient<false>>(plan, shape) ? plan.blocks * Gradient<false>::FLOATS : 0;
-}
-
-template <class G>
-static cudaError_t launch_gradient(const Shape& shape, const float* x, const float* grad, float* terms, float* grad_weight,
-                                   float* grad_bias, cudaStream_t stream) {
-    Plan plan;
-    if (!gradient_plan<G>(plan, shape)) {
-        plain_gradients<<<blocks_of((WEIGHTS + OUT_CHANNELS) * WARP, PLAIN_THREADS), PLAIN_THREADS, 0, stream>>>(
-            shape, x, grad, grad_weight, grad_bias);
-        return cudaSuccess;
-    }
-    const auto gradient = weight_gradient<G>;
-    const auto add = add_splits<G>;
-    const cudaError_t error = allow_shared(gradient, G::bytes(plan));
-    if (error != cudaSuccess) return error;
-    gradient<<<plan.blocks * G::CHUNKS * G::GROUPS, THREADS, G::bytes(plan), stream>>>(shape, plan, x, grad, terms);
-    add<<<blocks_of(G::FLOATS, SUM_TERMS), SUM_THREADS, 0, stream>>>(terms, grad_weight, grad_bias, plan.blocks);
-    return cudaSuccess;
-}
-
-// grad_weight and grad_bias may be null; `terms` has gradient_terms floats.
-cudaError_t launch_parameter_gradients(const float* x, const float* grad, float* terms, float* grad_weight, float* grad_bias,
-                                       bool strict, int64_t batch, int height, int width, cudaStream_t stream) {
-    const Shape shape = make_shape(x, batch, height, width);
-    return (strict ? launch_gradient<Gradient<true>> : launch_gradient<Gradient<false>>)(shape, x, grad, terms, grad_weight,
-                                                                                       grad_bias, stream);
-}
-"""
-
-BINDING = r"""
-#include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/convolution_backward.h>
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-#include <torch/version.h>
-
-#include <array>
-#include <optional>
-#include <string>
-#include <tuple>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-template <class... Parts>
-static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-int64_t packed_weights(bool strict, int64_t batch, int height, int width);
-int64_t gradient_terms(bool strict, int64_t batch, int height, int width);
-cudaError_t launch_convolve(const float*, const float*, const float*, float*, float*, bool, int64_t, int, int, cudaStream_t);
-cudaError_t launch_parameter_gradients(const float*, const float*, float*, float*, float*, bool, int64_t, int, int,
-                                       cudaStream_t);
-
-constexpr int64_t WEIGHTS = (int64_t)OUT_CHANNELS * IN_CHANNELS * KERNEL_H * KERNEL_W;
-
-// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
-static bool is_strict() {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
-    return !at::globalContext().allowTF32CuDNN();
-#elif TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 9
-    return !at::globalContext().allowTF32CuDNN("conv");
-#else
-    return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-#endif
-}
-
-static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
-    TORCH_CHECK(tensor.defined(), message("alexnet_conv1: expected ", name, " to be a tensor, got None"));
-    bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
-    for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits, message("alexnet_conv1: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                              " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ",
-                              tensor.device()));
-}
-
-static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device() == expected.device(), message("alexnet_conv1: expected all on ", expected.device(), ", got ",
-                                                              name, " on ", tensor.device()));
-}
-
-static void check_blocks(int64_t threads) {
-    TORCH_CHECK(threads / 256 < (1ll << 31) - 1, message("alexnet_conv1: ", threads, " threads are more than a grid has"));
-}
-
-// The input and weight of a pass, checked, as the kernels take them. The guard holds while this lives.
-struct Call {
-    int64_t batch, height, width, out_h, out_w;
-    at::Tensor x, weight;
-    c10::cuda::CUDAGuard guard;
-    cudaStream_t stream;
-
-    Call(const at::Tensor& x_in, const at::Tensor& weight_in, at::IntArrayRef stride, at::IntArrayRef padding)
-        : guard(checked(x_in, weight_in, stride, padding)) {
-        x = x_in.contiguous(), weight = weight_in.contiguous();
-        batch = x.size(0), height = x.size(2), width = x.size(3);
-        out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1, out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-        stream = c10::cuda::getCurrentCUDAStream();
-        int capability = 0;
-        C10_CUDA_CHECK(cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, x.get_device()));
-        TORCH_CHECK(capability >= 8, message("alexnet_conv1 v4: expected a GPU of compute capability 8.0 or later, got ",
-                                             capability, ".x; v1_direct runs on any"));
-    }
-
-    static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding) {
-        check("x", x, {-1, IN_CHANNELS, -1, -1});
-        check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W});
-        check_device(x, "weight", weight);
-        TORCH_CHECK(stride == at::IntArrayRef({STRIDE_H, STRIDE_W}) && padding == at::IntArrayRef({PAD_H, PAD_W}),
-                    message("alexnet_conv1: built for stride ", at::IntArrayRef({STRIDE_H, STRIDE_W}), " and padding ",
-                            at::IntArrayRef({PAD_H, PAD_W}), ", called with ", stride, " and ", padding));
-        const int64_t height = x.size(2), width = x.size(3);
-        TORCH_CHECK(height + 2 * PAD_H >= KERNEL_H && width + 2 * PAD_W >= KERNEL_W,
-                    message("alexnet_conv1: a kernel of ", KERNEL_H, " x ", KERNEL_W, " does not fit into an image of ", height,
-                            " x ", width, " padded by ", padding));
-        TORCH_CHECK(height < (1ll << 30) && width < (1ll << 30),
-                    message("alexnet_conv1: expected less than 2^30 rows and columns, got sizes ", x.sizes()));
-        return x.device();
-    }
-
-    at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
-    std::array<int64_t, 4> out_sizes() const { return {batch, OUT_CHANNELS, out_h, out_w}; }
-    at::Tensor checked_grad(const at::Tensor& grad) const {
-        check("grad", grad, out_sizes());
-        check_device(x, "grad", grad);
-        return grad.contiguous();
-    }
-};
-
-static float* pointer_to(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr; }
-
-at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias_in,
-                  at::IntArrayRef stride, at::IntArrayRef padding) {
-    const Call call(x, weight, stride, padding);
-    at::Tensor bias;
-    if (bias_in) {
-        check("bias", *bias_in, {OUT_CHANNELS});
-        check_device(x, "bias", *bias_in);
-        bias = bias_in->contiguous();
-    }
-    at::Tensor out = call.empty(call.out_sizes());
-    if (out.numel() == 0) return out;
-    const bool strict = is_strict();
-    const int64_t floats = packed_weights(strict, call.batch, call.height, call.width);
-    check_blocks(floats ? 0 : out.numel());
-    at::Tensor packed = call.empty({floats});
-    C10_CUDA_CHECK(launch_convolve(call.x.const_data_ptr<float>(), call.weight.const_data_ptr<float>(),
-                                   bias.defined() ? bias.const_data_ptr<float>() : nullptr, pointer_to(packed),
-                                   pointer_to(out), strict, call.batch, call.height, call.width, call.stream));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return out;
-}
-
-// The gradients of weight and bias, of those that are wanted; the other is an empty tensor.
-std::tuple<at::Tensor, at::Tensor> parameter_grads(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight,
-                                                   at::IntArrayRef stride, at::IntArrayRef padding,
-                                                   std::array<bool, 2> wanted) {
-    const Call call(x, weight, stride, padding);
-    const at::Tensor grad = call.checked_grad(grad_in);
-    at::Tensor grad_weight, grad_bias, none = call.empty({0});
-    if (wanted[0]) grad_weight = call.empty(weight.sizes());
-    if (wanted[1]) grad_bias = call.empty({OUT_CHANNELS});
-    const auto result = std::make_tuple(wanted[0] ? grad_weight : none, wanted[1] ? grad_bias : none);
-    if (grad.numel() == 0) {
-        if (wanted[0]) grad_weight.zero_();
-        if (wanted[1]) grad_bias.zero_();
-        return result;
-    }
-    const bool strict = is_strict();
-    const int64_t floats = gradient_terms(strict, call.batch, call.height, call.width);
-    check_blocks(floats ? 0 : 32 * (WEIGHTS + OUT_CHANNELS));
-    at::Tensor terms = call.empty({floats});
-    C10_CUDA_CHECK(launch_parameter_gradients(call.x.const_data_ptr<float>(), grad.const_data_ptr<float>(), pointer_to(terms),
-                                              pointer_to(grad_weight), pointer_to(grad_bias), strict, call.batch, call.height,
-                                              call.width, call.stream));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return result;
-}
-
-// PyTorch's own: the gradient of images is rarely needed.
-at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef stride,
-                      at::IntArrayRef padding) {
-    const Call call(x, weight, stride, padding);
-    const at::Tensor grad = call.checked_grad(grad_in);
-    if (x.numel() == 0 || grad.numel() == 0) return call.empty(x.sizes()).zero_();
-    return std::get<0>(at::convolution_backward(grad, call.x, call.weight, at::OptionalIntArrayRef(), stride, padding, {1, 1},
-                                                false, {0, 0}, 1, {true, false, false}));
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("conv2d(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def("parameter_grads(Tensor grad, Tensor x, Tensor weight, int[2] stride, int[2] padding, bool[2] wanted) -> "
-          "(Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad, Tensor x, Tensor weight, int[2] stride, int[2] padding) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("conv2d", &conv2d);
-    m.impl("parameter_grads", &parameter_grads);
-    m.impl("input_grad", &input_grad);
+    return error == cudaSuccess ? cudaGetLastError() : error;
 }
 """
 
 
-def register(namespace):
-    """Shapes for torch.compile, and autograd."""
-    operators = getattr(torch.ops, namespace)
-
-    @torch.library.register_fake(f"{namespace}::conv2d")
-    def conv2d(x, weight, bias, stride, padding):
-        out_channels, _, *kernel = weight.shape
-        out_h, out_w = ((x.shape[2 + d] + 2 * padding[d] - kernel[d]) // stride[d] + 1 for d in (0, 1))
-        return x.new_empty(x.shape[0], out_channels, out_h, out_w)
-
-    @torch.library.register_fake(f"{namespace}::parameter_grads")
-    def parameter_grads(grad, x, weight, stride, padding, wanted):
-        return x.new_empty(weight.shape if wanted[0] else 0), x.new_empty(weight.shape[0] if wanted[1] else 0)
-
-    @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad, x, weight, stride, padding):
-        return x.new_empty(x.shape)
-
-    def save(ctx, inputs, output):
-        x, weight, _, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(x, weight)
-
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        needs_x, *wanted = ctx.needs_input_grad[:3]
-        geometry = x, weight, ctx.stride, ctx.padding
-        grad_x = operators.input_grad(grad, *geometry) if needs_x else None
-        grad_weight, grad_bias = operators.parameter_grads(grad, *geometry, wanted) if any(wanted) else (None, None)
-        return grad_x, grad_weight if wanted[0] else None, grad_bias if wanted[1] else None, None, None
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    torch.library.register_autograd(f"{namespace}::conv2d", backward, setup_context=save)
-    for name in ("parameter_grads", "input_grad"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
+def is_strict():
+    """Return whether PyTorch's settings forbid TF32 in convolutions."""
+    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
+    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
 
 
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, bias, stride, padding, strict):
+    """Return the output's shape, the floats of scratch (0: PyTorch computes) and numbers. Raises RuntimeError for bad input."""
+    outs, built = kernels.OUT_CHANNELS, (kernels.STRIDE_H, kernels.STRIDE_W, kernels.PAD_H, kernels.PAD_W)
+    check(kernels, "x", x, x, (*x[0][:1], kernels.IN_CHANNELS, *x[0][-2:]))
+    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
+    if bias:
+        check(kernels, "bias", bias, x, (outs,))
+    batch, _, *image = x[0]
+    room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, weight[0][2:], strict=False)]
+    if (*stride, *padding) != built or len(padding) != 2 or min(room) < 0 or max(image) >= 2**30:
+        got = f"{image}, {[*stride]} and {[*padding]}"
+        raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} with strides and padding of {[*built]} does not fit {got}")
+    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
+        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
+    shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
+    numbers = strict, batch, *image
+    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    if not floats:
+        limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
+        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
+    return shape, floats, numbers
 
 
-@functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
+def convolve(kernels, x, weight, bias, stride, padding):
+    kinds = kind(x), kind(weight), None if bias is None else kind(bias)
+    shape, floats, numbers = sizes(kernels, *kinds, tuple(stride), tuple(padding), is_strict())
+    if not floats:
+        return original(x, weight, bias, stride, padding)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(shape)
+    if out.numel():
+        launch(kernels.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)
+    return out
 
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
-    """
-    from torch.utils import cpp_extension
 
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
-
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
-
-    operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            register(namespace)
-            operators.registered = True
-    return namespace
+def original(x, weight, bias, stride, padding):
+    """The gradient is PyTorch's, which computes the output again, 297 MB. training_tensor_core has its own."""
+    return nn.functional.conv2d(x, weight, bias, stride, padding)
 
 
 class ModelNew(nn.Module):
-    sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    shared_limit_kb = SHARED_LIMIT_KB
+    schema = "forward(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
+    sources = NAME, CUDA, schema, convolve, original
 
     def __init__(self, num_classes=1000):
         super().__init__()
@@ -1356,49 +759,197 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        conv = self.conv1
+        conv = self._modules["conv1"]
         constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride), ("PAD", conv.padding)):
             constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
-        constants["SHARED_LIMIT_KB"] = SHARED_LIMIT_KB or 0
-        return build(*self.sources, **constants)
+        return build(*self.sources, SHARED_LIMIT_KB=self.shared_limit_kb, **constants)
 
-    def forward(self, x):
-        conv = self.conv1
+    def operands(self, x):
+        conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
         if conv.dilation != (1, 1) or conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise ValueError(f"{self.sources[0]}: expected no dilation, one group and zero padding in numbers, got {conv}")
-        operators = getattr(torch.ops, self.namespace())
-        return operators.conv2d(x, conv.weight, conv.bias, conv.stride, conv.padding)
+        return x, conv.weight, conv.bias, conv.stride, conv.padding
+
+    def forward(self, x):
+        operands = self.operands(x)
+        return getattr(torch.ops, self.namespace()).forward(*operands)
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+
+
+@functools.lru_cache(maxsize=None)
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
+
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
+    """
+    if torch.__version__ < "2.4":
+        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
+
+    def fingerprint(code):  # of a function: all but the place where it was written
+        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
+    operators = getattr(torch.ops, namespace)
+    with LOADING:
+        if not getattr(operators, "registered", None):
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+    return namespace
+
+
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
+
+        @staticmethod
+        def backward(ctx, grad):
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            with torch.enable_grad():
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+            return None, *[next(found) if needed else None for needed in needs]
+
+    def autograd(keys, *arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return Gradient.apply(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
+
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
+    if code:
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
-    if not (emulated or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew().to("cpu" if emulated else "cuda")
-    x = torch.randn(2, 3, 67, 63) if emulated else torch.randn(256, 3, 224, 224, device="cuda")
-    plain = model.conv1
-
-    def milliseconds(function):  # of 20 calls in a row, on average
-        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
-
+    arguments, shape, small, limit = EXAMPLE
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([plain(part.double()) for part in x.split(16)])
-        model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 2e-2  # TF32 is off by up to 9e-3
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated:
-            print(f"under the emulator, which tells no times, on an input of {tuple(x.shape)}")
-        elif verdict == "wrong":
-            print("not timed")
-        else:
-            print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(plain):.3f} ms")
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

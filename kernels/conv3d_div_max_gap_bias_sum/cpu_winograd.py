@@ -1,71 +1,60 @@
 """conv3d_div_max_gap_bias_sum on the CPU: Winograd in three dimensions, with everything behind the convolution in the cache.
 
 The convolution is computed in tiles of 2 x 4 x 4 positions: Winograd's F(2,3) along depth, F(4,3) along height and width.
-Division, max pooling, average, bias and sum follow before anything is written; so do the sums of the weights' gradient.
+Division, maximum, average, bias and sum follow before anything is written; so do the sums of the weights' gradient.
 
 Why it is faster
     PyTorch writes the convolution, 27.6 MB at batch 8, and passes over it twice more; its backward pass multiplies mostly
-    zeros, since of a window only the maximum has a gradient. Here a window costs 36 products a pair of channels instead of 216.
-    Vectors hold 16 tiles beside each other: a row of x is sorted by its column in the tile once, and after that no transform,
-    product, maximum or sum moves a lane. Products of 4 output channels x 4 vectors stay in 16 registers. Gradients add up the 3
-    x 3 x 3 x 8 inputs (or weights) at each maximum, an eighth of the dense way. What it costs: transforms that are a third of
-    the arithmetic, and a second-level cache that holds 0.6 MB a thread.
+    zeros. Here a window costs 36 products a pair of channels instead of 216. Vectors hold adjacent tiles; nothing moves a lane.
 
 Mathematics
-    F(4,3), in one dimension, with the points 0, +-3/4, +-3/2 and infinity: y = A^T [(G w) * (B^T x)], where x has 6 values, w
-    has 3, y has 4 and * is elementwise. Rows of B^T are coefficients of products of (t - point), rows of A^T powers of points,
-    divided by |point|. The coefficients of B^T are exact in float32; G w is computed in float64, again in each call.
-    F(2,3): B^T x = (x0 - x2, x1 + x2, x2 - x1, x3 - x1), A^T m = (m0 + (m1 + m2), (m1 - m2) + m3). Products are summed over
-    input channels before A; half of A's additions along depth disappear in them, since they accumulate on m1 + m2 and m1 - m2.
-    max(a / divisor) = max(sign * a) / |divisor|; average(max(conv + b)) = average(max(conv)) + b
-    d out / d w = gradient / (windows * divisor) * sum over windows of the patch of x at the maximum
-    Error of a value of the convolution, root mean square in units of the values' deviation: 5.4e-7, eager PyTorch 2.6e-7. Where
-    the two largest of a window are nearer to each other than that, the window is computed again directly, and so is an input
-    that is not finite or has values beyond 1e19: NaN, infinity and ties come out as in PyTorch. Risk: a value that is far
-    larger than all around it leaves its rounding error in the 2 x 4 x 4 positions of its tiles. In training, inputs that are
-    alike everywhere (an image of one colour) make all windows unclear, and the direct way slow.
+    F(4,3), points 0, +-3/4, +-3/2, infinity, and F(2,3): y = A^T [(G w) * (B^T x)]. B^T is exact in float32, G w is computed in
+    float64. A value of the convolution errs by 5.4e-7 of their deviation (PyTorch 2.6e-7). Where a window's two largest are
+    nearer to each other, it is computed again directly; so are NaN, infinity and values beyond 1e19: as in PyTorch. Risk: a
+    value far larger than all around it leaves its rounding error in its tile. Training is slow where images have one colour.
 
 Loops
-    loop               over                                        where
-    threads            blocks of 8 x 32 windows of all samples     at::parallel_for; a block has all depths
-    transform_plane    input channels, new depths                  vectors of tiles; to a circular buffer of 4 depths, L2
-    transform_depth    36 slices (points along height and width)   8 KB, L1
-    multiply           4 output channels, depth points, channels   16 sums in registers, then A along depth
-    fold_rows, _columns  6 slices; then all                        A along height, width; maximum, sum
-    add_patches        rows of windows, output channels            27 x 8 sums in 18 registers
-    scatter            rows of windows, output channels            27 x 8 weights in 18 registers, added in L1
+    threads: blocks of 8 x 32 windows of all samples, at all depths. transform_plane, transform_depth; multiply: 4 outputs;
+    fold_rows, fold_columns: A, maximum, sum. add_patches, scatter: 27 x 8 sums or weights in 18 registers.
 
 Floor
-    At batch 8: 16.8 MB read, and 0.88 GFLOP by F(2,3) in three dimensions: compute bound. The ladder's page has the times.
+    At batch 8: 16.8 MB read, and 0.88 GFLOP by F(2,3) in three dimensions: compute bound.
 
 Takes
-    float32 CPU tensors (batch, in_channels, depth, height, width), batch 0 included; any channels, kernel, bias shape and
-    sum_dim that the original takes; pool_size an int or three; a divisor whose size is a normal float32. Anything else raises.
-    Winograd is for kernel 3 and pool 2; others are computed directly, fused in the same way. Trains; second derivatives raise.
-    Deterministic. An infinite input makes no other window's gradient NaN, as PyTorch's zeros do. Needs GCC or Clang.
+    What the original takes, in float32 on the CPU; other kernels and pools directly. Anything else raises. The gradient of a
+    gradient is PyTorch's. Deterministic. AVX-512, AVX or any other: -march=native. Needs GCC or Clang.
 """
 
+import ctypes
 import functools
 import hashlib
-import math
 import os
+import re
 import shutil
 import sys
 import threading
-import time
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_cpu_winograd"
+EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (8, 8, 16, 64, 64), (4, 8, 6, 12, 20), 1e-3  # of ModelNew, x, x emulated, limit
 
 CPP = r"""
+// Needs KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W: loops with known ends are unrolled.
+#include <omp.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <new>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 // The widest vectors of the machine. A tile of the product, OUTS output channels x ROWS vectors, stays in its registers.
 #if defined(__AVX512F__)
@@ -111,11 +100,14 @@ struct Shape {
     int64_t octs() const { return round_up(channels, OCT) / OCT; }
     int64_t groups() const { return round_up(outputs, OUTS) / OUTS; }
     int64_t padded_outputs() const { return round_up(outputs, LANES); }
-    int64_t patch_floats() const { return octs() * TAPS * OCT; }  // [oct][tap][channel of it]
+    int64_t patch_floats() const { return octs() * TAPS * OCT; }
     int64_t transformed_floats() const { return DEPTHS * SLICES * channels * groups() * OUTS; }
     int64_t packed_floats() const { return padded_outputs() * channels * TAPS; }
     int64_t region_floats() const { return octs() * (2 * WINDOW_DEPTH - 1) * REGION_ROWS * REGION_COLUMNS * OCT; }
 };
+
+// Where a channel's tap is in a patch, [oct][tap][channel of it].
+constexpr int64_t patch_index(int64_t channel, int64_t tap) { return (channel / OCT * TAPS + tap) * OCT + channel % OCT; }
 
 // What all threads read, and where they write; `patches` and `argmax` are null where no gradient needs them.
 struct Job {
@@ -180,32 +172,25 @@ inline vec load(const float* from) { return *(const unaligned_vec*)from; }
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 inline vec smaller(vec a, vec b) { return a < b ? a : b; }
 
-// Lane k of the result is lane first + step * k of a, which b follows.
-template <int FIRST, int STEP>
-inline vec pick(vec a, vec b) {
-#ifdef __clang__
-    return [&]<int... K>(std::integer_sequence<int, K...>) {
-        return __builtin_shufflevector(a, b, (FIRST + STEP * K)...);
-    }(std::make_integer_sequence<int, LANES>());
+// Lane k of the result is lane from(k) of a and b put end to end.
+template <class From, int... K>
+inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, K...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, from(K)...);
 #else
-    ivec lanes;
-    for (int k = 0; k < LANES; ++k) lanes[k] = FIRST + STEP * k;
-    return __builtin_shuffle(a, b, lanes);
+    return __builtin_shuffle(a, b, ivec{from(K)...});
 #endif
 }
-
+constexpr std::make_integer_sequence<int, LANES> EACH_LANE;
+// Lanes FIRST, FIRST + STEP, FIRST + 2 * STEP ... of a and b put end to end.
+template <int FIRST, int STEP>
+inline vec pick(vec a, vec b) {
+    return shuffle(a, b, [](int k) constexpr { return FIRST + STEP * k; }, EACH_LANE);
+}
 // a0 b0 a1 b1 ... of the lanes from FIRST on.
 template <int FIRST>
 inline vec zip(vec a, vec b) {
-#ifdef __clang__
-    return [&]<int... K>(std::integer_sequence<int, K...>) {
-        return __builtin_shufflevector(a, b, (FIRST + K / 2 + K % 2 * LANES)...);
-    }(std::make_integer_sequence<int, LANES>());
-#else
-    ivec lanes;
-    for (int k = 0; k < LANES; ++k) lanes[k] = FIRST + k / 2 + k % 2 * LANES;
-    return __builtin_shuffle(a, b, lanes);
-#endif
+    return shuffle(a, b, [](int k) constexpr { return FIRST + k / 2 + k % 2 * LANES; }, EACH_LANE);
 }
 
 // F(4,3) with the points 0, +-P, +-Q and infinity, whose coefficients are exact in float32.
@@ -788,76 +773,35 @@ void input_gradient_unit(const GradJob& job, int64_t unit, float* planes) {
         }
     }
 }
-"""
 
-BINDING = r"""
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <limits>
-#include <memory>
-#include <optional>
-#include <string>
-#include <tuple>
-#include <vector>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) {
-    return std::to_string(value);
-}
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-template <class... Parts>
-static std::string message(const Parts&... parts) {
-    return (text(parts) + ...);
+// ---- what Python calls
+// f(begin, end) for equal parts of [0, count), by at most `threads` threads of the OpenMP runtime that the process has loaded,
+// torch's. Returns false if one of them found no memory.
+template <class F>
+bool parallel_for(int64_t count, int64_t threads, F f) {
+    const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = (count + parts - 1) / parts;
+    bool done = true;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(&& : done)
+    for (int64_t part = 0; part < parts; ++part) try {
+            const int64_t begin = part * each, end = std::min(begin + each, count);
+            if (begin < end) f(begin, end);
+        } catch (const std::bad_alloc&) {
+            done = false;
+        }
+    return done;
 }
 
-// Memory that begins with a cache line; what is in it is not defined.
-class Memory {
-    struct alignas(64) CacheLine {
-        float values[16];
-    };
-    std::unique_ptr<CacheLine[]> lines_;
+constexpr int DONE = 0, NO_MEMORY = 12;
 
-  public:
-    explicit Memory(int64_t floats) : lines_(new CacheLine[round_up(floats, 16) / 16 + 1]) {}
-    float* data() { return lines_[0].values; }
+// Floats that begin at a cache line; what is in them is not defined.
+class Floats {
+    struct alignas(64) Line { float floats[16]; };
+    std::unique_ptr<Line[]> lines_;
+
+public:
+    explicit Floats(int64_t count) : lines_(new Line[round_up(count, 16) / 16 + 1]) {}
+    operator float*() { return lines_[0].floats; }
 };
-
-constexpr at::ScalarType ARGMAX = sizeof(Argmax) == 1 ? at::kByte : at::kInt;
-
-static void check_float(const char* what, const at::Tensor& t) {
-    TORCH_CHECK(
-        t.is_cpu() && t.scalar_type() == at::kFloat,
-        message("conv_pool: expected ", what, " to be a float32 CPU tensor, got ", t.scalar_type(), " on ", t.device()));
-}
-
-static void check_divisor(double divisor) {
-    TORCH_CHECK(
-        std::abs(divisor) >= std::numeric_limits<float>::min() && std::abs(divisor) <= std::numeric_limits<float>::max(),
-        message("conv_pool: expected a divisor whose size is a normal float32, got ", divisor));
-}
-
-static Shape checked_shape(at::IntArrayRef x, at::IntArrayRef weight) {
-    TORCH_CHECK(x.size() == 5, message("conv_pool: expected x of 5 dimensions, got ", x.size()));
-    TORCH_CHECK(weight.size() == 5 && weight[0] > 0 && weight[1] == x[1] && weight[2] == KERNEL_D && weight[3] == KERNEL_H &&
-                    weight[4] == KERNEL_W,
-                message("conv_pool: expected a weight of (outputs, ", x[1], ", ", KERNEL_D, ", ", KERNEL_H, ", ", KERNEL_W,
-                        "), got ", weight));
-    TORCH_CHECK(x[2] >= KERNEL_D + POOL_D - 1 && x[3] >= KERNEL_H + POOL_H - 1 && x[4] >= KERNEL_W + POOL_W - 1,
-                message("conv_pool: a window of ", POOL_D, " x ", POOL_H, " x ", POOL_W, " behind a kernel of ", KERNEL_D,
-                        " x ", KERNEL_H, " x ", KERNEL_W, " does not fit into ", x[2], " x ", x[3], " x ", x[4]));
-    return {x[0], x[1], x[2], x[3], x[4], weight[0]};
-}
 
 // tolerance[o], see Job, and whether the weights are so small that no sum in Winograd's algorithm can overflow where the
 // input's squares do not.
@@ -875,314 +819,174 @@ static bool measure_weights(const float* weight, float* tolerance, Shape s) {
     return all < 1e15;
 }
 
-// {sums over windows of the maxima of sign * convolution [unit][outputs], patches, argmax}.
-template <bool TRAIN>
-static std::vector<float> sums_of_maxima(const at::Tensor& x, const at::Tensor& weight, double divisor, Shape s, float* patches,
-                                         Argmax* argmax) {
-    const float sign = divisor < 0 ? -1.0f : 1.0f, *w = weight.const_data_ptr<float>();
-    Memory transformed(WINOGRAD ? s.transformed_floats() : 0), packed(s.packed_floats()), tolerance(s.groups() * OUTS);
-    std::fill_n(tolerance.data(), s.groups() * OUTS, 0.0f);
-    const bool tame = measure_weights(w, tolerance.data(), s);
-    if (WINOGRAD && tame) transform_weights(w, transformed.data(), sign, s);
-    pack(w, packed.data(), sign, s);
-    const int64_t units = s.batch * s.sample_units();
-    std::vector<float> sums(units * s.outputs);
-    const Job job{s,       tame,  x.const_data_ptr<float>(), transformed.data(), packed.data(), tolerance.data(), sums.data(),
-                  patches, argmax};
-    at::parallel_for(0, units, 1, [&](int64_t begin, int64_t end) {
-        Memory memory(Workspace::floats(s));
-        Workspace work(memory.data(), s);
-        for (int64_t unit = begin; unit < end; ++unit) compute_unit<TRAIN>(job, unit, work);
-    });
-    return sums;
-}
-
-// The output: averages (batch, outputs, 1, 1, 1), or with a bias, one value a channel, their sum with it (batch, 1, 1, 1).
-static at::Tensor finish(const std::vector<float>& sums, const at::Tensor& conv_bias_in, double divisor,
-                         const std::optional<at::Tensor>& bias_in, Shape s) {
-    const at::Tensor conv_bias = conv_bias_in.contiguous(), bias = bias_in ? bias_in->contiguous() : at::Tensor();
-    at::Tensor out = bias_in ? at::empty({s.batch, 1, 1, 1}, conv_bias.options())
-                             : at::empty({s.batch, s.outputs, 1, 1, 1}, conv_bias.options());
-    float* to = out.mutable_data_ptr<float>();
+// The outputs: averages (batch, outputs), or with `biases`, 1 or one a channel, their sum with these (batch,).
+static void finish(const std::vector<float>& sums, const float* conv_bias, const float* bias, int64_t biases, double divisor,
+                   float* out, Shape s) {
     for (int64_t b = 0; b < s.batch; ++b) {
         double total = 0;
         for (int64_t o = 0; o < s.outputs; ++o) {
             double sum = 0;
             for (int64_t i = 0; i < s.sample_units(); ++i) sum += sums[(b * s.sample_units() + i) * s.outputs + o];
-            const double sign = divisor < 0 ? -1 : 1;
-            const double average = (sum / s.windows() + sign * conv_bias.const_data_ptr<float>()[o]) / std::abs(divisor);
-            if (bias_in)
-                total += average + bias.const_data_ptr<float>()[o];
-            else
-                to[b * s.outputs + o] = average;
+            const double average = (sum / s.windows() + (divisor < 0 ? -1 : 1) * conv_bias[o]) / std::abs(divisor);
+            if (biases) total += average + bias[biases == 1 ? 0 : o];
+            else out[b * s.outputs + o] = average;
         }
-        if (bias_in) to[b] = total;
+        if (biases) out[b] = total;
     }
-    return out;
 }
 
-static Shape check_all(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias, double divisor,
-                       const std::optional<at::Tensor>& bias) {
-    check_float("x", x);
-    check_float("the weight", weight);
-    check_float("the convolution's bias", conv_bias);
-    if (bias) check_float("the bias", *bias);
-    const Shape s = checked_shape(x.sizes(), weight.sizes());
-    for (const at::Tensor& b : {conv_bias, bias.value_or(conv_bias)})
-        TORCH_CHECK(b.dim() == 1 && b.size(0) == s.outputs,
-                    message("conv_pool: expected a bias of [", s.outputs, "], got ", b.sizes()));
-    check_divisor(divisor);
-    return s;
-}
-
-at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias, double divisor,
-                   const std::optional<at::Tensor>& bias) {
-    const Shape s = check_all(x, weight, conv_bias, divisor, bias);
-    return finish(sums_of_maxima<false>(x.contiguous(), weight.contiguous(), divisor, s, nullptr, nullptr), conv_bias, divisor,
-                  bias, s);
-}
-
-// Also, where wanted, sums of the patches of x that gave the maxima (batch, outputs, channels, kernel), and the argmax indices
-// (batch, outputs, slabs, rows, columns); empty where not.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_with_grads(const at::Tensor& x, const at::Tensor& weight,
-                                                                  const at::Tensor& conv_bias, double divisor,
-                                                                  const std::optional<at::Tensor>& bias, at::IntArrayRef pool,
-                                                                  bool for_weight, bool for_input) {
-    const Shape s = check_all(x, weight, conv_bias, divisor, bias);
-    TORCH_CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}),
-                message("conv_pool: built for a pool of ", POOL_D, " x ", POOL_H, " x ", POOL_W, ", got ", pool));
-    at::Tensor patches = for_weight ? at::empty({s.batch, s.outputs, s.channels, KERNEL_D, KERNEL_H, KERNEL_W}, x.options())
-                                    : at::empty({0}, x.options());
-    at::Tensor argmax = for_input
-                            ? at::empty({s.batch, s.outputs, s.slabs(), s.rows(), s.columns()}, x.options().dtype(ARGMAX))
-                            : at::empty({0}, x.options().dtype(ARGMAX));
-    const int64_t size = s.outputs * s.patch_floats();
-    Memory unit_patches(for_weight ? s.batch * s.sample_units() * size : 0);
-    const std::vector<float> sums =
-        sums_of_maxima<true>(x.contiguous(), weight.contiguous(), divisor, s, for_weight ? unit_patches.data() : nullptr,
-                             for_input ? argmax.mutable_data_ptr<Argmax>() : nullptr);
-    float* to = for_weight ? patches.mutable_data_ptr<float>() : nullptr;
-    if (for_weight)
-        at::parallel_for(0, s.batch * s.outputs, 1, [&](int64_t begin, int64_t end) {
+// For training `patches`, sums of the patches of x that gave the maxima (batch, outputs, channels, kernel), and `argmax`
+// (batch, outputs, slabs, rows, columns); either may be null.
+extern "C" int run_forward(const float* x, const float* weight, const float* conv_bias, const float* bias, float* out,
+                           float* patches, void* argmax, double divisor, int64_t biases, int64_t batch, int64_t channels,
+                           int64_t depth, int64_t height, int64_t width, int64_t outputs, int64_t threads) try {
+    const Shape s{batch, channels, depth, height, width, outputs};
+    const float sign = divisor < 0 ? -1.0f : 1.0f;
+    Floats transformed(WINOGRAD ? s.transformed_floats() : 0), packed(s.packed_floats()), tolerance(s.groups() * OUTS);
+    std::fill_n((float*)tolerance, s.groups() * OUTS, 0.0f);
+    const bool tame = measure_weights(weight, tolerance, s);
+    if (WINOGRAD && tame) transform_weights(weight, transformed, sign, s);
+    pack(weight, packed, sign, s);
+    const int64_t units = s.batch * s.sample_units(), size = s.outputs * s.patch_floats();
+    std::vector<float> sums(units * s.outputs);
+    Floats unit_patches(patches ? units * size : 0);
+    float* const summed = patches ? (float*)unit_patches : nullptr;
+    const Job job{s, tame, x, transformed, packed, tolerance, sums.data(), summed, (Argmax*)argmax};
+    const bool done = parallel_for(units, threads, [&](int64_t begin, int64_t end) {
+        Floats memory(Workspace::floats(s));
+        Workspace work(memory, s);
+        for (int64_t unit = begin; unit < end; ++unit)
+            patches || argmax ? compute_unit<true>(job, unit, work) : compute_unit<false>(job, unit, work);
+    });
+    if (!done) return NO_MEMORY;
+    if (patches)
+        parallel_for(s.batch * s.outputs, threads, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i)
-                for (int64_t c = 0; c < s.channels; ++c)
-                    for (int64_t tap = 0; tap < TAPS; ++tap) {
-                        const float* from = unit_patches.data() + i / s.outputs * s.sample_units() * size +
-                                            i % s.outputs * s.patch_floats() + (c / OCT * TAPS + tap) * OCT + c % OCT;
-                        double sum = 0;
-                        for (int64_t unit = 0; unit < s.sample_units(); ++unit) sum += from[unit * size];
-                        to[(i * s.channels + c) * TAPS + tap] = sum;
-                    }
+                for (int64_t k = 0; k < s.channels * TAPS; ++k) {
+                    const float* from = summed + i / s.outputs * s.sample_units() * size + i % s.outputs * s.patch_floats() +
+                                        patch_index(k / TAPS, k % TAPS);
+                    double sum = 0;
+                    for (int64_t unit = 0; unit < s.sample_units(); ++unit) sum += from[unit * size];
+                    patches[i * s.channels * TAPS + k] = sum;
+                }
         });
-    return {finish(sums, conv_bias, divisor, bias, s), patches, argmax};
+    finish(sums, conv_bias, bias, biases, divisor, out, s);
+    return DONE;
+} catch (const std::bad_alloc&) {
+    return NO_MEMORY;
 }
 
-// grad has one value a sample, or one an output channel of it; -> that of each window's maximum, (batch, outputs).
-static std::vector<double> window_grads(const at::Tensor& grad_in, int64_t batch, int64_t outputs, int64_t windows,
-                                        double divisor) {
-    check_float("the gradient", grad_in);
-    TORCH_CHECK(grad_in.numel() == batch || grad_in.numel() == batch * outputs,
-                message("conv_pool: expected ", batch, " or ", batch * outputs, " gradients, got ", grad_in.sizes()));
-    const at::Tensor grad = grad_in.contiguous();
-    const bool by_sample = grad.numel() == batch;
-    std::vector<double> result(batch * outputs);
-    for (int64_t i = 0; i < batch * outputs; ++i)
-        result[i] = grad.const_data_ptr<float>()[by_sample ? i / outputs : i] / divisor / windows;
-    return result;
+// grad: of the averages, one a sample, or with by_channel one a channel of it. Returns that of each window's maximum.
+static double window_gradient(const float* grad, int64_t by_channel, int64_t sample, int64_t o, double divisor, Shape s) {
+    return grad[by_channel ? sample * s.outputs + o : sample] / divisor / s.windows();
 }
 
-// The weight tells the sizes. It and x, if that has gradients, tell autograd on what the result depends.
-at::Tensor weight_grad(const at::Tensor& grad, const std::optional<at::Tensor>& /*x*/, const at::Tensor& patches_in,
-                       const at::Tensor& weight, double divisor, int64_t windows) {
-    check_float("the weight", weight);
-    check_float("the patches", patches_in);
-    TORCH_CHECK(windows > 0, message("conv_pool: expected the number of a channel's windows, got ", windows));
-    TORCH_CHECK(patches_in.dim() == weight.dim() + 1 && patches_in.sizes().slice(1) == weight.sizes() && weight.size(0) > 0,
-                message("conv_pool: expected patches of (batch, ", weight.sizes(), "), got ", patches_in.sizes()));
-    const at::Tensor patches = patches_in.contiguous();
-    const int64_t batch = patches.size(0), outputs = patches.size(1);
-    const std::vector<double> grads = window_grads(grad, batch, outputs, windows, divisor);
-    at::Tensor out = at::empty(weight.sizes(), patches.options());
-    const int64_t inner = out.numel() / outputs;
-    for (int64_t i = 0; i < out.numel(); ++i) {
+extern "C" int run_weight_gradient(const float* patches, const float* grad, float* grad_weight, double divisor,
+                                   int64_t by_channel, int64_t batch, int64_t channels, int64_t depth, int64_t height,
+                                   int64_t width, int64_t outputs) {
+    const Shape s{batch, channels, depth, height, width, outputs};
+    for (int64_t i = 0; i < s.outputs * s.channels * TAPS; ++i) {
         double sum = 0;
-        for (int64_t b = 0; b < batch; ++b)
-            sum += grads[b * outputs + i / inner] * patches.const_data_ptr<float>()[b * out.numel() + i];
-        out.mutable_data_ptr<float>()[i] = sum;
+        for (int64_t b = 0; b < s.batch; ++b)
+            sum += window_gradient(grad, by_channel, b, i / (s.channels * TAPS), divisor, s) *
+                   patches[b * s.outputs * s.channels * TAPS + i];
+        grad_weight[i] = sum;
     }
-    return out;
+    return DONE;
 }
 
-at::Tensor input_grad(const at::Tensor& grad, const at::Tensor& argmax_in, const at::Tensor& weight_in, double divisor,
-                      at::IntArrayRef sizes) {
-    check_float("the weight", weight_in);
-    const Shape s = checked_shape(sizes, weight_in.sizes());
-    const std::array<int64_t, 5> values = {s.batch, s.outputs, s.slabs(), s.rows(), s.columns()};
-    const at::IntArrayRef shape = values;
-    TORCH_CHECK(argmax_in.is_cpu() && argmax_in.scalar_type() == ARGMAX && argmax_in.sizes() == shape,
-                message("conv_pool: expected the argmax indices, ", ARGMAX, " of shape ", shape, " on the CPU, got ",
-                        argmax_in.scalar_type(), " of shape ", argmax_in.sizes(), " on ", argmax_in.device()));
-    const at::Tensor argmax = argmax_in.contiguous(), weight = weight_in.contiguous();
-    const std::vector<double> grads = window_grads(grad, s.batch, s.outputs, s.windows(), divisor);
+extern "C" int run_input_gradient(const void* argmax, const float* weight, const float* grad, float* grad_x, double divisor,
+                                  int64_t by_channel, int64_t batch, int64_t channels, int64_t depth, int64_t height,
+                                  int64_t width, int64_t outputs, int64_t threads) try {
+    const Shape s{batch, channels, depth, height, width, outputs};
     std::vector<float> taps(s.batch * s.outputs * s.patch_floats());
     for (int64_t b = 0; b < s.batch; ++b)
         for (int64_t o = 0; o < s.outputs; ++o)
-            for (int64_t c = 0; c < s.channels; ++c)
-                for (int64_t tap = 0; tap < TAPS; ++tap)
-                    taps[(((b * s.octs() + c / OCT) * s.outputs + o) * TAPS + tap) * OCT + c % OCT] =
-                        grads[b * s.outputs + o] * weight.const_data_ptr<float>()[(o * s.channels + c) * TAPS + tap];
-    at::Tensor out = at::empty(sizes, weight.options());
-    const GradJob job{s, taps.data(), argmax.const_data_ptr<Argmax>(), out.mutable_data_ptr<float>()};
-    at::parallel_for(0, s.batch * s.sample_units(), 1, [&](int64_t begin, int64_t end) {
-        Memory planes(WINDOW_DEPTH * GRAD_PLANE + LANES);
-        for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(job, unit, planes.data());
+            for (int64_t k = 0; k < s.channels * TAPS; ++k)
+                taps[((b * s.octs() + k / TAPS / OCT) * s.outputs + o) * TAPS * OCT + patch_index(k / TAPS % OCT, k % TAPS)] =
+                    window_gradient(grad, by_channel, b, o, divisor, s) * weight[o * s.channels * TAPS + k];
+    const GradJob job{s, taps.data(), (const Argmax*)argmax, grad_x};
+    const bool done = parallel_for(s.batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
+        Floats planes(WINDOW_DEPTH * GRAD_PLANE + LANES);
+        for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(job, unit, planes);
     });
-    return out;
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("forward(Tensor x, Tensor weight, Tensor conv_bias, float divisor, Tensor? bias) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def(
-        "forward_with_grads(Tensor x, Tensor weight, Tensor conv_bias, float divisor, Tensor? bias, int[] pool, "
-        "bool for_weight, bool for_input) -> (Tensor, Tensor, Tensor)",
-        {at::Tag::pt2_compliant_tag});
-    m.def("weight_grad(Tensor grad, Tensor? x, Tensor patches, Tensor weight, float divisor, int windows) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad, Tensor argmax, Tensor weight, float divisor, int[] sizes) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("forward", &forward);
-    m.impl("forward_with_grads", &forward_with_grads);
-    m.impl("weight_grad", &weight_grad);
-    m.impl("input_grad", &input_grad);
+    return done ? DONE : NO_MEMORY;
+} catch (const std::bad_alloc&) {
+    return NO_MEMORY;
 }
 """
 
 
-def register(namespace):
-    """Shapes for torch.compile, and what has no derivative."""
-
-    @torch.library.register_fake(f"{namespace}::forward")
-    def forward(x, weight, conv_bias, divisor, bias):
-        return x.new_empty(x.shape[0], 1, 1, 1) if bias is not None else x.new_empty(x.shape[0], weight.shape[0], 1, 1, 1)
-
-    @torch.library.register_fake(f"{namespace}::forward_with_grads")
-    def forward_with_grads(x, weight, conv_bias, divisor, bias, pool, for_weight, for_input):
-        windows = [(n - k + 1) // p for n, k, p in zip(x.shape[2:], weight.shape[2:], pool, strict=True)]
-        patches = x.new_empty(x.shape[0], *weight.shape) if for_weight else x.new_empty(0)
-        argmax_type = torch.uint8 if math.prod(pool) <= 256 else torch.int32
-        argmax = x.new_empty((x.shape[0], weight.shape[0], *windows) if for_input else (0,), dtype=argmax_type)
-        return forward(x, weight, conv_bias, divisor, bias), patches, argmax
-
-    @torch.library.register_fake(f"{namespace}::weight_grad")
-    def weight_grad(grad, x, patches, weight, divisor, windows):
-        return weight.new_empty(weight.shape)
-
-    @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad, argmax, weight, divisor, sizes):
-        return weight.new_empty(sizes)
-
-    def save(ctx, inputs, output):
-        raise NotImplementedError(f"{namespace}: the operators of forward have no gradients; Training has")
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    for name in ("forward", "forward_with_grads"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse, setup_context=save)
-    for name in ("weight_grad", "input_grad"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, conv_bias, bias, *pool):
+    """Return the output's shape, biases, the sizes of x and the outputs. Raises RuntimeError for bad input."""
+    shape, outs, kernel = x[0], weight[0][0], (kernels.KERNEL_D, kernels.KERNEL_H, kernels.KERNEL_W)
+    check(kernels, "x", x, x, (*shape[:1], *shape[1:2], *shape[-3:]))
+    check(kernels, "weight", weight, x, (outs, *shape[1:2], *kernel))
+    check(kernels, "conv_bias", conv_bias, x, (outs,))
+    check(kernels, "bias", bias, x, bias[0] if bias[0].numel() in (0, 1, outs) else (outs,))
+    fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
+    if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
+        raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
+    return (shape[0], *([] if bias[0].numel() else [outs]), 1, 1, 1), (bias[0].numel(), *shape, outs)
 
 
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
+    """Return the output, sums of the patches at the maxima (plan & 2), and the argmax indices (plan & 1)."""
+    _, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
+    x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
+    out, patches, argmax = saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
+    if x.shape[0]:
+        given = x, weight, conv_bias, bias, out, patches if plan & 2 else None, argmax if plan & 1 else None
+        launch(kernels.run_forward, *given, divisor, *numbers, torch.get_num_threads())
+    return out, patches, argmax
 
 
-@functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
-
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
-    """
-    from torch.utils import cpp_extension
-
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
-
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
-
-    operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            register(namespace)
-            operators.registered = True
-    return namespace
+def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
+    windows = [(size - kernel + 1) // p for size, kernel, p in zip(x.shape[2:], weight.shape[2:], pool, strict=True)]
+    argmax_type = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
+    argmax = x.new_empty((x.shape[0], weight.shape[0], *windows) if plan & 1 else 0, dtype=argmax_type)
+    out = x.new_empty(x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)
+    return out, x.new_empty((x.shape[0], *weight.shape) if plan & 2 else 0), argmax
 
 
-class Training(torch.autograd.Function):
-    """One forward and backward pass; computes what the gradients that are asked for need, and no other."""
+def forward(kernels, x, weight, conv_bias, bias, divisor, pool):
+    return save(kernels, x, weight, conv_bias, bias, divisor, pool, 0)[0]
 
-    @staticmethod
-    def forward(ctx, x, weight, conv_bias, bias, divisor, pool, namespace):
-        for_input, for_weight = ctx.needs_input_grad[:2]
-        operators = getattr(torch.ops, namespace)
-        out, patches, argmax = operators.forward_with_grads(x, weight, conv_bias, divisor, bias, pool, for_weight, for_input)
-        ctx.save_for_backward(x if for_input else None, weight, patches, argmax)
-        ctx.sizes, ctx.divisor, ctx.namespace = x.shape, divisor, namespace
-        windows = [(n - k + 1) // p for n, k, p in zip(x.shape[2:], weight.shape[2:], pool, strict=True)]
-        ctx.windows = math.prod(windows)
-        return out
 
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight, patches, argmax = ctx.saved_tensors
-        for_input, for_weight, for_conv_bias, for_bias = ctx.needs_input_grad[:4]
-        operators = getattr(torch.ops, ctx.namespace)
-        grad_x = operators.input_grad(grad, argmax, weight, ctx.divisor, ctx.sizes) if for_input else None
-        grad_weight = operators.weight_grad(grad, x, patches, weight, ctx.divisor, ctx.windows) if for_weight else None
-        # (batch, outputs, 1, 1, 1), or one value for all outputs of a sample
-        channels = grad.sum(0).reshape(-1) if grad.dim() == 5 else grad.sum().repeat(len(weight))
-        grad_conv_bias = channels / ctx.divisor if for_conv_bias else None
-        return grad_x, grad_weight, grad_conv_bias, channels if for_bias else None, None, None, None
+def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, argmax, plan):
+    grad, weight, rest = grad.contiguous(), weight.contiguous(), (divisor, not bias.numel(), *x.shape, weight.shape[0])
+    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
+    if found[0].numel():
+        launch(kernels.run_input_gradient, argmax, weight, grad, found[0], *rest, torch.get_num_threads())
+    if plan & 2:
+        launch(kernels.run_weight_gradient, patches, grad, found[1], *rest)
+        of_averages = grad.sum(0).reshape(-1).expand(len(weight))
+        found[2] = of_averages / divisor
+        if bias.numel():
+            found[3] = of_averages.reshape(-1, bias.numel()).sum(0).view(bias.shape)
+    return tuple(found)
+
+
+def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs):
+    return needs
+
+
+def original(x, weight, conv_bias, bias, divisor, pool):
+    """The gradient of a gradient is PyTorch's."""
+    y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
+    averages = y.mean(dim=(2, 3, 4), keepdim=True)
+    return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
+
+
+SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 
 class ModelNew(nn.Module):
-    differentiable = Training
-    sources = NAME, CPP + BINDING, None, register  # bound here, so that no other variant in a notebook replaces them
-    cflags = "-march=native", "-fopenmp"
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    sources = NAME, CPP, SCHEMA, forward, original
+    fused = plan, save, saved, gradient
+    flags = "-march=native", "-fopenmp"
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -1196,56 +1000,254 @@ class ModelNew(nn.Module):
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size)
-        self.divisor = divisor
+        self.divisor, self.sum_dim = divisor, sum_dim
         self.bias = nn.Parameter(torch.randn(bias_shape))
-        self.sum_dim = sum_dim
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
-        self.sums_channels = sum_dim in (1, -4, (1,), (-4,), [1], [-4]) and one_each_channel
+        self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        sizes = {f"KERNEL_{d}": size for d, size in zip("DHW", self.conv.kernel_size, strict=True)}
-        sizes |= {f"POOL_{d}": size for d, size in zip("DHW", self.pool_size, strict=True)}
-        return build(*self.sources, cflags=self.cflags, **sizes)
+        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", self._modules["conv"].kernel_size, strict=True)}
+        pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
+        return build(*self.sources, (fuse, *self.fused), self.flags, **kernel, **pool)
+
+    def operands(self, x):
+        conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
+        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
+        return x, conv.weight, conv.bias, bias, self.divisor, self.pool_size
 
     def forward(self, x):
-        namespace, conv = self.namespace(), self.conv
-        bias = self.bias.expand(1, conv.out_channels, 1, 1, 1).flatten() if self.sums_channels else None
-        inputs = x, conv.weight, conv.bias, bias
-        if torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in inputs):
-            out = self.differentiable.apply(*inputs, self.divisor, self.pool_size, namespace)
-        else:
-            out = getattr(torch.ops, namespace).forward(x, conv.weight, conv.bias, self.divisor, bias)
+        out = getattr(torch.ops, self.namespace()).forward(*self.operands(x))
         return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
 
 
+# ---- A gradient of its own: the same text in all files that have one.
+def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
+    """Give `forward` a gradient by two more operators. PyTorch's (Gradient) stays for the gradient of a gradient.
+
+    plan(kernels, *arguments, needs) returns a number for the others, or None where PyTorch is to compute the gradient; in both
+    numbers bit 1 stands for the gradient of the first argument, bit 2 for those of the other tensors.
+    save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
+    *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
+    """
+    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
+    inputs = schema[schema.index("(") + 1 : schema.index(")")]
+    tensors = inputs.count("Tensor")
+    returned = ", ".join(["Tensor"] * tensors)
+    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
+    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
+    save = functools.partial(save, kernels)
+    library.impl("save", save, "CompositeExplicitAutograd")
+    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+
+    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
+    def shapes(grad, *arguments):
+        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
+        given = [0 if each is None else each.shape for each in arguments[:tensors]]
+        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
+
+    def needs_of(ctx):
+        _, first, *others = ctx.needs_input_grad
+        return first + 2 * any(others)
+
+    class Fused(Gradient):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            ctx.plan = plan(kernels, *arguments, needs_of(ctx))
+            if ctx.plan is None:
+                return Gradient.forward(ctx, keys, *arguments)
+            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            ctx.save_for_backward(*arguments[:tensors], *kept)
+            ctx.others = arguments[tensors:]
+            return output
+
+        @staticmethod
+        def backward(ctx, grad):
+            if ctx.plan is None or torch.is_grad_enabled():  # create_graph
+                return Gradient.backward(ctx, grad)
+            given, needs = ctx.saved_tensors, ctx.needs_input_grad[1 : 1 + tensors]
+            found = operators.gradient(grad, *given[:tensors], *ctx.others, *given[tensors:], ctx.plan & ~3 | needs_of(ctx))
+            found = [each if needed else None for each, needed in zip(found, needs, strict=True)]
+            return None, *found, *[None] * len(ctx.others)
+
+    return Fused
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+
+
+@functools.lru_cache(maxsize=None)
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
+
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
+    """
+    if torch.__version__ < "2.4":
+        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
+
+    def fingerprint(code):  # of a function: all but the place where it was written
+        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
+    operators = getattr(torch.ops, namespace)
+    with LOADING:
+        if not getattr(operators, "registered", None):
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+    return namespace
+
+
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
+
+        @staticmethod
+        def backward(ctx, grad):
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            with torch.enable_grad():
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+            return None, *[next(found) if needed else None for needed in needs]
+
+    def autograd(keys, *arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return Gradient.apply(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
+
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
+    if code:
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
+
+
 def main():
+    from torch.utils import benchmark, cpp_extension
+
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew(8, 16, (3, 3, 3), 2.0, (2, 2, 2), (16, 1, 1, 1), 1)
-    x = torch.randn(8, 8, 16, 64, 64)
-
-    def plain(x):
-        pooled = nn.functional.max_pool3d(model.conv(x) / model.divisor, model.pool_size)
-        return torch.sum(nn.functional.adaptive_avg_pool3d(pooled, 1) + model.bias, dim=model.sum_dim)
-
-    def milliseconds(function):
-        start = time.perf_counter()
-        function(x)
-        return (time.perf_counter() - start) * 1e3
-
+    arguments, shape, small, limit = EXAMPLE
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = plain(x.double())
-        model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 1e-3
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if verdict == "wrong":
-            print("not timed")
-        else:
-            times = torch.tensor([(milliseconds(model), milliseconds(plain)) for _ in range(10)])  # they take turns
-            ours, theirs = times.median(dim=0).values.tolist()
-            print(f"{ours:.2f} ms, PyTorch {theirs:.2f} ms (medians of 10)")
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

@@ -1,67 +1,56 @@
 """conv3d_div_max_gap_bias_sum, v1: everything behind the pooling in one kernel.
 
-Like the original, but division, global average, bias and sum, four kernels in PyTorch, are one kernel that reads the
-pooled tensor once and writes one number a sample. PyTorch's convolution and max pooling stay.
+Like the original, but division, global average, bias and sum, four kernels in PyTorch, are one kernel that reads the pooled
+tensor once and writes one number a sample. PyTorch's convolution and max pooling stay.
 
 Why it is faster
-    At the original's size the convolution's output is 441 MB. PyTorch reads and writes all of it only to divide it. A
-    division by a positive number commutes with max and with the average, so here it happens once a sample instead of
-    once a value, and those 882 MB of traffic are gone. What is left behind the pooling is one pass over 55 MB. What it
-    costs: the order of division and max changes, which needs care for a negative divisor (below). The pooling still
-    reads all 441 MB and writes, beside its result, 110 MB of indices that only a backward pass needs (v2 removes both).
-    Measured on one H200: 2.12 ms, eager 2.35. The traffic saved, 0.2 ms of it, is what counting bytes predicts.
+    At the original's size the convolution's output is 441 MB. PyTorch reads and writes all of it only to divide it. Division by
+    a positive number commutes with max and average, so here it happens once a sample. The pooling still reads all 441 MB, and
+    writes 110 MB of indices that only a backward pass needs. Measured on an H200: 2.12 ms, eager 2.35, as counting bytes says.
 
 Mathematics
-    pooled[b,o,k] = max over window k of y[b,o,.] / d       out[b] = sum over o of (1/N * sum over k of pooled[b,o,k] + bias[o])
-    N is the number of whole windows (floor rule). For d > 0, max(y / d) = max(y) / d, also after rounding, since rounding
-    keeps order. So  out[b] = 1/(N*d) * sum over o,k of max over window k of y[b,o,.]  +  sum over o of bias[o].
-    For d < 0, y / d = (-y) / |d|: the convolution is run with negated weights and bias, which gives exactly -y because
-    floating point is symmetric in sign, and the above holds with |d|. d = 0 and d = infinity do not commute with max
-    (0/0 and infinity/infinity are NaN, and a NaN wins every max): they are refused, as is a d that is not a normal float32.
-    Two values of a window that differ by a rounding error may become equal by the division; the original then sends the
-    gradient to the first of the two, this variant to the larger. The sum is taken before the division, so it overflows
-    where undivided values come near float32's limit.
-    Each sample is summed in float32 by 1024 threads and a tree, which errs less than one long sum.
-    The sum over dimension 1 is the kernel's when `sum_dim` is 1 or -4 and `bias` has one value, or one a channel. Any other
-    `sum_dim` or bias that the original takes needs the averages themselves: the same kernel then gives (1/(N*d)) * sum over
-    k for each (sample, channel), and PyTorch adds the bias and sums those few numbers.
-    The gradient of `pooled` is one number a sample (or channel), so backward needs no kernel: it expands that number and
-    PyTorch's max pooling takes it from there.
+    out[b] = 1/(N*d) * sum over o,k of max over window k of y[b,o,.]  +  sum over o of bias[o]     N: whole windows of a channel
+    For d < 0, y / d = (-y) / |d|: the convolution is run with negated weights and bias, which is exact. d = 0, infinity and
+    what is no normal float32 do not commute with max: refused. The sum before the division may overflow float32.
 
 Launches
-    kernel                  grid                block  shared  work of a thread
-    fused_tail              (batch,)            1024   128 B   every 1024th pooled value of its sample
-    fused_tail (averages)   (batch*channels,)   1024   128 B   every 1024th pooled value of its channel
+    kernel       grid                                    block  shared  work of a thread
+    fused_tail   (batch,), for averages (batch*channels,) 1024  128 B   every 1024th pooled value of its sample (channel)
 
 Floor
-    Memory bound. Convolution: writes 441 MB. Pooling: reads 441 MB, writes 55 MB and 110 MB of indices. Tail: reads
-    55 MB, writes 128 floats.
+    Memory bound: convolution 441 MB out; pooling 441 MB in, 165 MB out; this kernel 55 MB in.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included; channels, kernel, pool, bias and
-    sum_dim as the original; a divisor as above. Else it raises. Trains, second derivatives included. Deterministic.
+    What the original takes, in float32 on CUDA; for other `sum_dim` or `bias` than one value, or one a channel, summed over
+    channels, PyTorch sums the kernel's averages. Anything else raises. The gradient is PyTorch's. Deterministic.
 """
 
+import ctypes
 import functools
 import hashlib
+import math
 import os
+import re
 import shutil
 import sys
 import threading
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_v1_fused_tail"
+EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 
 CUDA = r"""
 #include <cuda_runtime.h>
 #include <cstdint>
 
-constexpr int WARP = 32;
+using Element = float;  // of the pooled tensor and the bias
+
+constexpr int WARP = 32, THREADS = 1024;
 
 // The sum of `value` over the block, valid in thread 0. The order of additions is fixed, so the bits are too.
-template <int THREADS>
 __device__ float block_sum(float value) {
     __shared__ float warp_sums[THREADS / WARP];
     for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
@@ -76,198 +65,60 @@ __device__ float block_sum(float value) {
 
 // pooled (groups, size) and bias (channels,) -> out (groups,) = sum of pooled / windows / divisor + sum of bias.
 // A group is a sample, or, with channels = 0 and no bias, one channel of it. One block a group.
-template <int THREADS>
-__global__ void __launch_bounds__(THREADS, 1) fused_tail(const float* __restrict__ pooled, const float* __restrict__ bias,
+__global__ void __launch_bounds__(THREADS, 1) fused_tail(const Element* __restrict__ pooled, const Element* __restrict__ bias,
                                                       float* __restrict__ out, int64_t size, int channels, float windows,
                                                       float divisor) {
-    const float* group = pooled + blockIdx.x * size;
+    const Element* group = pooled + blockIdx.x * size;
     float sum = 0.0f;
     // Unrolled so that eight loads of a thread are in flight at once: one block an SM has no more threads.
 #pragma unroll 8
     for (int64_t i = threadIdx.x; i < size; i += THREADS) sum += group[i];
     sum = sum / windows / divisor;
     for (int channel = threadIdx.x; channel < channels; channel += THREADS) sum += bias[channel];
-    sum = block_sum<THREADS>(sum);
+    sum = block_sum(sum);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
-void launch_fused_tail(const float* pooled, const float* bias, float* out, int64_t groups, int64_t size, int channels,
-                       int64_t windows, double divisor, cudaStream_t stream) {
-    constexpr int THREADS = 1024;
-    fused_tail<THREADS><<<groups, THREADS, 0, stream>>>(pooled, bias, out, size, channels, windows, divisor);
-}
-"""
-
-BINDING = r"""
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-
-#include <string>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-template <class... Parts>
-static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-void launch_fused_tail(const float*, const float*, float*, int64_t, int64_t, int, int64_t, double, cudaStream_t);
-
-static void check(const at::Tensor& pooled) {
-    TORCH_CHECK(pooled.is_cuda() && pooled.scalar_type() == at::kFloat && pooled.dim() == 5,
-                message("fused_tail: expected a 5-d float32 CUDA tensor, got a ", pooled.dim(), "-d ", pooled.scalar_type(),
-                        " tensor on ", pooled.device()));
-    for (int dim = 1; dim < 5; ++dim)
-        TORCH_CHECK(pooled.size(dim) > 0,
-                    message("fused_tail: no average over an empty dimension, got sizes ", pooled.sizes()));
-}
-
-// (batch, channels, depth, height, width) -> (batch, 1, 1, 1), the sum of each sample.
-at::Tensor fused_tail(const at::Tensor& pooled_in, const at::Tensor& bias_in, double divisor) {
-    check(pooled_in);
-    const int64_t batch = pooled_in.size(0), channels = pooled_in.size(1);
-    TORCH_CHECK(bias_in.device() == pooled_in.device() && bias_in.scalar_type() == at::kFloat && bias_in.dim() == 1 &&
-                    bias_in.size(0) == channels,
-                message("fused_tail: expected a float32 bias of sizes [", channels, "] on ", pooled_in.device(), ", got ",
-                        bias_in.scalar_type(), " ", bias_in.sizes(), " on ", bias_in.device()));
-    const c10::cuda::CUDAGuard guard(pooled_in.device());
-    const at::Tensor pooled = pooled_in.contiguous(), bias = bias_in.contiguous();
-    at::Tensor out = at::empty({batch, 1, 1, 1}, pooled.options());
-    if (out.numel() == 0) return out;
-    const int64_t size = pooled.numel() / batch;
-    launch_fused_tail(pooled.const_data_ptr<float>(), bias.const_data_ptr<float>(), out.mutable_data_ptr<float>(), batch, size,
-                      channels, size / channels, divisor, c10::cuda::getCurrentCUDAStream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return out;
-}
-
-// (batch, channels, depth, height, width) -> (batch, channels, 1, 1, 1), the average of each channel, divided.
-at::Tensor averages(const at::Tensor& pooled_in, double divisor) {
-    check(pooled_in);
-    const int64_t batch = pooled_in.size(0), channels = pooled_in.size(1);
-    const c10::cuda::CUDAGuard guard(pooled_in.device());
-    const at::Tensor pooled = pooled_in.contiguous();
-    at::Tensor out = at::empty({batch, channels, 1, 1, 1}, pooled.options());
-    if (out.numel() == 0) return out;
-    const int64_t windows = pooled.numel() / (batch * channels);
-    launch_fused_tail(pooled.const_data_ptr<float>(), nullptr, out.mutable_data_ptr<float>(), batch * channels, windows, 0,
-                      windows, divisor, c10::cuda::getCurrentCUDAStream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return out;
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("fused_tail(Tensor pooled, Tensor bias, float divisor) -> Tensor", {at::Tag::pt2_compliant_tag});
-    m.def("averages(Tensor pooled, float divisor) -> Tensor", {at::Tag::pt2_compliant_tag});
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the check above and its message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("fused_tail", &fused_tail);
-    m.impl("averages", &averages);
+extern "C" int launch_fused_tail(const Element* pooled, const Element* bias, float* out, int64_t groups, int64_t size,
+                                 int64_t channels, int64_t windows, double divisor, cudaStream_t stream) {
+    fused_tail<<<groups, THREADS, 0, stream>>>(pooled, bias, out, size, channels, windows, divisor);
+    return cudaGetLastError();
 }
 """
 
 
-def register(namespace):
-    """Shapes for torch.compile, and autograd."""
-
-    @torch.library.register_fake(f"{namespace}::fused_tail")
-    def fused_tail(pooled, bias, divisor):
-        return pooled.new_empty(pooled.shape[0], 1, 1, 1)
-
-    @torch.library.register_fake(f"{namespace}::averages")
-    def averages(pooled, divisor):
-        return pooled.new_empty(*pooled.shape[:2], 1, 1, 1)
-
-    def save(ctx, inputs, output):
-        pooled, ctx.divisor = inputs[0], inputs[-1]
-        ctx.shape = pooled.shape
-
-    def spread(ctx, grad):  # over the windows, all alike
-        return (grad / ctx.shape[2:].numel() / ctx.divisor).expand(ctx.shape)
-
-    def fused_tail_backward(ctx, grad_out):
-        return spread(ctx, grad_out.unsqueeze(1)), grad_out.sum().expand(ctx.shape[1]), None
-
-    def averages_backward(ctx, grad_out):
-        return spread(ctx, grad_out), None
-
-    torch.library.register_autograd(f"{namespace}::fused_tail", fused_tail_backward, setup_context=save)
-    torch.library.register_autograd(f"{namespace}::averages", averages_backward, setup_context=save)
-    # autocast's convolution gives 16-bit numbers; cpu: under the emulator. Before PyTorch 2.6 they are refused.
-    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():
-        for name in ("fused_tail", "averages"):
-            torch.library.register_autocast(f"{namespace}::{name}", device, torch.float32)
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, pooled, bias):
+    """Return the output's shape; groups, their size, biases and a channel's windows. Raises RuntimeError for bad input."""
+    check(kernels, "the pooled tensor", pooled, pooled, (*pooled[0][:2], *pooled[0][-3:]))
+    batch, channels, *of_channel = pooled[0]
+    windows = math.prod(of_channel)
+    if not channels * windows:
+        raise RuntimeError(f"{NAME}: no average over an empty dimension, got sizes {list(pooled[0])}")
+    if not bias[0].numel():
+        return (batch, channels, 1, 1, 1), (batch * channels, windows, 0, windows)
+    check(kernels, "bias", bias, pooled, (channels,))
+    return (batch, 1, 1, 1), (batch, channels * windows, channels, windows)
 
 
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+def fused_tail(kernels, pooled, bias, divisor):
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, channels, 1, 1, 1), divided."""
+    shape, numbers = sizes(kernels, kind(pooled), kind(bias))
+    pooled, bias, out = pooled.contiguous(), bias.contiguous(), pooled.new_empty(shape)
+    if shape[0]:
+        launch(kernels.launch_fused_tail, pooled, bias, out, *numbers, divisor)
+    return out
 
 
-@functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
-
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
-    """
-    from torch.utils import cpp_extension
-
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
-
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
-
-    operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            register(namespace)
-            operators.registered = True
-    return namespace
+def original(pooled, bias, divisor):
+    """The gradient is PyTorch's. The pooling's takes the convolution's 441 MB again; training_tensor_core keeps 14 MB."""
+    averages = pooled.mean(dim=(2, 3, 4), keepdim=True) / divisor
+    return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
 
 class ModelNew(nn.Module):
-    sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    sources = NAME, CUDA, "forward(Tensor pooled, Tensor bias, float divisor) -> Tensor", fused_tail, original
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -278,60 +129,201 @@ class ModelNew(nn.Module):
                 "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
             )
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size)
-        self.divisor = divisor
+        self.divisor, self.sum_dim = divisor, sum_dim
         self.max_pool = nn.MaxPool3d(pool_size)
         self.bias = nn.Parameter(torch.randn(bias_shape))
-        self.sum_dim = sum_dim
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
-        over_channels = sum_dim in (1, -4, (1,), (-4,), [1], [-4])
-        self.sums_channels = over_channels and one_each_channel  # decides which operator serves; see Mathematics
+        self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
     @torch.compiler.assume_constant_result
     def namespace(self):
         return build(*self.sources)
 
-    def forward(self, x):
-        operators = getattr(torch.ops, self.namespace())
+    def operands(self, x):
         # For a negative divisor y / divisor = (-y) / |divisor|, and the negative of a convolution is exact.
         y = nn.functional.conv3d(x, -self.conv.weight, -self.conv.bias) if self.divisor < 0 else self.conv(x)
-        pooled = self.max_pool(y)
-        if self.sums_channels:
-            bias = self.bias.expand(1, y.shape[1], 1, 1, 1).flatten()
-            return operators.fused_tail(pooled, bias, abs(self.divisor))
-        return torch.sum(operators.averages(pooled, abs(self.divisor)) + self.bias, dim=self.sum_dim)
+        bias = self.bias.expand(1, y.shape[1], 1, 1, 1).flatten() if self.sums_channels else self.bias.new_empty(0)
+        return self.max_pool(y), bias, abs(self.divisor)
+
+    def forward(self, x):
+        out = getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+        return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+
+
+@functools.lru_cache(maxsize=None)
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
+
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
+    """
+    if torch.__version__ < "2.4":
+        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
+
+    def fingerprint(code):  # of a function: all but the place where it was written
+        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
+    operators = getattr(torch.ops, namespace)
+    with LOADING:
+        if not getattr(operators, "registered", None):
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+    return namespace
+
+
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
+
+        @staticmethod
+        def backward(ctx, grad):
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            with torch.enable_grad():
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+            return None, *[next(found) if needed else None for needed in needs]
+
+    def autograd(keys, *arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return Gradient.apply(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
+
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
+    if code:
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
-    if not (emulated or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew(8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1).to("cpu" if emulated else "cuda")
-    x = torch.randn(4, 8, 6, 12, 20) if emulated else torch.randn(128, 8, 16, 64, 64, device="cuda")
-
-    def plain(x):
-        pooled = nn.functional.max_pool3d(model.conv(x) / model.divisor, model.max_pool.kernel_size)
-        return (pooled.mean(dim=(2, 3, 4), keepdim=True) + model.bias).sum(dim=1)
-
-    def milliseconds(function):  # of 20 calls in a row, on average
-        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
-
+    arguments, shape, small, limit = EXAMPLE
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([plain(part.double()) for part in x.split(16)])
-        model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 2e-2  # TF32 is off by up to 9e-3
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated:
-            print(f"under the emulator, which tells no times, on an input of {tuple(x.shape)}")
-        elif verdict == "wrong":
-            print("not timed")
-        else:
-            print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(plain):.3f} ms")
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

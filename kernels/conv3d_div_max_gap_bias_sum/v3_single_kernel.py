@@ -1,68 +1,54 @@
 """conv3d_div_max_gap_bias_sum, v3: the convolution, too; one kernel from the input to one number a sample.
 
-Like v2, but the convolution moves into the kernel. A thread computes the convolution at all positions of one pooling window,
-keeps their maximum in registers, and only sums leave the chip: the convolution's output is never written.
+Like v2, but a thread computes the convolution at all positions of one pooling window, keeps their maximum in registers, and
+only sums leave the chip: the convolution's output is never written.
 
 Why it is faster
-    v2's tail waits for 441 MB that the convolution has just written, and a training step moves them several times. Here only
-    the input is read, and each value that comes from memory is used for 27 taps and 8 output channels at once. Arithmetic in
-    plain fp32 is the bound now: a thread has 8 positions x 8 channels of sums in registers, so that 16 loads of the input and 6
-    of weights feed 192 multiply-adds. Training keeps the argmax index of each window and channel, one byte (14 MB instead of
-    the convolution's output), and the gradients touch nothing else. What it costs: strict fp32 where PyTorch's convolution uses
-    tensor cores (v4 does), and a build for each kernel and pool size. Predicted 1.25 ms on an H200, measured 1.55 (eager 2.34).
+    v2 waits for 441 MB that the convolution has just written. Here only the input is read. A thread has 8 positions x 8
+    channels of sums in registers: 16 loads of the input and 6 of weights feed 192 multiply-adds. What it costs: fp32 where
+    PyTorch uses tensor cores. Predicted 1.25 ms on an H200, measured 1.55 (v2 1.98, eager 2.34).
 
 Mathematics
-    out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + conv_bias[o]) / d + bias[o]), y the convolution
-    without its bias, which moves behind the maximum, as the division does. For d < 0 weights and conv_bias enter negated, and
-    the division is by |d|: exact, since floating point is symmetric in sign. d = 0, infinity and what is no normal float32 are
-    refused. A position's value is one chain of fused multiply-adds over channels and taps, so values of equal inputs are equal
-    bits. Two values that only become equal by bias or division: the original sends the gradient to the first, this variant to
-    the larger. The maximum is PyTorch's: a window is scanned depth, height, width; a value replaces the maximum if it is larger
-    or NaN.
-    grad_w[o,c,t]  = 1/(N*d) * sum over b,k of grad[b,o] * x[b,c, argmax(b,o,k) + t]         grad: of the averages
-    grad_x[b,c,p]  = 1/(N*d) * sum over o,t of grad[b,o] * w[o,c,t] where p - t is the argmax of its window
-    A NaN in x reaches those gradients of weights that use it; PyTorch's, which multiplies by zeros, more of them. For a
-    `sum_dim` other than 1 and -4, or a bias that has not one value or one a channel, the kernel writes averages, and PyTorch
-    does the rest.
+    out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + sign(d) * conv_bias[o]) / |d| + bias[o])
+    y: the convolution with weights * sign(d), without its bias: exact, since floating point is symmetric in sign.
+    A position's value is one chain of fused multiply-adds, so equal inputs give equal bits. Maximum and divisor as in v2.
 
 Launches
-    kernel          grid                                              block  shared  work of a thread
-    conv_max_mean   (samples x windows / 128 x groups of 8 channels)  128    7 KB    a window in 8 channels
-    parameter_grad  (splits x out x in channels x slices of taps)     128    0.4 KB  every 128th window, all taps of a slice
-    add_splits      (weights / 128)                                   128    0       one weight
-    input_grad      (samples x pixels / 128 x groups of 8 channels)   128    4 KB    a pixel in 8 channels
-    Blocks of one sample meet in an integer counter, which PyTorch fills with zeros before each launch: the last block to arrive
-    adds all sums in a fixed order, so the bits never change.
+    kernel         grid                                              block  shared  work of a thread
+    conv_max_mean  (samples x windows / 128 x groups of 8 channels)  128    7 KB    a window in 8 channels
 
 Floor
-    Forward: 47.6 GFLOP in plain fp32, 0.93 ms at the 51 TFLOP/s that an H200 reaches; 269 MB in are 0.06 ms. Compute bound.
-    Each gradient: 6 GFLOP, because seven of eight positions have none, and 14 MB of argmax indices.
+    47.6 GFLOP in fp32, 0.93 ms at the 51 TFLOP/s that an H200 reaches: compute bound. 269 MB in are 0.06 ms.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included, a channel below 2^31 pixels; any
-    channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three; a divisor as said above, an int
-    or float. Any size fits, in slices; few huge windows are slow. Anything else raises before a launch. Trains, and computes
-    only the gradients that are asked for; second derivatives raise. Deterministic.
+    What the original takes, in float32 on CUDA, a channel below 2^31 pixels; any size, in slices of the weights. `sum_dim` and
+    `bias` as in v1. Anything else raises. The gradient is PyTorch's. Deterministic.
 """
 
+import ctypes
 import functools
 import hashlib
+import math
 import os
+import re
 import shutil
 import sys
 import threading
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_v3_single_kernel"
+EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W: loops with known ends are unrolled.
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
+
+using Element = float;  // of x and the parameters
 
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 
@@ -76,9 +62,7 @@ constexpr int largest_divisor(int n, int limit) {
     return divisor;
 }
 
-// A window's argmax index: the position of its maximum in the order of the scan.
-constexpr int64_t TAPS = (int64_t)KERNEL_D * KERNEL_H * KERNEL_W, POSITIONS = (int64_t)POOL_D * POOL_H * POOL_W;
-using Argmax = std::conditional_t<POSITIONS <= 256, uint8_t, int32_t>;
+constexpr int64_t POSITIONS = (int64_t)POOL_D * POOL_H * POOL_W;  // of a window
 
 // Output channels in groups of equal size, at most 8: as many accumulators as a thread has.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 8), OUT_BLOCK = ceil_div(OUT_CHANNELS, OUT_GROUPS);
@@ -104,7 +88,7 @@ __device__ float warp_sum(float value) {  // in lane 0
 }
 
 // The sums of values[k] over the block, for each k, returned in thread k. The order of additions is fixed, so the bits are
-// too. The caller puts a barrier between two calls.
+// too.
 template <int N>
 __device__ float block_sums(const float (&values)[N]) {
     static_assert(N <= THREADS, "a thread for each sum");
@@ -123,16 +107,14 @@ __device__ float block_sums(const float (&values)[N]) {
 
 // x (batch, IN_CHANNELS, depth, height, width), and how many whole windows fit into it. A channel has less than 2^31 pixels.
 struct Volume {
-    const float* x;
+    const Element* x;
     int64_t batch;
     int depth, height, width, slabs, rows, columns;
-    Volume(const float* x, int64_t batch, int depth, int height, int width)
+    Volume(const Element* x, int64_t batch, int depth, int height, int width)
         : x(x), batch(batch), depth(depth), height(height), width(width), slabs((depth - KERNEL_D + 1) / POOL_D),
           rows((height - KERNEL_H + 1) / POOL_H), columns((width - KERNEL_W + 1) / POOL_W) {}
     __host__ __device__ unsigned windows() const { return slabs * rows * columns; }
-    __host__ __device__ unsigned pixels() const { return depth * height * width; }
-    __host__ __device__ unsigned chunks() const { return (windows() + THREADS - 1) / THREADS; }        // of windows
-    __host__ __device__ unsigned pixel_chunks() const { return (pixels() + THREADS - 1) / THREADS; }
+    __host__ __device__ unsigned chunks() const { return (windows() + THREADS - 1) / THREADS; }  // of windows
     // Offset of channel c's pixel at (d, h, w).
     __device__ int64_t at(int64_t sample, int c, int d, int h, int w) const {
         return (((sample * IN_CHANNELS + c) * depth + d) * height + h) * width + w;
@@ -148,25 +130,15 @@ struct Division {
     }
 };
 
-struct Peak {
-    float value;
-    int position;
-};
-
-// The maximum, as PyTorch finds it: the last NaN, else the first of the largest.
-__device__ __forceinline__ void scan(Peak& peak, float value, int position) {
-    if (value > peak.value || value != value) peak = {value, position};
-}
-
 // A window's maximum in each of OUT_BLOCK channels. All threads of the block call it; those without a window get nothing.
-__device__ __forceinline__ void convolve_window(const Volume& volume, const float* __restrict__ weight, float sign,
-                                                int64_t sample, unsigned window, int first_out, Peak (&peaks)[OUT_BLOCK]) {
+__device__ __forceinline__ void convolve_window(const Volume& volume, const Element* __restrict__ weight, float sign,
+                                                int64_t sample, unsigned window, int first_out, float (&maxima)[OUT_BLOCK]) {
     __shared__ alignas(16) float weights[SLICE_C][SLICE_R][SLICE_S][SLICE_T][OUT_PITCH];
     const bool exists = window < volume.windows();
     const int column = window % volume.columns, row = window / volume.columns % volume.rows;
     const int slab = window / volume.columns / volume.rows;
 #pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o) peaks[o] = {-INFINITY, 0};
+    for (int o = 0; o < OUT_BLOCK; ++o) maxima[o] = -INFINITY;
 
     // Loops of one nest are not indented.
 #pragma unroll 1
@@ -199,7 +171,7 @@ __device__ __forceinline__ void convolve_window(const Volume& volume, const floa
             for (int r = 0; r < SLICE_R; ++r)
 #pragma unroll 1
             for (int s = 0; s < SLICE_S; ++s) {
-                const float* corner = volume.x + volume.at(sample, c0 + c, d + r0 + r, h + s0 + s, w + t0);
+                const Element* corner = volume.x + volume.at(sample, c0 + c, d + r0 + r, h + s0 + s, w + t0);
                 float values[PART_D][PART_H][PART_W + SLICE_T - 1];
 #pragma unroll
                 for (int u = 0; u < PART_D; ++u)
@@ -222,15 +194,17 @@ __device__ __forceinline__ void convolve_window(const Volume& volume, const floa
 #pragma unroll
         for (int o = 0; o < OUT_BLOCK; ++o)
 #pragma unroll
-        for (int i = 0; i < PART; ++i)
-            scan(peaks[o], sums[o][i / (PART_H * PART_W)][i / PART_W % PART_H][i % PART_W], first + i);
+        for (int i = 0; i < PART; ++i) {  // the maximum, as PyTorch finds it: a NaN wins
+            const float value = sums[o][i / (PART_H * PART_W)][i / PART_W % PART_H][i % PART_W];
+            if (value > maxima[o] || value != value) maxima[o] = value;
+        }
     }
 }
 
 // A sample's result from the sums of its blocks, (chunks, OUT_CHANNELS in groups): the average of each channel to
 // out (batch, OUT_CHANNELS), or, with a bias of `biases` values, the sum of all to out (batch,).
-__device__ void finish_sample(const Volume& volume, const float* partial_sums, const float* __restrict__ conv_bias,
-                              const float* __restrict__ bias, int biases, Division division, int64_t sample, float* out) {
+__device__ void finish_sample(const Volume& volume, const float* partial_sums, const Element* __restrict__ conv_bias,
+                              const Element* __restrict__ bias, int biases, Division division, int64_t sample, float* out) {
     __shared__ float warp_totals[WARPS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     float total = 0.0f;
@@ -250,28 +224,19 @@ __device__ void finish_sample(const Volume& volume, const float* partial_sums, c
     out[sample] = total;
 }
 
-// `partial_sums` (blocks, OUT_BLOCK), `arrivals` a zero for each sample. With KEEP_ARGMAX the indices go to
-// argmax (batch, OUT_CHANNELS, windows).
-template <bool KEEP_ARGMAX>
+// `partial_sums` (blocks, OUT_BLOCK), `arrivals` a zero for each sample.
 __global__ void __launch_bounds__(THREADS, 4)
-    conv_max_mean(Volume volume, const float* __restrict__ weight, const float* __restrict__ conv_bias,
-                  const float* __restrict__ bias, int biases, Division division, float* partial_sums, unsigned* arrivals,
-                  float* __restrict__ out, Argmax* __restrict__ argmax) {
+    conv_max_mean(Volume volume, const Element* __restrict__ weight, const Element* __restrict__ conv_bias,
+                  const Element* __restrict__ bias, int biases, Division division, float* partial_sums, unsigned* arrivals,
+                  float* __restrict__ out) {
     const int first_out = blockIdx.x % OUT_GROUPS * OUT_BLOCK;
     const int64_t sample = blockIdx.x / OUT_GROUPS / volume.chunks();
     const unsigned window = blockIdx.x / OUT_GROUPS % volume.chunks() * THREADS + threadIdx.x;
-    Peak peaks[OUT_BLOCK];
-    convolve_window(volume, weight, division.sign(), sample, window, first_out, peaks);
-
     float maxima[OUT_BLOCK];
+    convolve_window(volume, weight, division.sign(), sample, window, first_out, maxima);
 #pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o) {
-        const bool exists = window < volume.windows() && first_out + o < OUT_CHANNELS;
-        maxima[o] = exists ? peaks[o].value : 0.0f;
-        if (KEEP_ARGMAX && exists)
-            argmax[(sample * OUT_CHANNELS + first_out + o) * volume.windows() + window] =
-                static_cast<Argmax>(peaks[o].position);
-    }
+    for (int o = 0; o < OUT_BLOCK; ++o)
+        if (window >= volume.windows() || first_out + o >= OUT_CHANNELS) maxima[o] = 0.0f;
     const float sum = block_sums(maxima);
     if (threadIdx.x < OUT_BLOCK) partial_sums[(int64_t)blockIdx.x * OUT_BLOCK + threadIdx.x] = sum;
     __syncthreads();
@@ -287,459 +252,67 @@ __global__ void __launch_bounds__(THREADS, 4)
     finish_sample(volume, partial_sums, conv_bias, bias, biases, division, sample, out);
 }
 
-// Gradients of the averages: one a sample, or one a channel of it.
-struct Upstream {
-    const float* grad;
-    bool by_sample;
-    __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
-};
-
-// A slice of the taps has a sum each in a thread's registers.
-constexpr int GRAD_T = largest_divisor(KERNEL_W, 32), GRAD_S = largest_divisor(KERNEL_H, 32 / GRAD_T);
-constexpr int GRAD_R = largest_divisor(KERNEL_D, 32 / (GRAD_T * GRAD_S)), GRAD_TAPS = GRAD_T * GRAD_S * GRAD_R;
-constexpr int64_t GRAD_SLICES = TAPS / GRAD_TAPS, WEIGHTS = OUT_CHANNELS * IN_CHANNELS * TAPS;
-
-// terms (splits, OUT_CHANNELS, IN_CHANNELS, TAPS); split k has the samples k, k + splits, ...
-__global__ void __launch_bounds__(THREADS)
-    parameter_grad(Volume volume, const Argmax* __restrict__ argmax, Upstream upstream, float* __restrict__ terms, int splits) {
-    const int slice = blockIdx.x % GRAD_SLICES, c = blockIdx.x / GRAD_SLICES % IN_CHANNELS;
-    const int o = blockIdx.x / GRAD_SLICES / IN_CHANNELS % OUT_CHANNELS;
-    const int64_t split = blockIdx.x / GRAD_SLICES / IN_CHANNELS / OUT_CHANNELS;
-    const int t0 = slice % (KERNEL_W / GRAD_T) * GRAD_T, s0 = slice / (KERNEL_W / GRAD_T) % (KERNEL_H / GRAD_S) * GRAD_S;
-    const int r0 = slice / (KERNEL_W / GRAD_T) / (KERNEL_H / GRAD_S) * GRAD_R;
-    float sums[GRAD_TAPS] = {};
-    for (int64_t sample = split; sample < volume.batch; sample += splits) {
-        const float factor = upstream.at(sample, o);
-        const Argmax* from = argmax + (sample * OUT_CHANNELS + o) * volume.windows();
-#pragma unroll 2
-        for (unsigned window = threadIdx.x; window < volume.windows(); window += THREADS) {
-            const int position = from[window];
-            const int d = window / volume.columns / volume.rows * POOL_D + position / (POOL_H * POOL_W);
-            const int h = window / volume.columns % volume.rows * POOL_H + position / POOL_W % POOL_H;
-            const int w = window % volume.columns * POOL_W + position % POOL_W;
-            const float* corner = volume.x + volume.at(sample, c, d + r0, h + s0, w + t0);
-#pragma unroll
-            for (int k = 0; k < GRAD_TAPS; ++k) {
-                const int r = k / (GRAD_S * GRAD_T), s = k / GRAD_T % GRAD_S, t = k % GRAD_T;
-                sums[k] += factor * corner[((int64_t)r * volume.height + s) * volume.width + t];
-            }
-        }
-    }
-    const float sum = block_sums(sums);
-    if (threadIdx.x >= GRAD_TAPS) return;
-    const int r = threadIdx.x / (GRAD_S * GRAD_T), s = threadIdx.x / GRAD_T % GRAD_S, t = threadIdx.x % GRAD_T;
-    const int64_t tap = ((int64_t)(r0 + r) * KERNEL_H + s0 + s) * KERNEL_W + t0 + t;
-    terms[split * WEIGHTS + ((int64_t)o * IN_CHANNELS + c) * TAPS + tap] = sum;
-}
-
-// grad_weight = scale * sum over splits of terms[split]
-__global__ void __launch_bounds__(THREADS)
-    add_splits(const float* __restrict__ terms, float* __restrict__ grad_weight, int splits, float scale) {
-    const int64_t element = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (element >= WEIGHTS) return;
-    float sum = 0.0f;
-    for (int64_t split = 0; split < splits; ++split) sum += terms[split * WEIGHTS + element];
-    grad_weight[element] = scale * sum;
-}
-
-// grad_x, gathered: every pixel asks, for each tap and output channel, whether the position that it reached through it was its
-// window's maximum. A thread has a pixel in IN_BLOCK channels, so an answer serves all of them.
-constexpr int IN_GROUPS = ceil_div(IN_CHANNELS, 8), IN_BLOCK = ceil_div(IN_CHANNELS, IN_GROUPS);
-constexpr int OUT_SLICE = 128;  // output channels whose weights are in shared memory at a time
-
-__global__ void __launch_bounds__(THREADS)
-    input_grad(Volume volume, const float* __restrict__ weight, const Argmax* __restrict__ argmax, Upstream upstream,
-               float scale, float* __restrict__ grad_x) {
-    __shared__ alignas(16) float weights[OUT_SLICE][round_up(IN_BLOCK, 4)];
-    const unsigned chunks = volume.pixel_chunks(), pixel = blockIdx.x % chunks * THREADS + threadIdx.x;
-    const int first_channel = blockIdx.x / chunks % IN_GROUPS * IN_BLOCK;
-    const int64_t sample = blockIdx.x / chunks / IN_GROUPS, windows = volume.windows();
-    const int x = pixel % volume.width, y = pixel / volume.width % volume.height, z = pixel / volume.width / volume.height;
-    float sums[IN_BLOCK] = {};
-#pragma unroll 1
-    for (int r = 0; r < KERNEL_D; ++r)
-#pragma unroll 1
-    for (int s = 0; s < KERNEL_H; ++s)
-#pragma unroll 1
-    for (int t = 0; t < KERNEL_W; ++t) {
-        const int d = z - r, h = y - s, w = x - t;  // the convolution's position
-        const bool exists = d >= 0 && d / POOL_D < volume.slabs && h >= 0 && h / POOL_H < volume.rows && w >= 0 &&
-                            w / POOL_W < volume.columns;
-        const int position = (d % POOL_D * POOL_H + h % POOL_H) * POOL_W + w % POOL_W;
-        const int window = (d / POOL_D * volume.rows + h / POOL_H) * volume.columns + w / POOL_W;
-        const Argmax* from = argmax + sample * OUT_CHANNELS * windows + (exists ? window : 0);
-        const int64_t tap = ((int64_t)r * KERNEL_H + s) * KERNEL_W + t;
-#pragma unroll 1
-        for (int first_out = 0; first_out < OUT_CHANNELS; first_out += OUT_SLICE) {
-            const int outs = smaller(OUT_SLICE, OUT_CHANNELS - first_out);
-            __syncthreads();  // the weights before have been read
-            for (int k = threadIdx.x; k < outs * IN_BLOCK; k += THREADS) {
-                const int o = first_out + k / IN_BLOCK, c = first_channel + k % IN_BLOCK;
-                weights[k / IN_BLOCK][k % IN_BLOCK] =
-                    c < IN_CHANNELS ? upstream.at(sample, o) * weight[((int64_t)o * IN_CHANNELS + c) * TAPS + tap] : 0.0f;
-            }
-            __syncthreads();
-#pragma unroll 4
-            for (int o = 0; o < outs; ++o) {
-                const bool is_maximum = exists && from[(first_out + o) * windows] == position;
-#pragma unroll
-                for (int c = 0; c < IN_BLOCK; ++c)
-                    if (is_maximum) sums[c] += weights[o][c];
-            }
-        }
-    }
-    if (pixel >= volume.pixels()) return;
-#pragma unroll
-    for (int c = 0; c < IN_BLOCK; ++c)
-        if (first_channel + c < IN_CHANNELS)
-            grad_x[(sample * IN_CHANNELS + first_channel + c) * volume.pixels() + pixel] = scale * sums[c];
-}
-
-// How many blocks the launches below take, and how much memory between them.
-int64_t forward_blocks(int64_t batch, int depth, int height, int width) {
+extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width) {
     return batch * Volume(nullptr, batch, depth, height, width).chunks() * OUT_GROUPS;
 }
-int64_t forward_sums(int64_t blocks) { return blocks * OUT_BLOCK; }
-int64_t parameter_blocks(int splits) { return GRAD_SLICES * IN_CHANNELS * OUT_CHANNELS * splits; }
-int64_t input_blocks(int64_t batch, int depth, int height, int width) {
-    return batch * IN_GROUPS * Volume(nullptr, batch, depth, height, width).pixel_chunks();
-}
-// Splits of the batch for 2000 blocks or so. It depends on the shapes alone, and with it the order of additions.
-int parameter_splits(int64_t batch) {
-    const int64_t wanted = (2000 + parameter_blocks(1) - 1) / parameter_blocks(1);
-    return static_cast<int>(wanted < batch ? wanted : batch);
-}
 
-// out (batch,) with a bias of 1 or OUT_CHANNELS values, (batch, OUT_CHANNELS) where it is null; `argmax` may be null.
-void launch_forward(const float* x, const float* weight, const float* conv_bias, const float* bias, int biases, double divisor,
-                    float* partial_sums, unsigned* arrivals, float* out, void* argmax, int64_t batch, int depth, int height,
-                    int width, cudaStream_t stream) {
-    const auto kernel = argmax ? conv_max_mean<true> : conv_max_mean<false>;
-    kernel<<<forward_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
-        Volume(x, batch, depth, height, width), weight, conv_bias, bias, biases, Division{static_cast<float>(divisor)},
-        partial_sums, arrivals, out, static_cast<Argmax*>(argmax));
-}
-
-static float gradient_scale(const Volume& volume, double divisor) {
-    return static_cast<float>(1.0 / (volume.windows() * divisor));
-}
-
-void launch_parameter_grad(const float* x, const void* argmax, const float* grad, bool by_sample, double divisor, float* terms,
-                           float* grad_weight, int64_t batch, int depth, int height, int width, cudaStream_t stream) {
-    const Volume volume(x, batch, depth, height, width);
-    const int splits = parameter_splits(batch);
-    if (splits > 0)
-        parameter_grad<<<parameter_blocks(splits), THREADS, 0, stream>>>(volume, static_cast<const Argmax*>(argmax),
-                                                                        Upstream{grad, by_sample}, terms, splits);
-    add_splits<<<(WEIGHTS + THREADS - 1) / THREADS, THREADS, 0, stream>>>(terms, grad_weight, splits,
-                                                                         gradient_scale(volume, divisor));
-}
-
-void launch_input_grad(const float* weight, const void* argmax, const float* grad, bool by_sample, double divisor,
-                       float* grad_x, int64_t batch, int depth, int height, int width, cudaStream_t stream) {
-    const Volume volume(nullptr, batch, depth, height, width);
-    input_grad<<<input_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
-        volume, weight, static_cast<const Argmax*>(argmax), Upstream{grad, by_sample}, gradient_scale(volume, divisor), grad_x);
-}
-"""
-
-BINDING = r"""
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-
-#include <array>
-#include <optional>
-#include <string>
-#include <tuple>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-template <class... Parts>
-static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-int64_t forward_blocks(int64_t batch, int depth, int height, int width);
-int64_t forward_sums(int64_t blocks);
-int64_t parameter_blocks(int splits);
-int64_t input_blocks(int64_t batch, int depth, int height, int width);
-int parameter_splits(int64_t batch);
-void launch_forward(const float*, const float*, const float*, const float*, int, double, float*, unsigned*, float*, void*,
-                    int64_t, int, int, int, cudaStream_t);
-void launch_parameter_grad(const float*, const void*, const float*, bool, double, float*, float*, int64_t, int, int, int,
-                           cudaStream_t);
-void launch_input_grad(const float*, const void*, const float*, bool, double, float*, int64_t, int, int, int, cudaStream_t);
-
-static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
-    bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
-    for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    TORCH_CHECK(fits,
-                message("conv3d_div_max_gap_bias_sum: expected ", name, " as a float32 CUDA tensor of shape ", shape,
-                        " (-1: any), got ", tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device()));
-}
-
-static void check_blocks(int64_t blocks) {
-    TORCH_CHECK(blocks < (1ll << 31),
-                message("conv3d_div_max_gap_bias_sum: the batch needs ", blocks, " blocks, more than a grid has"));
-}
-
-static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device() == expected.device(), message("conv3d_div_max_gap_bias_sum: expected all on ",
-                                                              expected.device(), ", got ", name, " on ", tensor.device()));
-}
-
-// The input and weight of a pass, checked, as the kernels take them. The guard holds while this lives.
-struct Call {
-    int64_t batch, depth, height, width, slabs, rows, columns;
-    at::Tensor x, weight;
-    c10::cuda::CUDAGuard guard;
-    cudaStream_t stream;
-
-    Call(const at::Tensor& x_in, const at::Tensor& weight_in, at::IntArrayRef pool) : guard(checked(x_in, weight_in, pool)) {
-        x = x_in.contiguous(), weight = weight_in.contiguous();
-        batch = x.size(0), depth = x.size(2), height = x.size(3), width = x.size(4);
-        slabs = (depth - KERNEL_D + 1) / POOL_D, rows = (height - KERNEL_H + 1) / POOL_H;
-        columns = (width - KERNEL_W + 1) / POOL_W;
-        stream = c10::cuda::getCurrentCUDAStream();
-    }
-
-    static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef pool) {
-        check("x", x, {-1, IN_CHANNELS, -1, -1, -1});
-        check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W});
-        check_device(x, "weight", weight);
-        TORCH_CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}),
-                    message("conv3d_div_max_gap_bias_sum: built for a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W,
-                            ", called with ", pool));
-        TORCH_CHECK(x.size(2) >= KERNEL_D + POOL_D - 1 && x.size(3) >= KERNEL_H + POOL_H - 1 &&
-                        x.size(4) >= KERNEL_W + POOL_W - 1,
-                    message("conv3d_div_max_gap_bias_sum: a volume of ", x.size(2), " x ", x.size(3), " x ", x.size(4),
-                            " is too small for a kernel of ", KERNEL_D, " x ", KERNEL_H, " x ", KERNEL_W,
-                            " and a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W));
-        TORCH_CHECK(x.size(2) * x.size(3) * x.size(4) < (1ll << 31),
-                    message("conv3d_div_max_gap_bias_sum: expected less than 2^31 pixels a channel, got sizes ", x.sizes()));
-        return x.device();
-    }
-
-    at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
-
-    // A byte for each window and channel, or four where a window has more than 256 positions.
-    static constexpr at::ScalarType ARGMAX = int64_t(POOL_D) * POOL_H * POOL_W <= 256 ? at::kByte : at::kInt;
-    at::Tensor empty_argmax(bool keep) const {
-        return at::empty({keep ? batch : 0, OUT_CHANNELS, slabs, rows, columns}, x.options().dtype(ARGMAX));
-    }
-
-    at::Tensor checked_argmax(const at::Tensor& argmax) const {
-        const std::array<int64_t, 5> values = {batch, OUT_CHANNELS, slabs, rows, columns};
-        const at::IntArrayRef shape = values;
-        TORCH_CHECK(argmax.scalar_type() == ARGMAX && argmax.sizes() == shape,
-                    message("conv3d_div_max_gap_bias_sum: expected the argmax indices of x, ", ARGMAX, " of shape ",
-                            shape, ", got ", argmax.scalar_type(), " of shape ", argmax.sizes()));
-        check_device(x, "argmax", argmax);
-        return argmax.contiguous();
-    }
-
-    at::Tensor checked_grad(const at::Tensor& grad) const {
-        TORCH_CHECK(grad.scalar_type() == at::kFloat && (grad.numel() == batch || grad.numel() == batch * OUT_CHANNELS),
-                    message("conv3d_div_max_gap_bias_sum: expected ", batch, " or ", batch * OUT_CHANNELS,
-                            " float32 gradients, got ", grad.scalar_type(), " ", grad.sizes()));
-        check_device(x, "grad", grad);
-        return grad.contiguous();
-    }
-};
-
-// The sum of each sample (batch, 1, 1, 1), or, without a bias, the average of each channel (batch, OUT_CHANNELS, 1, 1, 1).
-// If `keep`, also the argmax indices, which the gradients need.
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias_in,
-                                           const std::optional<at::Tensor>& bias_in, double divisor, at::IntArrayRef pool,
-                                           bool keep) {
-    const Call call(x, weight, pool);
-    check("conv_bias", conv_bias_in, {OUT_CHANNELS});
-    check_device(x, "conv_bias", conv_bias_in);
-    at::Tensor bias;
-    if (bias_in) {
-        TORCH_CHECK(bias_in->scalar_type() == at::kFloat && (bias_in->numel() == 1 || bias_in->numel() == OUT_CHANNELS),
-                    message("conv3d_div_max_gap_bias_sum: expected a float32 bias of 1 or ", OUT_CHANNELS, " values, got ",
-                            bias_in->scalar_type(), " ", bias_in->sizes()));
-        check_device(x, "bias", *bias_in);
-        bias = bias_in->contiguous();
-    }
-    const at::Tensor conv_bias = conv_bias_in.contiguous(), argmax = call.empty_argmax(keep);
-    at::Tensor out = bias_in ? call.empty({call.batch, 1, 1, 1}) : call.empty({call.batch, OUT_CHANNELS, 1, 1, 1});
-    if (call.batch == 0) return {out, argmax};
-    const int64_t blocks = forward_blocks(call.batch, call.depth, call.height, call.width);
-    check_blocks(blocks);
-    at::Tensor partial_sums = call.empty({forward_sums(blocks)});
-    at::Tensor arrivals = at::zeros({call.batch}, out.options().dtype(at::kInt));
-    launch_forward(call.x.const_data_ptr<float>(), call.weight.const_data_ptr<float>(), conv_bias.const_data_ptr<float>(),
-                   bias_in ? bias.const_data_ptr<float>() : nullptr, bias_in ? bias.numel() : 0, divisor,
-                   partial_sums.mutable_data_ptr<float>(), reinterpret_cast<unsigned*>(arrivals.mutable_data_ptr<int>()),
-                   out.mutable_data_ptr<float>(), keep ? argmax.mutable_data_ptr() : nullptr, call.batch, call.depth,
-                   call.height, call.width, call.stream);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return {out, argmax};
-}
-
-at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
-                       double divisor, at::IntArrayRef pool) {
-    const Call call(x, weight, pool);
-    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
-    const int splits = parameter_splits(call.batch);
-    check_blocks(parameter_blocks(splits));
-    at::Tensor grad_weight = call.empty(weight.sizes()), terms = call.empty({splits, weight.numel()});
-    launch_parameter_grad(call.x.const_data_ptr<float>(), argmax.const_data_ptr(), grad.const_data_ptr<float>(),
-                          grad.numel() == call.batch, divisor, terms.mutable_data_ptr<float>(),
-                          grad_weight.mutable_data_ptr<float>(), call.batch, call.depth, call.height, call.width, call.stream);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return grad_weight;
-}
-
-at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
-                      double divisor, at::IntArrayRef pool) {
-    const Call call(x, weight, pool);
-    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
-    at::Tensor grad_x = call.empty(x.sizes());
-    if (call.batch == 0) return grad_x;
-    check_blocks(input_blocks(call.batch, call.depth, call.height, call.width));
-    launch_input_grad(call.weight.const_data_ptr<float>(), argmax.const_data_ptr(), grad.const_data_ptr<float>(),
-                      grad.numel() == call.batch, divisor, grad_x.mutable_data_ptr<float>(), call.batch, call.depth,
-                      call.height, call.width, call.stream);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return grad_x;
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool, bool keep) -> "
-          "(Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("weight_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("forward", &forward);
-    m.impl("weight_grad", &weight_grad);
-    m.impl("input_grad", &input_grad);
+// scratch: OUT_BLOCK floats a block, at most 8; arrivals: a zero for each sample. With `biases`, 1 or OUT_CHANNELS, `out` is
+// (batch,), without (batch, OUT_CHANNELS).
+extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
+                                    float* scratch, unsigned* arrivals, float* out, double divisor, int64_t biases,
+                                    int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
+    conv_max_mean<<<count_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
+        Volume(x, batch, depth, height, width), weight, conv_bias, biases ? bias : nullptr, biases,
+        Division{static_cast<float>(divisor)}, scratch, arrivals, out);
+    return cudaGetLastError();
 }
 """
 
 
-def register(namespace):
-    """Shapes for torch.compile, and autograd."""
-    operators = getattr(torch.ops, namespace)
-
-    @torch.library.register_fake(f"{namespace}::forward")
-    def forward(x, weight, conv_bias, bias, divisor, pool, keep):
-        batch, outs, sizes = x.shape[0], weight.shape[0], zip(x.shape[2:], weight.shape[2:], pool, strict=True)
-        windows = [(size - kernel + 1) // window for size, kernel, window in sizes]
-        argmax_type = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
-        out = x.new_empty(batch, outs, 1, 1, 1) if bias is None else x.new_empty(batch, 1, 1, 1)
-        return out, x.new_empty(batch if keep else 0, outs, *windows, dtype=argmax_type)
-
-    @torch.library.register_fake(f"{namespace}::weight_grad")
-    def weight_grad(grad, x, weight, argmax, divisor, pool):
-        return weight.new_empty(weight.shape)
-
-    @torch.library.register_fake(f"{namespace}::input_grad")
-    def input_grad(grad, x, weight, argmax, divisor, pool):
-        return x.new_empty(x.shape)
-
-    def save(ctx, inputs, output):
-        x, weight, _, bias, ctx.divisor, ctx.pool, keep = inputs
-        if not keep:
-            raise RuntimeError(f"{namespace}: forward has gradients only with keep=True")
-        ctx.bias_shape = None if bias is None else bias.shape
-        ctx.save_for_backward(x, weight, output[1])
-        ctx.mark_non_differentiable(output[1])
-
-    def backward(ctx, grad_out, _):
-        x, weight, argmax = ctx.saved_tensors
-        needs_x, needs_weight, needs_conv_bias, needs_bias = ctx.needs_input_grad[:4]
-        arguments = grad_out, x, weight, argmax, ctx.divisor, ctx.pool
-        grad_x = operators.input_grad(*arguments) if needs_x else None
-        grad_weight = operators.weight_grad(*arguments) if needs_weight else None
-        by_channel = grad_out.sum(0).reshape(-1).expand(weight.shape[0])  # of the averages
-        grad_conv_bias = by_channel / ctx.divisor if needs_conv_bias else None
-        grad_bias = by_channel.view(-1, ctx.bias_shape.numel()).sum(0).view(ctx.bias_shape) if needs_bias else None
-        return grad_x, grad_weight, grad_conv_bias, grad_bias, None, None, None
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    torch.library.register_autograd(f"{namespace}::forward", backward, setup_context=save)
-    for name in ("weight_grad", "input_grad"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, conv_bias, bias, *pool):
+    """Return the output's shape, the floats of scratch, biases and the sizes of x. Raises RuntimeError for bad input."""
+    shape, outs, kernel = x[0], kernels.OUT_CHANNELS, (kernels.KERNEL_D, kernels.KERNEL_H, kernels.KERNEL_W)
+    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-3:]))
+    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, *kernel))
+    check(kernels, "conv_bias", conv_bias, x, (outs,))
+    check(kernels, "bias", bias, x, bias[0] if bias[0].numel() in (0, 1, outs) else (outs,))
+    fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
+    if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
+        raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
+    if math.prod(shape[2:]) >= 2**31:
+        raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got x of shape {list(shape)}")
+    numbers = bias[0].numel(), shape[0], *shape[2:]
+    blocks = kernels.count_blocks(*numbers[1:]) if shape[0] else 0
+    if blocks >= 2**31:
+        raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
+    return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 8 * blocks, numbers
 
 
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+def conv_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool):
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
+    shape, floats, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
+    x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
+    out = x.new_empty(shape)
+    if shape[0]:
+        scratch, arrivals = x.new_empty(floats), x.new_zeros(shape[0], dtype=torch.int32)
+        launch(kernels.launch_conv_max_mean, x, weight, conv_bias, bias, scratch, arrivals, out, divisor, *numbers)
+    return out
 
 
-@functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
+def original(x, weight, conv_bias, bias, divisor, pool):
+    """The gradient is PyTorch's: it takes several times the 441 MB that the forward pass avoids; training_tensor_core 14."""
+    y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
+    averages = y.mean(dim=(2, 3, 4), keepdim=True)
+    return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
-    """
-    from torch.utils import cpp_extension
 
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
-
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
-
-    operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            register(namespace)
-            operators.registered = True
-    return namespace
+SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 
 class ModelNew(nn.Module):
-    sources = NAME, BINDING, CUDA, register  # bound here, so that another variant in the same notebook cannot replace them
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    sources = NAME, CUDA, SCHEMA, conv_max_mean, original
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -753,61 +326,203 @@ class ModelNew(nn.Module):
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size)
-        self.divisor = divisor
+        self.divisor, self.sum_dim = divisor, sum_dim
         self.bias = nn.Parameter(torch.randn(bias_shape))
-        self.sum_dim = sum_dim
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
-        over_channels = sum_dim in (1, -4, (1,), (-4,), [1], [-4])
-        self.sums_channels = over_channels and one_each_channel  # decides what the kernel writes; see Mathematics
+        self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
-        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", self.conv.kernel_size, strict=True)}
+        conv = self._modules["conv"]
+        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
+        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", conv.kernel_size, strict=True)}
         pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
         return build(*self.sources, **channels, **kernel, **pool)
 
+    def operands(self, x):
+        conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
+        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
+        return x, conv.weight, conv.bias, bias, self.divisor, self.pool_size
+
     def forward(self, x):
-        operators = getattr(torch.ops, self.namespace())
-        weight, conv_bias, bias = self.conv.weight, self.conv.bias, self.bias if self.sums_channels else None
-        trains = torch.is_grad_enabled() and any(
-            tensor is not None and tensor.requires_grad for tensor in (x, weight, conv_bias, bias)
-        )
-        out, _ = operators.forward(x, weight, conv_bias, bias, self.divisor, self.pool_size, trains)
+        out = getattr(torch.ops, self.namespace()).forward(*self.operands(x))
         return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+
+
+@functools.lru_cache(maxsize=None)
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
+
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
+    """
+    if torch.__version__ < "2.4":
+        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
+
+    def fingerprint(code):  # of a function: all but the place where it was written
+        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
+    operators = getattr(torch.ops, namespace)
+    with LOADING:
+        if not getattr(operators, "registered", None):
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+    return namespace
+
+
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
+
+        @staticmethod
+        def backward(ctx, grad):
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            with torch.enable_grad():
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+            return None, *[next(found) if needed else None for needed in needs]
+
+    def autograd(keys, *arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return Gradient.apply(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
+
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
+    if code:
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
-    if not (emulated or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew(8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1).to("cpu" if emulated else "cuda")
-    x = torch.randn(4, 8, 6, 12, 20) if emulated else torch.randn(128, 8, 16, 64, 64, device="cuda")
-
-    def plain(x):
-        pooled = nn.functional.max_pool3d(model.conv(x) / model.divisor, model.pool_size)
-        return (pooled.mean(dim=(2, 3, 4), keepdim=True) + model.bias).sum(dim=1)
-
-    def milliseconds(function):  # of 20 calls in a row, on average
-        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
-
+    arguments, shape, small, limit = EXAMPLE
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([plain(part.double()) for part in x.split(16)])
-        model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 2e-2  # TF32 is off by up to 9e-3
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated:
-            print(f"under the emulator, which tells no times, on an input of {tuple(x.shape)}")
-        elif verdict == "wrong":
-            print("not timed")
-        else:
-            print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(plain):.3f} ms")
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

@@ -1,117 +1,63 @@
 """conv3d_div_max_gap_bias_sum, v4: an implicit GEMM on the tensor cores, in fp16 with TF32's precision.
 
+Like v3, but the convolution is a product by mma.sync.
+
 Why it is faster
-    v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. fp16 has TF32's 11 bits, and
-    a power of two for each block's part of a sample gives it the range. The kernel is warp-specialized: producer warps convert
-    each value once, and consumer warps load a column of 8 windows by ldmatrix and multiply two taps at a time. The 8 positions
-    of a pooling window end in 8 registers of one lane, so the maximum needs no exchange. The gradients are such products too,
-    with a one-hot matrix of the argmax indices that the forward pass keeps, 16 bytes a window.
+    v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. Warp-specialized: producer
+    warps convert each value once, consumer warps load a column of 8 windows by ldmatrix and multiply two taps at a time. The 8
+    positions of a window end in 8 registers of one lane: their maximum needs no exchange. Measured: 0.142 ms (v3 1.55).
 
 Mathematics
-    v3's. A segment, a block's part of a sample, is scaled by a power of two that brings its first values to between 2^10 and
-    2^11; if a later value is too large for fp16 then, the segment is attempted again, with the power that brings the largest to
-    between 2^14 and 2^15. So x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest value,
-    whichever is more. Weights are scaled by their largest. NaN and infinities count in no scale.
-    Strict (where PyTorch forbids TF32 to convolutions, read in each call), error-compensated: x and weights are two fp16 values
-    each, high + low, and a product is low * high + high * low + high * high. The tensor core truncates its sums; so each
-    plane's begin at zero, and are added as fp32 numbers. All positions of a window add in the same order, so equal inputs give
-    equal bits, and ties go to the first as in PyTorch. With hot[o,k] = 1 where position k is its window's maximum in output o:
-    grad_w[o,c,t] = 1/(N*d) * sum over b,k of grad[b,o] * hot[b,o,k] * x[b,c,k + t]
-    grad_x[b,c,p] = 1/(N*d) * sum over o,t of hot[b,o,p - t] * (grad[b,o] * w[o,c,t])
-    A NaN in x makes gradients of weights NaN; which of them need not be PyTorch's choice.
+    v3's. fp16 has TF32's 11 bits; a power of two gives each segment, a block's part of a sample, the range, from its
+    first values; if a later one overflows, the segment is attempted again, its largest between 2^14 and 2^15. x is off by at
+    most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest. NaN and infinities count in no scale.
+    Strict (PyTorch forbids TF32; read in each call): fp16x3. Each plane's sums, which tensor cores truncate, begin at zero.
 
 Launches
-    kernel           grid                         block  shared  work of a warp
-    conv_max_mean    samples x parts              384    97 KB   8 windows x 16 outputs at a time, or 1024 values
-    weight_gradient  samples x parts              384    97 KB   8 windows x 16 outputs x 216 weights, or 1024 values
-    input_gradient   SMs                          384    7 KB    2 x 2 x 16 pixels x 8 channels at a time
-    finish_samples   samples, if these have parts 32     0       adds a sample's parts
-    add_gradients    weights / 32                 256    1 KB    adds all parts' gradients
-    Strict takes 206 KB. Where a block has 163 KB at most, a sample's slabs become two parts, with 99 KB four.
+    conv_max_mean    samples x parts    384 threads   97 KB, strict 206    a consumer warp: 8 windows x 16 outputs at a time
+    finish_samples   samples            32            0                    adds a sample's parts, where there are several
 
 Floor
-    Forward: 269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. Each gradient is as large a
-    product again; the input's also writes 269 MB.
+    269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, depth, height, width), batch 0 included, a channel below 2^31 pixels; any
-    channels, kernel, bias shape and sum_dim that the original takes; pool_size an int or three; a divisor whose size is a
-    normal float32; compute capability 8.0 or later. The tensor cores serve up to 8 channels in and 16 out, a kernel of 3 x 3 x
-    3 and windows of 2 x 2 x 2. Other shapes go through plain kernels, right but slow: v3 serves them better. Strict gradients
-    of weights are plain, too. Anything else raises before a launch. Trains, and computes only the gradients that are asked for;
-    second derivatives raise. What torch.compile compiled for training raises once the precision is another. Deterministic on a
-    GPU; another number of SMs adds in another order.
+    v3's tensors on compute capability 8.0 or later; what SERVED says: up to 8 channels in and 16 out, a kernel of 3, windows of
+    2. PyTorch computes the rest, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
+import ctypes
 import functools
 import hashlib
+import math
 import os
+import re
 import shutil
 import sys
 import threading
+import warnings
 
 import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_v4_tensor_core"
-
-# Builds the kernels as if a block could have no more shared memory: 163 for an A100, 99 for an RTX 3090, 4090 or 5090.
-SHARED_LIMIT_KB = None
-
-INTERFACE = r"""
-// Both sources begin with this. Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W.
-#include <cuda_runtime.h>
-#include <cstdint>
-#include <type_traits>
-
-// What the tensor-core kernels take; all else goes through the plain kernels.
-#define FAST                                                                                                               \
-    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 &&           \
-     POOL_H == 2 && POOL_W == 2)
-
-constexpr int64_t TAPS = int64_t(KERNEL_D) * KERNEL_H * KERNEL_W, POSITIONS = int64_t(POOL_D) * POOL_H * POOL_W;
-constexpr int64_t WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
-constexpr int PITCH = OUT_CHANNELS < 16 ? 16 : OUT_CHANNELS;  // of a window's argmax indices, and of a segment's sums
-using Argmax = std::conditional_t<POSITIONS <= 256, uint8_t, int32_t>;
-
-struct Problem {
-    const float *x, *weight;
-    int64_t batch;
-    int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
-    bool strict;
-    cudaStream_t stream;
-
-    // Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these; and along its
-    // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
-    int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
-    int64_t sums, gradients;  // rows of PITCH sums that the forward pass needs, of WEIGHTS values that grad_weight needs
-};
-
-// What a sample's sums become: with a bias the sum over all outputs, else the average of each.
-struct Result {
-    const float *conv_bias, *bias;
-    int biases;  // 1 or OUT_CHANNELS
-    float divisor, windows;
-    float* out;
-};
-
-// Gradients of the averages: one a sample, or one a channel of it.
-struct Upstream {
-    const float* grad;
-    bool by_sample;
-    float scale;  // 1 / (windows * divisor)
-    __host__ __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
-};
-
-void plan(Problem&);  // sets what follows the stream
-cudaError_t launch_forward(const Problem&, const Result&, float* sums, Argmax* argmax);  // argmax may be null
-cudaError_t launch_weight_gradient(const Problem&, const Upstream&, const Argmax*, float* gradients, float* grad_weight);
-cudaError_t launch_input_gradient(const Problem&, const Upstream&, const Argmax*, float* grad_x);
-"""
+SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
+EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 
 CUDA = r"""
+// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W and SHARED_LIMIT_KB.
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 #include <cmath>
+#include <cstdint>
+
+// What the kernels are made for, in volumes of any size.
+#define SERVED                                                                                                             \
+    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 &&           \
+     POOL_H == 2 && POOL_W == 2)
+extern "C" int64_t is_served() { return SERVED; }
+
+#if SERVED
+using Element = float;  // of x and the parameters
 
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
@@ -127,31 +73,26 @@ DEVICE float warp_sum(float v) {  // in all lanes
     return v;
 }
 
-// A warp writes a sample's result; sum_of(o) is the sum of output o's maxima.
-template <class Sum>
-DEVICE void write_result(const Result& result, int64_t sample, Sum sum_of) {
-    float total = 0;
-    for (int o = threadIdx.x % WARP; o < OUT_CHANNELS; o += WARP) {
-        const float sign = copysignf(1, result.divisor);
-        const float average = (sum_of(o) / result.windows + sign * result.conv_bias[o]) / fabsf(result.divisor);
-        if (result.bias) total += average + result.bias[result.biases == 1 ? 0 : o];
-        else result.out[sample * OUT_CHANNELS + o] = average;
-    }
-    if (!result.bias) return;
-    total = warp_sum(total);
-    if (threadIdx.x % WARP == 0) result.out[sample] = total;
-}
+constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
 
-// sums (parts, batch, PITCH): a warp adds the parts of a sample, in order.
-__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
-    write_result(result, blockIdx.x, [&](int o) {
-        float sum = 0;
-        for (int part = 0; part < parts; ++part) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * PITCH + o];
-        return sum;
-    });
-}
+struct Problem {
+    const Element *x, *weight;
+    int64_t batch;
+    int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
+    bool strict;
 
-#if FAST
+    // Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these; and along its
+    // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
+    int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
+};
+
+// What a sample's sums become: with a bias the sum over all outputs, else the average of each.
+struct Result {
+    const Element *conv_bias, *bias;
+    int biases;  // 1 or OUT_CHANNELS
+    float divisor, windows;
+    float* out;
+};
 
 // ---- geometry
 // A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
@@ -188,53 +129,58 @@ struct Shared {
 };
 
 // ---- PTX
-DEVICE uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 DEVICE void mbarrier_arrive(uint32_t barrier) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
-                 ::"r"(barrier), "r"(parity) : "memory");
+// Returns once the phase of this parity is complete.
+DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
 }
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-DEVICE void st_shared_v4(uint32_t address, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-DEVICE uint2 ld_shared_v2(uint32_t address) {
+DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
     uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
-// Four 8 x 8 matrices; a lane gives the address of a row of 16 bytes. With g = lane / 4 and t = lane % 4 it gets elements 2t
-// and 2t + 1 of row g of each; transposed: of column g.
-DEVICE void ldmatrix_x4(uint32_t row, uint32_t (&x)[4]) {
+// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
+    uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+    return v;
 }
-DEVICE void ldmatrix_x4_trans(uint32_t row, uint32_t (&x)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+// d (16 x 8) += a (16 x 8) * b (8 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8; elements 2 * q and 2 * q + 1 of rows n and n + 8 of a, and of column n of b.
+DEVICE void mma_m16n8k8_f32_f16(float (&d)[4], uint2 a, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(b));
 }
-// d (16 x 8) += a (16 x 8) * b (8 x 8): a has elements 2t and 2t + 1 of rows g and g + 8, b those of column g; d has columns 2t
-// and 2t + 1 of row g, then of row g + 8.
-DEVICE void mma_m16n8k8(float (&d)[4], uint2 a, uint32_t b) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(b));
-}
-// The same for two products at once.
-DEVICE void mma_m16n8k16(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a.x), "r"(a.y), "r"(next_a.x), "r"(next_a.y), "r"(b), "r"(next_b));
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8.
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 DEVICE float max_nan(float a, float b) {  // fmaxf ignores NaN
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
     return larger;
+}
+// The products of two taps at once.
+DEVICE void mma_pair(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
+    mma_m16n8k16_f32_f16(d, make_uint4(a.x, a.y, next_a.x, next_a.y), b, next_b);
 }
 
 // ---- fp16 values and powers of two
@@ -242,8 +188,8 @@ DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
-// What rounding to fp16 leaves of x; nothing of an infinity.
-DEVICE float fp16_rest(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
+// The residual of rounding x to fp16; none of an infinity.
+DEVICE float fp16_residual(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 // value * 2^exponent for an exponent of -252 to 254, which may be beyond a float's when two scales are undone at once.
 DEVICE float times_power_of_2(float value, int exponent) {
@@ -264,12 +210,11 @@ DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
     for (int other = 0; other < WARPS; ++other) v = fmaxf(v, by_warp[other]);
     return v;
 }
-// The largest finite weight, for the first WARPS warps of the block.
-template <int WARPS>
-DEVICE float largest_weight(const float* __restrict__ weight, float* by_warp, int barrier) {
+// The largest finite weight; the consumers call it.
+DEVICE float largest_weight(const Element* __restrict__ weight, float* by_warp) {
     float largest = 0;
-    for (int i = threadIdx.x; i < WEIGHTS; i += WARPS * WARP) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
-    return largest_of_warps<WARPS>(largest, by_warp, threadIdx.x / WARP, barrier);
+    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
+    return largest_of_warps<CONSUMER_WARPS>(largest, by_warp, threadIdx.x / WARP, 2);
 }
 
 // ---- the work
@@ -286,11 +231,6 @@ struct Segment {
         slabs = smaller(problem.part_slabs, problem.slabs - first_slab);
         columns = smaller(problem.part_columns, problem.columns - first_column);
         rows = smaller(problem.part_rows, problem.rows - first_row);
-    }
-    // Among all windows of the batch.
-    DEVICE int64_t window(const Problem& problem, int slab, int row, int column) const {
-        const int64_t line = (sample * problem.slabs + first_slab + slab) * problem.rows + first_row + row;
-        return line * problem.columns + first_column + column;
     }
     DEVICE int bands() const { return rows + 1; }
     // Bands are counted over both attempts.
@@ -312,9 +252,9 @@ struct Pipeline {
         __syncthreads();
     }
     DEVICE uint32_t band(unsigned n) const { return data + n % STAGES * band_bytes; }
-    DEVICE void producer_acquire(unsigned n) const { mbarrier_wait(empty + n % STAGES * 8, (n + 1) / STAGES & 1 ^ 1); }
+    DEVICE void producer_acquire(unsigned n) const { mbarrier_test_wait(empty + n % STAGES * 8, (n + 1) / STAGES & 1 ^ 1); }
     DEVICE void producer_commit(unsigned n) const { mbarrier_arrive(full + n % STAGES * 8); }
-    DEVICE void consumer_wait(unsigned n) const { mbarrier_wait(full + n % STAGES * 8, n / STAGES & 1); }
+    DEVICE void consumer_wait(unsigned n) const { mbarrier_test_wait(full + n % STAGES * 8, n / STAGES & 1); }
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
 };
 
@@ -334,7 +274,7 @@ DEVICE float largest_finite(float largest, const Piece& v) {
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
     return largest;
 }
-DEVICE void load_piece(const float* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
+DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = 0;
     if (aligned && exist > 0)
         UNROLL for (int c = 0; c < IN_CHANNELS; ++c) {
@@ -357,8 +297,8 @@ DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
     const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
     UNROLL for (int odd = 0; odd < 2; ++odd) {
         const uint4 a = columns[odd], b = columns[2 + odd];
-        st_shared_v4(first + odd * ODD_COLUMNS, turned ? b : a);
-        st_shared_v4(second + odd * ODD_COLUMNS, turned ? a : b);
+        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
     }
 }
 
@@ -368,7 +308,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
     const int64_t plane_floats = static_cast<int64_t>(problem.height) * problem.width;
     const int left = 2 * segment.first_column + 4 * piece, exist = problem.width - left;
     const bool aligned = problem.width % 4 == 0 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0;
-    const float* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
+    const Element* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
                               (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_floats;
     Piece v;
     const auto load = [&](int band, int line) {  // line: plane and row in a band
@@ -391,7 +331,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
             UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
             store_piece(to, piece, v);
             if (STRICT) {
-                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_rest(v[i]);
+                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_residual(v[i]);
                 store_piece(to + pipeline.band_bytes / 2, piece, v);
             }
             // The next piece is under way while the pipeline is full.
@@ -446,7 +386,7 @@ DEVICE uint32_t matrix_row(int lane, const Tile& tile, int column) {
 }
 
 // weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; the consumers call it.
-__device__ void store_weights(const float* __restrict__ weight, float scale, uint2* high, uint2* low) {
+__device__ void store_weights(const Element* __restrict__ weight, float scale, uint2* high, uint2* low) {
     for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
         const auto scaled = [&](int o, int c) {
@@ -454,7 +394,9 @@ __device__ void store_weights(const float* __restrict__ weight, float scale, uin
         };
         const float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
         high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
-        if (low) low[i] = make_uint2(fp16_pair(fp16_rest(w[0]), fp16_rest(w[1])), fp16_pair(fp16_rest(w[2]), fp16_rest(w[3])));
+        if (low)
+            low[i] = make_uint2(fp16_pair(fp16_residual(w[0]), fp16_residual(w[1])),
+                                fp16_pair(fp16_residual(w[2]), fp16_residual(w[3])));
     }
 }
 
@@ -463,7 +405,10 @@ __device__ void store_weights(const float* __restrict__ weight, float scale, uin
 using Plane = uint32_t[SIDE][SIDE];
 DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // and the other way round
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
-    UNROLL for (int row = 0; row < SIDE; ++row) ldmatrix_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES, x[row]);
+    UNROLL for (int row = 0; row < SIDE; ++row) {
+        const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
+        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+    }
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
@@ -488,13 +433,13 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             if (r < 0 || r > 2) continue;
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
-                mma_m16n8k16(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], operand(x, hw, MIDDLE));
+                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], operand(x, hw, MIDDLE));
             UNROLL for (int pair = 0; pair < PAIRS; ++pair)
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
+                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
                                  operand(x, hw, first_of_pair(pair)), operand(x, hw, second_of_pair(pair)));
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
-                mma_m16n8k8(sums[4 * d + hw], w[MIDDLE], operand(x, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], operand(x, hw, MIDDLE));
         }
         UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = operand(x, hw, MIDDLE);
     }
@@ -516,21 +461,21 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = ld_shared_v2(at + tap * TAP_BYTES), next_w = ld_shared_v2(at + second * TAP_BYTES);
-                const uint2 low_w = ld_shared_v2(at + OPERAND_BYTES + tap * TAP_BYTES);
-                const uint2 next_low_w = ld_shared_v2(at + OPERAND_BYTES + second * TAP_BYTES);
+                const uint2 w = ld_shared_v2_u32(at + tap * TAP_BYTES), next_w = ld_shared_v2_u32(at + second * TAP_BYTES);
+                const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES);
+                const uint2 next_low_w = ld_shared_v2_u32(at + OPERAND_BYTES + second * TAP_BYTES);
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(small[4 * d + hw], low_w, next_low_w, operand(high, hw, tap), operand(high, hw, second));
+                    mma_pair(small[4 * d + hw], low_w, next_low_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
+                    mma_pair(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_m16n8k16(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
+                    mma_pair(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
             }
-            const uint2 w = ld_shared_v2(at + MIDDLE * TAP_BYTES);
-            const uint2 low_w = ld_shared_v2(at + OPERAND_BYTES + MIDDLE * TAP_BYTES);
+            const uint2 w = ld_shared_v2_u32(at + MIDDLE * TAP_BYTES);
+            const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + MIDDLE * TAP_BYTES);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
-                mma_m16n8k16(small[4 * d + hw], low_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
-                mma_m16n8k8(part[hw], w, operand(high, hw, MIDDLE));
+                mma_pair(small[4 * d + hw], low_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(part[hw], w, operand(high, hw, MIDDLE));
             }
             UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
         }
@@ -538,46 +483,36 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
     UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
 }
 
-struct Maximum {
-    float value;
-    uint32_t index;  // a bit: 1 << position
-};
-
-// A lane's four maxima as PyTorch finds them: the last NaN, else the first of the largest. Neighbours meet in pairs, then
-// pairs, then fours: of equal ones the first goes on.
-template <bool INDICES>
-DEVICE void find_maxima(const Sums& sums, Maximum (&maxima)[4]) {
+// A lane's four maxima as PyTorch finds them: a NaN wins.
+DEVICE void find_maxima(const Sums& sums, float (&maxima)[4]) {
     UNROLL for (int element = 0; element < 4; ++element) {
-        Maximum best[8];
-        UNROLL for (int i = 0; i < 8; ++i) best[i] = {sums[i][element], 1u << i};
+        float best[8];
+        UNROLL for (int i = 0; i < 8; ++i) best[i] = sums[i][element];
         UNROLL for (int step = 1; step < 8; step *= 2)
-            UNROLL for (int i = 0; i < 8; i += 2 * step) {
-                const Maximum next = best[i + step];
-                if (INDICES) best[i].index = next.value > best[i].value ? next.index : best[i].index;
-                best[i].value = max_nan(best[i].value, next.value);
-            }
+            UNROLL for (int i = 0; i < 8; i += 2 * step) best[i] = max_nan(best[i], best[i + step]);
         maxima[element] = best[0];
     }
-    if (!INDICES) return;
-    const float total = (maxima[0].value + maxima[1].value) + (maxima[2].value + maxima[3].value);
-    if (total == total) return;
-    UNROLL for (int i = 0; i < 32; ++i)  // perhaps one of them is a NaN
-        if (sums[i / 4][i % 4] != sums[i / 4][i % 4]) maxima[i % 4].index = 1u << i / 4;
 }
 
-// A window's argmax indices are 16 bytes with a bit in each: output o in byte o / 4 of word o % 4. Two lanes have parts of the
-// same words and exchange them.
-DEVICE uint32_t argmax_word(int g, const uint32_t (&indices)[4]) {
-    const bool upper = g >= 4;
-    const int to_bytes = upper ? 0x4101 : 0x1410;  // 1 and 3, or 0 and 2; the second byte of an index is zero
-    const uint32_t even = __byte_perm(indices[0], indices[2], to_bytes), odd = __byte_perm(indices[1], indices[3], to_bytes);
-    return (upper ? odd : even) | __shfl_xor_sync(0xffffffffu, upper ? even : odd, 16);
+// A warp writes a sample's result; sum_of(o) is the sum of output o's maxima.
+template <class Sum>
+DEVICE void write_result(const Result& result, int64_t sample, Sum sum_of) {
+    float total = 0;
+    for (int o = threadIdx.x % WARP; o < OUT_CHANNELS; o += WARP) {
+        const float sign = copysignf(1, result.divisor);
+        const float average = (sum_of(o) / result.windows + sign * result.conv_bias[o]) / fabsf(result.divisor);
+        if (result.bias) total += average + result.bias[result.biases == 1 ? 0 : o];
+        else result.out[sample * OUT_CHANNELS + o] = average;
+    }
+    if (!result.bias) return;
+    total = warp_sum(total);
+    if (threadIdx.x % WARP == 0) result.out[sample] = total;
 }
 
-// `part_sums` (parts, batch, PITCH) where a sample has several, else null; `argmax` (batch, slabs, rows, columns, 4).
-template <bool STRICT, bool INDICES>
+// `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null.
+template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
-    conv_max_mean(const Problem problem, const Result result, float* __restrict__ part_sums, uint32_t* __restrict__ argmax) {
+    conv_max_mean(const Problem problem, const Result result, float* __restrict__ part_sums) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
     __shared__ Segment segment;  // in no registers, which are short
@@ -589,7 +524,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int warp = threadIdx.x / WARP;
-    const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
+    const int weight_exponent = scale_exponent(largest_weight(problem.weight, shared.weight_largest), 14);
     if (threadIdx.x == 0) shared.weight_exponent = weight_exponent;
     uint2* const operands = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
     store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), operands,
@@ -597,7 +532,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     bar_sync(2, CONSUMERS);
     const uint32_t stored_weights = shared_address(operands) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
     pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8
@@ -611,20 +546,10 @@ __global__ void __launch_bounds__(THREADS, 1)
                 convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
             else
                 convolve(weights, band + offset, next_band + offset, sums);
-            Maximum maxima[4];
-            find_maxima<INDICES>(sums, maxima);
-            uint32_t indices[4];
-            UNROLL for (int i = 0; i < 4; ++i) {
-                const bool exists = tile.first_window() + 2 * t + i % 2 < segment.columns;
-                totals[i / 2] += exists ? maxima[i].value : 0;
-                indices[i] = maxima[i].index;
-            }
-            if constexpr (INDICES) {
-                const uint32_t word = argmax_word(g, indices);
-                const int column = tile.first_window() + 2 * t + g / 4;
-                if (column < segment.columns)
-                    argmax[segment.window(problem, tile.slab, segment.row_of_band(n), column) * 4 + g % 4] = word;
-            }
+            float maxima[4];
+            find_maxima(sums, maxima);
+            UNROLL for (int i = 0; i < 4; ++i)
+                totals[i / 2] += tile.first_window() + 2 * t + i % 2 < segment.columns ? maxima[i] : 0;
         });
     } while (shared.exponent_after(n, segment.bands()) == REJECTED);
     UNROLL for (int i = 0; i < 2; ++i) {
@@ -640,332 +565,29 @@ __global__ void __launch_bounds__(THREADS, 1)
         return times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - shared.weight_exponent);
     };
     if (!part_sums) write_result(result, segment.sample, sum_of);
-    else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * PITCH + lane] = sum_of(lane);
+    else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum_of(lane);
 }
 
-// ==================================================================================================== training
-// The gradient of the weights: one-hot argmax indices (16 outputs x 8 windows, two positions) times x (8 windows x 8 channels),
-// for each tap and position of a window. The sums of all taps stay in registers.
-using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
-
-// Whether the lower byte of each of the two 16-bit words in `bytes` is 1 << i: two fp16 values, 1 or 0. Words are compared as
-// the subnormal fp16 values that they are.
-DEVICE uint32_t one_hot(uint32_t bytes, int i) {
-    const uint32_t hot = 0x00010001u << i;
-    const __half2 equal = __heq2(*reinterpret_cast<const __half2*>(&bytes), *reinterpret_cast<const __half2*>(&hot));
-    return *reinterpret_cast<const uint32_t*>(&equal);
+// A warp adds the parts of a sample, in order.
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
+    write_result(result, blockIdx.x, [&](int o) {
+        float sum = 0;
+        for (int part = 0; part < parts; ++part)
+            sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + o];
+        return sum;
+    });
 }
 
-// gradients (parts, batch, WEIGHTS): a segment's, weighted by the gradient of its sample's averages.
-__global__ void __launch_bounds__(THREADS, 1)
-    weight_gradient(const Problem problem, const uint32_t* __restrict__ argmax, const Upstream upstream,
-                    float* __restrict__ gradients) {
-    extern __shared__ __align__(128) char memory[];
-    __shared__ Shared shared;
-    __shared__ Segment segment;
-    if (threadIdx.x == 0) segment.set(problem);
-    const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
-    pipeline.consumer_release(STAGES - 1);
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int warp = threadIdx.x / WARP;
-    Gradient gradient;
-    unsigned n = 0;
-    do {
-        UNROLL for (int i = 0; i < TAPS * 4; ++i) gradient[i / 4][i % 4] = 0;
-        uint32_t words[2];  // of a tile's windows 2t and 2t + 1, with outputs g and g + 8; the next tile's are under way
-        const auto load = [&](Tile tile, int row) {
-            for (; tile.slab >= segment.slabs; tile.slab -= segment.slabs) ++row;
-            const int column = tile.first_window() + 2 * t;
-            const uint32_t* const from = argmax + segment.window(problem, tile.slab, row, column) * 4 + g % 4;
-            UNROLL for (int i = 0; i < 2; ++i)
-                words[i] = row < segment.rows && column + i < segment.columns ? __ldg(from + 4 * i) : 0;
-        };
-        load(Tile::first(segment), 0);
-        for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
-            // Bytes of both words, for output g and for g + 8.
-            const int byte = g / 4;
-            const uint32_t left = words[0] >> 8 * byte & 0x00ff00ff, right = words[1] >> 8 * byte & 0x00ff00ff;
-            const uint32_t bytes[2] = {__byte_perm(left, right, 0x5410), __byte_perm(left, right, 0x7632)};
-            uint2 hot[8];
-            UNROLL for (int i = 0; i < 8; ++i) hot[i] = make_uint2(one_hot(bytes[0], i), one_hot(bytes[1], i));
-            load(tile.next(segment, CONSUMER_WARPS), segment.row_of_band(n));
-            const uint32_t offset = matrix_row(lane, tile, lane / 8);
-            UNROLL for (int plane = 0; plane < SIDE; ++plane)
-                UNROLL for (int i = 0; i < SIDE; ++i) {
-                    if (plane % 2 == 0 && i % 2 == 0) __syncwarp();
-                    uint32_t columns[SIDE];
-                    ldmatrix_x4_trans((i < 2 ? band : next_band) + i % 2 * ROW_BYTES + offset + plane * PLANE_BYTES, columns);
-                    UNROLL for (int dh = 0; dh < 4; ++dh) {
-                        const int r = plane - dh / 2, s = i - dh % 2;
-                        if (r < 0 || r > 2 || s < 0 || s > 2) continue;
-                        UNROLL for (int k = 0; k < 3; ++k)
-                            mma_m16n8k16(gradient[9 * r + 3 * s + k], hot[2 * dh], hot[2 * dh + 1], columns[k], columns[k + 1]);
-                    }
-                }
-        });
-    } while (shared.exponent_after(n, segment.bands()) == REJECTED);
-
-    // The sum of the warps' gradients, in their order, where the pipeline was.
-    float* const sums = reinterpret_cast<float*>(memory);
-    UNROLL_1 for (int turn = 0; turn < CONSUMER_WARPS; ++turn) {
-        bar_sync(2, CONSUMERS);
-        if (turn == warp)
-            UNROLL for (int i = 0; i < TAPS * 4; ++i) {
-                float& sum = sums[i * WARP + lane];
-                sum = turn ? sum + gradient[i / 4][i % 4] : gradient[i / 4][i % 4];
-            }
-    }
-    bar_sync(2, CONSUMERS);
-    const int exponent = shared.exponent_after(n, segment.bands());
-    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) {
-        const int tap = i % TAPS, c = i / TAPS % IN_CHANNELS, o = i / TAPS / IN_CHANNELS;
-        const float sum = sums[(tap * 4 + o / 8 * 2 + c % 2) * WARP + o % 8 * 4 + c / 2] * power_of_2(-exponent);
-        gradients[blockIdx.x * WEIGHTS + i] = upstream.at(segment.sample, o) * sum;
-    }
-}
-
-// The gradient of the input: one-hot argmax indices (16 pixels x 16 outputs) times weights (16 outputs x 8 channels).
-// A warp has the pixels of 8 windows' columns in two planes and two rows, [plane][row]: even columns are rows 0 to 7 of the
-// product, odd ones rows 8 to 15. All lie within reach of the windows at and before them in each direction. The product's inner
-// index takes outputs as a lane has them: t, t + 4, t + 8, t + 12.
-// PAIRED: two neighbours of a row are written at once. STRICT: weights are high + low, and sums begin at zero four times.
-template <bool STRICT, bool PAIRED, int WARPS>
-__global__ void __launch_bounds__(WARPS * WARP, 1)
-    input_gradient(const Problem problem, const uint32_t* __restrict__ argmax, const Upstream upstream,
-                   float* __restrict__ grad_x) {
-    __shared__ uint2 weights[STRICT ? 2 : 1][TAPS][WARP];  // [high, low] as right operands
-    __shared__ float warp_values[WARPS];
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int slab_pairs = ceil_div(problem.depth, 2), row_pairs = ceil_div(problem.height, 2);
-    const int groups = ceil_div(problem.width, 16);
-    const int64_t lines = problem.batch * slab_pairs, plane_floats = static_cast<int64_t>(problem.height) * problem.width;
-    const int64_t channel_floats = problem.depth * plane_floats;
-    const int row_words = problem.columns * 4, slab_words = problem.rows * row_words;  // a sample's are below 2^30
-    // Weights times upstream gradients are below 2^14.
-    const int weight_exponent = scale_exponent(largest_weight<WARPS>(problem.weight, warp_values, 1), 7);
-    const uint32_t stored = shared_address(&weights[0][0][lane]);
-    const bool channels[2] = {2 * t < IN_CHANNELS, 2 * t + 1 < IN_CHANNELS};
-    uint2 b[TAPS];
-    int exponent = 0;
-    int64_t last_sample = -1;
-    for (int64_t line = lines * blockIdx.x / gridDim.x; line < lines * (blockIdx.x + 1) / gridDim.x; ++line) {
-        const int64_t sample = line / slab_pairs;
-        const int slab = line % slab_pairs;
-        if (sample != last_sample) {
-            float largest = 0;
-            for (int o = 0; o < OUT_CHANNELS; ++o) largest = fmaxf(largest, fabsf(finite_or_zero(upstream.at(sample, o))));
-            exponent = scale_exponent(largest, 7);
-            __syncthreads();  // the last sample's weights have been read
-            for (int i = threadIdx.x; i < TAPS * WARP; i += WARPS * WARP) {
-                const int c = i % WARP / 4, tap = i / WARP;
-                const auto scaled = [&](int o) {
-                    if (o >= OUT_CHANNELS || c >= IN_CHANNELS) return 0.0f;
-                    const float w = problem.weight[(o * IN_CHANNELS + c) * TAPS + tap] * power_of_2(weight_exponent);
-                    return upstream.at(sample, o) * power_of_2(exponent) * w;
-                };
-                const float w[4] = {scaled(i % 4), scaled(i % 4 + 4), scaled(i % 4 + 8), scaled(i % 4 + 12)};
-                weights[0][tap][i % WARP] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
-                if (STRICT)
-                    weights[STRICT][tap][i % WARP] =
-                        make_uint2(fp16_pair(fp16_rest(w[0]), fp16_rest(w[1])), fp16_pair(fp16_rest(w[2]), fp16_rest(w[3])));
-            }
-            __syncthreads();
-            if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) b[tap] = weights[0][tap][lane];
-            last_sample = sample;
-        }
-        const float unscale = upstream.scale * power_of_2((-exponent - weight_exponent) / 2);
-        const float other_unscale = power_of_2(-exponent - weight_exponent - (-exponent - weight_exponent) / 2);
-        const uint32_t* const sample_words = argmax + sample * problem.slabs * slab_words;
-        const bool slabs[2] = {slab < problem.slabs, slab > 0 && slab <= problem.slabs};  // this one, and the one before
-        // The words of the windows that the pixels are in: [slab][row][column], this one and the one before.
-        uint32_t words[8];
-        const auto load = [&](int row, int column) {
-            const int at = slab * slab_words + row * row_words + column * 4 + t;
-            const bool rows[2] = {row < problem.rows, row > 0 && row <= problem.rows};
-            const bool columns[2] = {column < problem.columns, column > 0 && column <= problem.columns};
-            UNROLL for (int i = 0; i < 8; ++i) {
-                const int d = i / 4, h = i / 2 % 2, w = i % 2;
-                const bool exists = slabs[d] && rows[h] && columns[w];
-                words[i] = exists ? sample_words[at - d * slab_words - h * row_words - w * 4] : 0;
-            }
-        };
-        int row = threadIdx.x / WARP / groups, group = threadIdx.x / WARP % groups;
-        if (row < row_pairs) load(row, group * 8 + g);
-        UNROLL_1 while (row < row_pairs) {
-            const int column = group * 8 + g;
-            float* const corner = grad_x + (sample * IN_CHANNELS + 2 * t) * channel_floats +
-                                  (2 * slab * plane_floats + 2 * row * static_cast<int64_t>(problem.width) + 2 * column);
-            const bool in_row = 2 * column < problem.width, in_plane[2] = {in_row, in_row && 2 * row + 1 < problem.height};
-            uint32_t here[8];
-            UNROLL for (int i = 0; i < 8; ++i) here[i] = words[i];
-            for (group += WARPS; group >= groups; group -= groups) ++row;
-            if (row < row_pairs) load(row, group * 8 + g);  // for the next turn
-            float sums[4][4] = {}, part[4][4] = {};  // [d, h][column of the left pixel in two channels, then of the right one]
-            UNROLL for (int dh = 0; dh < 4; ++dh) {  // windows at and before the pixels, along depth and height
-                uint2 bytes[2];  // of outputs t and t + 4, t + 8 and t + 12, for this window and the one before
-                UNROLL for (int before = 0; before < 2; ++before) {
-                    const uint32_t word = here[2 * dh + before];
-                    bytes[before] = make_uint2(__byte_perm(word, 0, 0x4140), __byte_perm(word, 0, 0x4342));
-                }
-                UNROLL for (int position = 0; position < 4; ++position) {
-                    uint2 hot[2][2];  // [this window or the one before][w]
-                    UNROLL for (int i = 0; i < 4; ++i)
-                        hot[i / 2][i % 2] = make_uint2(one_hot(bytes[i / 2].x, 2 * position + i % 2),
-                                                       one_hot(bytes[i / 2].y, 2 * position + i % 2));
-                    UNROLL for (int k = 0; k < 3; ++k)
-                        UNROLL for (int zy = 0; zy < 4; ++zy) {
-                            const int r = dh / 2 * 2 + zy / 2 - position / 2, s = dh % 2 * 2 + zy % 2 - position % 2;
-                            if (r < 0 || r > 2 || s < 0 || s > 2) continue;
-                            const int tap = 9 * r + 3 * s + k;
-                            const uint2 even = hot[(k + 1) / 2][k % 2], odd = hot[k / 2][1 - k % 2];
-                            const uint2 a = {even.x, odd.x}, next_a = {even.y, odd.y};
-                            const uint2 w = STRICT ? ld_shared_v2(stored + tap * TAP_BYTES) : b[tap];
-                            mma_m16n8k16(STRICT ? part[zy] : sums[zy], a, next_a, w.x, w.y);
-                            if (!STRICT) continue;
-                            const uint2 low = ld_shared_v2(stored + OPERAND_BYTES + tap * TAP_BYTES);
-                            mma_m16n8k16(part[zy], a, next_a, low.x, low.y);
-                        }
-                }
-                UNROLL for (int i = 0; i < 16 && STRICT; ++i)
-                    sums[i / 4][i % 4] += part[i / 4][i % 4], part[i / 4][i % 4] = 0;
-            }
-            UNROLL for (int i = 0; i < 8; ++i) {
-                const int d = i / 4, h = i / 2 % 2, c = i % 2;
-                if (!(in_plane[h] && channels[c] && 2 * slab + d < problem.depth)) continue;
-                float* const to = corner + c * channel_floats + d * plane_floats + h * problem.width;
-                const float left = sums[i / 2][c] * other_unscale * unscale;
-                const float right = sums[i / 2][2 + c] * other_unscale * unscale;
-                if (PAIRED) __stcs(reinterpret_cast<float2*>(to), make_float2(left, right));
-                else to[0] = left;
-                if (!PAIRED && 2 * column + 1 < problem.width) to[1] = right;
-            }
-        }
-    }
-}
-
-#endif  // FAST
-
-// grad_weight = scale * the sum of the parts' gradients. A thread adds every SUM_ROWS-th part of a weight.
-constexpr int SUM_COLUMNS = 32, SUM_ROWS = 8;
-__global__ void __launch_bounds__(SUM_COLUMNS * SUM_ROWS)
-    add_gradients(const float* __restrict__ gradients, int64_t parts, float scale, float* __restrict__ grad_weight) {
-    __shared__ float row_sums[SUM_ROWS][SUM_COLUMNS];
-    const int row = threadIdx.x / SUM_COLUMNS, column = threadIdx.x % SUM_COLUMNS;
-    const int64_t k = blockIdx.x * static_cast<int64_t>(SUM_COLUMNS) + column;
-    float sum = 0;
-    if (k < WEIGHTS)
-        _Pragma("unroll 8") for (int64_t part = row; part < parts; part += SUM_ROWS) sum += gradients[part * WEIGHTS + k];
-    row_sums[row][column] = sum;
-    __syncthreads();
-    if (row > 0 || k >= WEIGHTS) return;
-    for (int other = 1; other < SUM_ROWS; ++other) sum += row_sums[other][column];
-    grad_weight[k] = scale * sum;
-}
-
-// ==================================================================================================== all other shapes
-// Right, but slow: plain loops in fp32, also for the strict gradient of the weights of the shapes above. Argmax indices are
-// (batch, slabs, rows, columns, PITCH); those of the tensor-core kernels are bits in an order of their own.
-DEVICE int64_t argmax_at(int64_t window, int o) { return window * PITCH + (FAST ? o % 4 * 4 + o / 4 : o); }
-DEVICE int position_of(Argmax argmax) { return FAST ? __ffs(argmax) - 1 : argmax; }
-DEVICE int64_t pixel(const Problem& p, int64_t sample, int c, int z, int y, int x) {
-    return (((sample * IN_CHANNELS + c) * p.depth + z) * p.height + y) * p.width + x;
-}
-
-// A warp for an output of a sample; a lane has every 32nd window. argmax may be null.
-__global__ void __launch_bounds__(WARP)
-    plain_forward(const Problem p, float sign, float* __restrict__ sums, Argmax* __restrict__ argmax) {
-    const int64_t sample = blockIdx.x / OUT_CHANNELS, windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
-    const int o = blockIdx.x % OUT_CHANNELS, lane = threadIdx.x;
-    float sum = 0;
-    for (int64_t window = lane; window < windows; window += WARP) {
-        const int d = window / p.columns / p.rows * POOL_D, h = window / p.columns % p.rows * POOL_H;
-        const int w = window % p.columns * POOL_W;
-        float best = -INFINITY;
-        int best_position = 0;
-        for (int position = 0; position < POSITIONS; ++position) {
-            const int z = d + position / (POOL_H * POOL_W), y = h + position / POOL_W % POOL_H, x = w + position % POOL_W;
-            float value = 0;
-            for (int64_t k = 0; k < IN_CHANNELS * TAPS; ++k) {
-                const int c = k / TAPS, r = k % TAPS / (KERNEL_H * KERNEL_W), s = k / KERNEL_W % KERNEL_H, t = k % KERNEL_W;
-                value += sign * p.weight[o * IN_CHANNELS * TAPS + k] * p.x[pixel(p, sample, c, z + r, y + s, x + t)];
-            }
-            if (value > best || value != value) best = value, best_position = position;
-        }
-        sum += best;
-        if (argmax) argmax[argmax_at(sample * windows + window, o)] = FAST ? 1 << best_position : best_position;
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) sums[sample * PITCH + o] = sum;
-}
-
-// gradients (splits, WEIGHTS): a warp for a group of taps, in each channel and output, and for every splits-th sample.
-// Each tap of a group has a sum in registers.
-constexpr int GROUP_H = KERNEL_H * KERNEL_W <= 32 ? KERNEL_H : 1, GROUP = GROUP_H * KERNEL_W;
-__global__ void __launch_bounds__(WARP)
-    plain_weight_gradient(const Problem p, const Argmax* __restrict__ argmax, const Upstream upstream,
-                          float* __restrict__ gradients) {
-    const int64_t splits = p.gradients, group = blockIdx.x / splits, lane = threadIdx.x;
-    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns, channel = group * GROUP / TAPS;
-    const int s = group * GROUP / KERNEL_W % KERNEL_H, r = group * GROUP / KERNEL_W / KERNEL_H % KERNEL_D;
-    const int c = channel % IN_CHANNELS, o = channel / IN_CHANNELS;
-    float sums[GROUP] = {};
-    for (int64_t sample = blockIdx.x % splits; sample < p.batch; sample += splits)
-        for (int64_t window = lane; window < windows; window += WARP) {
-            const int position = position_of(argmax[argmax_at(sample * windows + window, o)]);
-            const int z = window / p.columns / p.rows * POOL_D + position / (POOL_H * POOL_W) + r;
-            const int y = window / p.columns % p.rows * POOL_H + position / POOL_W % POOL_H + s;
-            const float* const from = p.x + pixel(p, sample, c, z, y, window % p.columns * POOL_W + position % POOL_W);
-            UNROLL for (int k = 0; k < GROUP; ++k)
-                sums[k] += upstream.at(sample, o) * from[static_cast<int64_t>(k / KERNEL_W) * p.width + k % KERNEL_W];
-        }
-    UNROLL for (int k = 0; k < GROUP; ++k) {
-        const float sum = warp_sum(sums[k]);
-        if (lane == 0) gradients[blockIdx.x % splits * WEIGHTS + group * GROUP + k] = sum;
-    }
-}
-
-// A thread for a pixel in a channel: it asks whether the positions that it reached were the maxima of their windows.
-constexpr int PIXEL_THREADS = 256;
-__global__ void __launch_bounds__(PIXEL_THREADS)
-    plain_input_gradient(const Problem p, const Argmax* __restrict__ argmax, const Upstream upstream,
-                         float* __restrict__ grad_x) {
-    const int64_t i = blockIdx.x * static_cast<int64_t>(PIXEL_THREADS) + threadIdx.x;
-    const int64_t channel = i / p.width / p.height / p.depth, sample = channel / IN_CHANNELS;
-    if (sample >= p.batch) return;
-    const int x = i % p.width, y = i / p.width % p.height, z = i / p.width / p.height % p.depth;
-    float sum = 0;
-    for (int64_t tap = 0; tap < TAPS; ++tap) {
-        const int d = z - tap / (KERNEL_H * KERNEL_W), h = y - tap / KERNEL_W % KERNEL_H, w = x - tap % KERNEL_W;
-        if (d < 0 || d / POOL_D >= p.slabs || h < 0 || h / POOL_H >= p.rows || w < 0 || w / POOL_W >= p.columns) continue;
-        const int64_t window = ((sample * p.slabs + d / POOL_D) * p.rows + h / POOL_H) * p.columns + w / POOL_W;
-        const int position = (d % POOL_D * POOL_H + h % POOL_H) * POOL_W + w % POOL_W;
-        for (int o = 0; o < OUT_CHANNELS; ++o)
-            if (position_of(argmax[argmax_at(window, o)]) == position)
-                sum += upstream.at(sample, o) * p.weight[(o * IN_CHANNELS + channel % IN_CHANNELS) * TAPS + tap];
-    }
-    grad_x[i] = upstream.scale * sum;
-}
-
-// ==================================================================================================== launchers
-static int attribute(cudaDeviceAttr name) {
-    int device, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, name, device);
-    return value;
-}
-
-void plan(Problem& p) {
-    const int64_t splits = (8000 + WEIGHTS / GROUP - 1) / (WEIGHTS / GROUP);  // for 8000 plain warps
-    p.parts = 1, p.sums = p.batch, p.gradients = splits < p.batch ? splits : p.batch;
-#if FAST
-    int limit = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-#ifdef SHARED_LIMIT_KB
-    limit = smaller(limit, (SHARED_LIMIT_KB) * 1024);
-#endif
+// ---- launches
+// The problem, cut into parts for that device.
+static Problem planned(const Element* x, const Element* weight, int64_t batch, int depth, int height, int width, bool strict,
+                       int device) {
+    Problem p = {x, weight, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+    int limit = 0, sm_count = 0;
+    cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (SHARED_LIMIT_KB > 0) limit = smaller(limit, SHARED_LIMIT_KB * 1024);
+    p.parts = 1;
     do {  // as many slabs a segment as shared memory takes, in equal parts
         p.part_slabs = ceil_div(p.slabs, p.parts), p.slab_parts = ceil_div(p.slabs, p.part_slabs);
         p.band_bytes = (p.strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
@@ -973,8 +595,7 @@ void plan(Problem& p) {
     } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
     p.part_columns = p.columns <= WHOLE_WINDOWS ? p.columns : PART_WINDOWS;
     p.column_parts = ceil_div(p.columns, p.part_columns);
-    const int64_t images = p.batch * p.slab_parts * p.column_parts, sm_count = attribute(cudaDevAttrMultiProcessorCount);
-    const int64_t most_parts = 6 + 2 * sm_count / images;
+    const int64_t images = p.batch * p.slab_parts * p.column_parts, most_parts = 6 + 2 * sm_count / images;
     int64_t least = INT64_MAX;
     for (int parts = 1; parts <= most_parts && parts <= p.rows; ++parts) {
         const int rows = ceil_div(p.rows, parts), row_parts = ceil_div(p.rows, rows);
@@ -982,377 +603,94 @@ void plan(Problem& p) {
         if (waves * (rows + 2) >= least) continue;  // what a block does before its first row takes as long as two rows
         least = waves * (rows + 2), p.part_rows = rows, p.row_parts = row_parts;
     }
-    p.parts = p.slab_parts * p.column_parts * p.row_parts, p.sums = p.parts > 1 ? p.batch * p.parts : 0;
-    if (!p.strict) p.gradients = p.batch * p.parts;
-#endif
+    p.parts = p.slab_parts * p.column_parts * p.row_parts;
+    return p;
 }
 
-cudaError_t launch_forward(const Problem& problem, const Result& result, float* sums, Argmax* argmax) {
-#if FAST
-    const auto kernel = problem.strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
-                                       : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
-    const int bytes = problem.dynamic_bytes;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
+    return batch * planned(nullptr, nullptr, batch, depth, height, width, strict, device).parts;
+}
+
+// scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
+extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
+                                    float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
+                                    int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
+    int device = 0;
+    cudaGetDevice(&device);
+    const Problem p = planned(x, weight, batch, depth, height, width, strict, device);
+    const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
+    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
+                           out};
+    const auto kernel = strict ? conv_max_mean<true> : conv_max_mean<false>;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<problem.batch * problem.parts, THREADS, bytes, problem.stream>>>(problem, result, sums,
-                                                                              reinterpret_cast<uint32_t*>(argmax));
-#else
-    plain_forward<<<problem.batch * OUT_CHANNELS, WARP, 0, problem.stream>>>(
-        problem, copysignf(1, result.divisor), sums, argmax);
-#endif
-    if (sums) finish_samples<<<problem.batch, WARP, 0, problem.stream>>>(sums, problem.parts, result);
-    return cudaSuccess;
+    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, result, p.parts > 1 ? scratch : nullptr);
+    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p.parts, result);
+    return cudaGetLastError();
 }
-
-cudaError_t launch_weight_gradient(const Problem& problem, const Upstream& upstream, const Argmax* argmax, float* gradients,
-                                   float* grad_weight) {
-#if FAST
-    if (!problem.strict) {
-        const int bytes = problem.dynamic_bytes;
-        const cudaError_t error = cudaFuncSetAttribute(weight_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        if (error != cudaSuccess) return error;
-        weight_gradient<<<problem.gradients, THREADS, bytes, problem.stream>>>(
-            problem, reinterpret_cast<const uint32_t*>(argmax), upstream, gradients);
-    }
-#endif
-    if (problem.strict || !FAST)
-        plain_weight_gradient<<<WEIGHTS / GROUP * problem.gradients, WARP, 0, problem.stream>>>(
-            problem, argmax, upstream, gradients);
-    add_gradients<<<(WEIGHTS + SUM_COLUMNS - 1) / SUM_COLUMNS, SUM_COLUMNS * SUM_ROWS, 0, problem.stream>>>(
-        gradients, problem.gradients, upstream.scale, grad_weight);
-    return cudaSuccess;
-}
-
-cudaError_t launch_input_gradient(const Problem& problem, const Upstream& upstream, const Argmax* argmax, float* grad_x) {
-#if FAST
-    const int64_t lines = problem.batch * ceil_div(problem.depth, 2);
-    const int sm_count = attribute(cudaDevAttrMultiProcessorCount);
-    const bool paired = problem.width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
-    const auto kernel = problem.strict ? (paired ? input_gradient<true, true, 8> : input_gradient<true, false, 8>)
-                                       : (paired ? input_gradient<false, true, 12> : input_gradient<false, false, 12>);
-    kernel<<<lines < sm_count ? lines : sm_count, (problem.strict ? 8 : 12) * WARP, 0, problem.stream>>>(
-        problem, reinterpret_cast<const uint32_t*>(argmax), upstream, grad_x);
-#else
-    const int64_t pixels = problem.batch * IN_CHANNELS * problem.depth * problem.height * problem.width;
-    plain_input_gradient<<<(pixels + PIXEL_THREADS - 1) / PIXEL_THREADS, PIXEL_THREADS, 0, problem.stream>>>(
-        problem, argmax, upstream, grad_x);
-#endif
-    return cudaSuccess;
-}
-"""
-
-BINDING = r"""
-#include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-#include <torch/version.h>
-
-#include <algorithm>
-#include <array>
-#include <optional>
-#include <string>
-#include <tuple>
-
-// Messages are put together without streams: those crash in a library that is linked with a libstdc++ of its own.
-static std::string text(const char* value) { return value; }
-static std::string text(at::ScalarType value) { return c10::toString(value); }
-static std::string text(const c10::Device& value) { return value.str(); }
-template <class T>
-static std::enable_if_t<std::is_arithmetic_v<T>, std::string> text(T value) { return std::to_string(value); }
-static std::string text(at::IntArrayRef values) {
-    std::string list;
-    for (const int64_t value : values) list += (list.empty() ? "[" : ", ") + std::to_string(value);
-    return list.empty() ? "[]" : list + "]";
-}
-#define CHECK(condition, ...) TORCH_CHECK(condition, message("conv3d_div_max_gap_bias_sum: ", __VA_ARGS__))
-template <class... Parts>
-static std::string message(const Parts&... parts) { return (text(parts) + ...); }
-
-// PyTorch's setting for convolutions, read at each call, as PyTorch's do; one for all operations before PyTorch 2.9.
-static bool is_strict() {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9
-    return !at::globalContext().allowTF32CuDNN();
-#elif TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 9
-    return !at::globalContext().allowTF32CuDNN("conv");
-#else
-    return !at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-#endif
-}
-
-static void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {  // -1 in `shape`: any size
-    bool fits = tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.dim() == (int64_t)shape.size();
-    for (size_t k = 0; fits && k < shape.size(); ++k) fits = shape[k] < 0 || tensor.size(k) == shape[k];
-    CHECK(fits, "expected ", name, " as a float32 CUDA tensor of shape ", shape, " (-1: any), got ", tensor.scalar_type(),
-          " of shape ", tensor.sizes(), " on ", tensor.device());
-}
-
-static void check_device(const at::Tensor& expected, const char* name, const at::Tensor& tensor) {
-    CHECK(tensor.device() == expected.device(), "expected all on ", expected.device(), ", got ", name, " on ", tensor.device());
-}
-
-// The input and weight of a pass, checked, as the kernels take them. The guard holds while this lives.
-struct Call {
-    c10::cuda::CUDAGuard guard;
-    at::Tensor x, weight;
-    Problem problem;
-
-    Call(const at::Tensor& x_in, const at::Tensor& weight_in, at::IntArrayRef pool, bool strict)
-        : guard(checked(x_in, weight_in, pool)), x(x_in.contiguous()), weight(weight_in.contiguous()) {
-        const int depth = x.size(2), height = x.size(3), width = x.size(4);
-        problem = {x.const_data_ptr<float>(), weight.const_data_ptr<float>(), x.size(0), depth, height, width,
-                   (depth - KERNEL_D + 1) / POOL_D, (height - KERNEL_H + 1) / POOL_H, (width - KERNEL_W + 1) / POOL_W, strict,
-                   c10::cuda::getCurrentCUDAStream()};
-        if (problem.batch > 0) plan(problem);
-        const int64_t blocks = std::max(problem.batch * OUT_CHANNELS, problem.sums);
-        CHECK(blocks < (1ll << 31), "the batch needs ", blocks, " blocks, more than a grid has");
-    }
-
-    static c10::Device checked(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef pool) {
-        check("x", x, {-1, IN_CHANNELS, -1, -1, -1});
-        check("weight", weight, {OUT_CHANNELS, IN_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W});
-        check_device(x, "weight", weight);
-        CHECK(pool == at::IntArrayRef({POOL_D, POOL_H, POOL_W}), "built for a pooling window of ", POOL_D, " x ", POOL_H, " x ",
-              POOL_W, ", called with ", pool);
-        CHECK(x.size(2) >= KERNEL_D + POOL_D - 1 && x.size(3) >= KERNEL_H + POOL_H - 1 && x.size(4) >= KERNEL_W + POOL_W - 1,
-              "a volume of ", x.size(2), " x ", x.size(3), " x ", x.size(4), " is too small for a kernel of ", KERNEL_D, " x ",
-              KERNEL_H, " x ", KERNEL_W, " and a pooling window of ", POOL_D, " x ", POOL_H, " x ", POOL_W);
-        CHECK(x.size(2) * x.size(3) * x.size(4) < 1ll << 31, "expected less than 2^31 pixels a channel, got sizes ", x.sizes());
-        return x.device();
-    }
-
-    at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, x.options()); }
-    int64_t windows() const { return int64_t(problem.slabs) * problem.rows * problem.columns; }
-
-    static constexpr at::ScalarType ARGMAX = sizeof(Argmax) == 1 ? at::kByte : at::kInt;
-    std::array<int64_t, 5> argmax_shape() const { return {problem.batch, problem.slabs, problem.rows, problem.columns, PITCH}; }
-    at::Tensor checked_argmax(const at::Tensor& argmax) const {
-        CHECK(argmax.scalar_type() == ARGMAX && argmax.sizes() == argmax_shape(), "expected the argmax indices of x, ", ARGMAX,
-              " of shape ", argmax_shape(), ", got ", argmax.scalar_type(), " of shape ", argmax.sizes());
-        check_device(x, "argmax", argmax);
-        return argmax.contiguous();
-    }
-    at::Tensor checked_grad(const at::Tensor& grad) const {
-        const int64_t batch = problem.batch, all = batch * OUT_CHANNELS;
-        CHECK(grad.scalar_type() == at::kFloat && (grad.numel() == batch || grad.numel() == all), "expected ", batch, " or ",
-              all, " float32 gradients, got ", grad.scalar_type(), " ", grad.sizes());
-        check_device(x, "grad", grad);
-        return grad.contiguous();
-    }
-    Upstream upstream(const at::Tensor& grad, double divisor) const {
-        return {grad.const_data_ptr<float>(), grad.numel() == problem.batch, static_cast<float>(1 / (windows() * divisor))};
-    }
-};
-
-// The sum of each sample (batch, 1, 1, 1), or, without a bias, the average of each channel (batch, OUT_CHANNELS, 1, 1, 1).
-static at::Tensor run_forward(const Call& call, const at::Tensor& conv_bias_in, const std::optional<at::Tensor>& bias_in,
-                              double divisor, Argmax* argmax) {
-    const int64_t batch = call.problem.batch;
-    check("conv_bias", conv_bias_in, {OUT_CHANNELS});
-    check_device(call.x, "conv_bias", conv_bias_in);
-    const at::Tensor conv_bias = conv_bias_in.contiguous();
-    at::Tensor bias, out = bias_in ? call.empty({batch, 1, 1, 1}) : call.empty({batch, OUT_CHANNELS, 1, 1, 1});
-    if (bias_in) {
-        CHECK(bias_in->scalar_type() == at::kFloat && (bias_in->numel() == 1 || bias_in->numel() == OUT_CHANNELS),
-              "expected a float32 bias of 1 or ", OUT_CHANNELS, " values, got ", bias_in->scalar_type(), " ", bias_in->sizes());
-        check_device(call.x, "bias", *bias_in);
-        bias = bias_in->contiguous();
-    }
-    if (batch == 0) return out;
-    at::Tensor sums = call.empty({call.problem.sums, PITCH});
-    const Result result = {conv_bias.const_data_ptr<float>(), bias_in ? bias.const_data_ptr<float>() : nullptr,
-                           bias_in ? static_cast<int>(bias.numel()) : 0, static_cast<float>(divisor),
-                           static_cast<float>(call.windows()), out.mutable_data_ptr<float>()};
-    C10_CUDA_CHECK(launch_forward(call.problem, result, call.problem.sums ? sums.mutable_data_ptr<float>() : nullptr, argmax));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return out;
-}
-
-// Nothing of it depends on what a compiled model was told of the precision: PyTorch's setting at the call decides.
-at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& conv_bias,
-                   const std::optional<at::Tensor>& bias, double divisor, at::IntArrayRef pool) {
-    return run_forward(Call(x, weight, pool, is_strict()), conv_bias, bias, divisor, nullptr);
-}
-
-// Also the argmax indices. A compiled model's backward pass has the precision that it was compiled for.
-std::tuple<at::Tensor, at::Tensor> forward_for_training(const at::Tensor& x, const at::Tensor& weight,
-                                                        const at::Tensor& conv_bias, const std::optional<at::Tensor>& bias,
-                                                        double divisor, at::IntArrayRef pool, bool strict) {
-    CHECK(strict == is_strict(), "called or compiled for ", strict ? "strict float32" : "TF32",
-          " convolutions, but torch.backends.cudnn.conv.fp32_precision now ", strict ? "permits TF32" : "forbids it",
-          "; after torch.compiler.reset() a model is compiled again");
-    const Call call(x, weight, pool, strict);
-    at::Tensor argmax = at::empty(call.argmax_shape(), call.x.options().dtype(Call::ARGMAX));
-    at::Tensor out = run_forward(call, conv_bias, bias, divisor, static_cast<Argmax*>(argmax.mutable_data_ptr()));
-    return {out, argmax};
-}
-
-at::Tensor weight_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
-                       double divisor, at::IntArrayRef pool, bool strict) {
-    const Call call(x, weight, pool, strict);
-    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
-    at::Tensor grad_weight = call.empty(weight.sizes()), gradients = call.empty({call.problem.gradients, WEIGHTS});
-    if (call.problem.batch == 0) return grad_weight.zero_();
-    const auto indices = static_cast<const Argmax*>(argmax.const_data_ptr());
-    C10_CUDA_CHECK(launch_weight_gradient(call.problem, call.upstream(grad, divisor), indices,
-                                          gradients.mutable_data_ptr<float>(), grad_weight.mutable_data_ptr<float>()));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return grad_weight;
-}
-
-at::Tensor input_grad(const at::Tensor& grad_in, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& argmax_in,
-                      double divisor, at::IntArrayRef pool, bool strict) {
-    const Call call(x, weight, pool, strict);
-    const at::Tensor grad = call.checked_grad(grad_in), argmax = call.checked_argmax(argmax_in);
-    at::Tensor grad_x = call.empty(x.sizes());
-    if (call.problem.batch == 0) return grad_x;
-    const auto indices = static_cast<const Argmax*>(argmax.const_data_ptr());
-    const Upstream upstream = call.upstream(grad, divisor);
-    C10_CUDA_CHECK(launch_input_gradient(call.problem, upstream, indices, grad_x.mutable_data_ptr<float>()));
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    return grad_x;
-}
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-    m.def("forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def("forward_for_training(Tensor x, Tensor weight, Tensor conv_bias, Tensor? bias, float divisor, int[3] pool, "
-          "bool strict) -> (Tensor, Tensor)", {at::Tag::pt2_compliant_tag});
-    m.def("weight_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool, bool strict) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-    m.def("input_grad(Tensor grad, Tensor x, Tensor weight, Tensor argmax, float divisor, int[3] pool, bool strict) -> Tensor",
-          {at::Tag::pt2_compliant_tag});
-}
-
-// Registered for every device, so that a tensor on the wrong one meets the checks above and their message.
-TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-    m.impl("forward", &forward);
-    m.impl("forward_for_training", &forward_for_training);
-    m.impl("weight_grad", &weight_grad);
-    m.impl("input_grad", &input_grad);
-}
+#endif  // SERVED
 """
 
 
-def register(namespace):
-    """Shapes for torch.compile, and what has no derivative."""
-
-    @torch.library.register_fake(f"{namespace}::forward")
-    def forward(x, weight, conv_bias, bias, divisor, pool):
-        return x.new_empty(x.shape[0], 1, 1, 1) if bias is not None else x.new_empty(x.shape[0], weight.shape[0], 1, 1, 1)
-
-    @torch.library.register_fake(f"{namespace}::forward_for_training")
-    def forward_for_training(x, weight, conv_bias, bias, divisor, pool, strict):
-        (batch, _, *size), (outs, _, *kernel) = x.shape, weight.shape
-        windows = [(s - k + 1) // p for s, k, p in zip(size, kernel, pool, strict=True)]
-        kind = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
-        argmax = x.new_empty(batch, *windows, max(16, outs), dtype=kind)
-        return forward(x, weight, conv_bias, bias, divisor, pool), argmax
-
-    for name, like in ("input_grad", 1), ("weight_grad", 2):  # which argument the gradient looks like
-        fake = lambda *arguments, like=like: arguments[like].new_empty(arguments[like].shape)  # noqa: E731
-        torch.library.register_fake(f"{namespace}::{name}", fake)
-
-    def save(ctx, inputs, output):
-        raise NotImplementedError(f"{namespace}: this operator has no gradients; ModelNew's training pass has")
-
-    def refuse(ctx, *gradients):
-        raise NotImplementedError(f"{namespace}: second derivatives are not implemented")
-
-    for name in ("forward", "forward_for_training"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse, setup_context=save)
-    for name in ("weight_grad", "input_grad"):
-        torch.library.register_autograd(f"{namespace}::{name}", refuse)
+def is_strict():
+    """Return whether PyTorch's settings forbid TF32 in convolutions."""
+    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
+    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
 
 
-class Training(torch.autograd.Function):
-    """One forward and backward pass; torch.library.register_autograd would take longer on the CPU than the GPU needs."""
-
-    @staticmethod
-    def forward(ctx, x, weight, conv_bias, bias, divisor, pool, namespace, strict):
-        operators = getattr(torch.ops, namespace)
-        out, argmax = operators.forward_for_training(x, weight, conv_bias, bias, divisor, pool, strict)
-        ctx.save_for_backward(x, weight, argmax)
-        ctx.bias_shape = None if bias is None else bias.shape
-        ctx.namespace, ctx.settings = namespace, (divisor, pool, strict)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        operators, saved = getattr(torch.ops, ctx.namespace), ctx.saved_tensors
-        needs_x, needs_weight, needs_conv_bias, needs_bias = ctx.needs_input_grad[:4]
-        grad_x = operators.input_grad(grad, *saved, *ctx.settings) if needs_x else None
-        grad_weight = operators.weight_grad(grad, *saved, *ctx.settings) if needs_weight else None
-        grad_conv_bias = grad_bias = None
-        if needs_conv_bias or needs_bias:
-            by_channel = grad.sum(0).reshape(-1).expand(saved[1].shape[0])  # of the averages
-            grad_conv_bias = by_channel / ctx.settings[0] if needs_conv_bias else None
-            grad_bias = by_channel.view(-1, ctx.bias_shape.numel()).sum(0).view(ctx.bias_shape) if needs_bias else None
-        return grad_x, grad_weight, grad_conv_bias, grad_bias, None, None, None, None
-
-
-BUILDING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
+    """Return the output's shape, scratch's floats and sizes; None where PyTorch computes. Raises RuntimeError for bad input."""
+    shape, outs, kernel = x[0], kernels.OUT_CHANNELS, (kernels.KERNEL_D, kernels.KERNEL_H, kernels.KERNEL_W)
+    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-3:]))
+    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, *kernel))
+    check(kernels, "conv_bias", conv_bias, x, (outs,))
+    check(kernels, "bias", bias, x, bias[0] if bias[0].numel() in (0, 1, outs) else (outs,))
+    fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
+    if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
+        raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
+    if math.prod(shape[2:]) >= 2**31:
+        raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got x of shape {list(shape)}")
+    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
+        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
+    if not kernels.is_served():
+        limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
+        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
+        return None
+    numbers = bias[0].numel(), shape[0], *shape[2:], strict
+    blocks = kernels.count_blocks(*numbers[1:], x[2].index or 0) if shape[0] else 0
+    if blocks >= 2**31:
+        raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
+    return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * blocks, numbers
 
 
-@functools.lru_cache(maxsize=None)
-def build(name, binding, cuda, register, cflags=(), cuda_cflags=(), **constants):
-    """Compile and load the sources, once a machine, and return the namespace of their operators in torch.ops.
+def conv_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool):
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
+    found = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)
+    if found is None:
+        return original(x, weight, conv_bias, bias, divisor, pool)
+    x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
+    shape, floats, numbers = found
+    scratch, out = x.new_empty(floats), x.new_empty(shape)
+    if shape[0]:
+        launch(kernels.launch_conv_max_mean, x, weight, conv_bias, bias, scratch, out, divisor, *numbers)
+    return out
 
-    The namespace is `name` and a hash of all that the binary depends on: an edit gives a new library and new operators
-    beside the old ones, so an edited notebook cell can simply be run again. `cuda` is None where there is none;
-    `constants` become #defines on top of both sources. Raises what torch.utils.cpp_extension.load_inline raises when the
-    compiler is missing or refuses the text, and RuntimeError before PyTorch 2.4.
-    """
-    from torch.utils import cpp_extension
 
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
+def original(x, weight, conv_bias, bias, divisor, pool):
+    """The gradient is PyTorch's: it takes several times the 441 MB that the forward pass avoids; training_tensor_core 14."""
+    y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
+    averages = y.mean(dim=(2, 3, 4), keepdim=True)
+    return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
-    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    versions = torch.__version__, torch.version.cuda, sys.version_info
-    everything = binding, cuda, defines, fingerprint(register.__code__), cflags, cuda_cflags, machine, versions
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-
-    # Before PyTorch 2.8 all of its headers come along, which is slower; before 2.11 TORCH_LIBRARY does not expand a macro.
-    narrow = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}
-    binding = binding if torch.__version__ >= "2.11" else binding.replace("TORCH_EXTENSION_NAME", namespace)
-
-    operators = getattr(torch.ops, namespace)
-    with BUILDING:
-        if not getattr(operators, "registered", False):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                cpp_extension.load_inline(
-                    namespace,
-                    cpp_sources=defines + binding,
-                    cuda_sources=defines + cuda if cuda else None,
-                    extra_cflags=["-O3", *cflags],
-                    extra_cuda_cflags=["-O3", "-lineinfo", *cuda_cflags],
-                    is_python_module=False,
-                    **narrow,
-                )
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            register(namespace)
-            operators.registered = True
-    return namespace
+SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 
 class ModelNew(nn.Module):
-    differentiable = Training
     # Bound here, so that another variant in the same notebook cannot replace them.
-    sources = NAME, INTERFACE + BINDING, INTERFACE + CUDA, register
     shared_limit_kb = SHARED_LIMIT_KB
+    sources = NAME, CUDA, SCHEMA, conv_max_mean, original
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -1366,71 +704,203 @@ class ModelNew(nn.Module):
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size)
-        self.divisor = divisor
+        self.divisor, self.sum_dim = divisor, sum_dim
         self.bias = nn.Parameter(torch.randn(bias_shape))
-        self.sum_dim = sum_dim
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
-        over_channels = sum_dim in (1, -4, (1,), (-4,), [1], [-4])
-        self.sums_channels = over_channels and one_each_channel  # decides what the kernel writes; see Mathematics
+        self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
-        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", self.conv.kernel_size, strict=True)}
+        conv = self._modules["conv"]
+        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
+        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", conv.kernel_size, strict=True)}
         pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
-        limit = {"SHARED_LIMIT_KB": self.shared_limit_kb} if self.shared_limit_kb else {}
-        return build(*self.sources, **channels, **kernel, **pool, **limit)
+        return build(*self.sources, **channels, **kernel, **pool, SHARED_LIMIT_KB=self.shared_limit_kb)
 
-    @staticmethod
-    @torch.compiler.assume_constant_result  # a compiled model keeps it; the operators say when it is no longer so
-    def is_strict():
-        """Whether PyTorch forbids TF32 to convolutions now."""
-        if not hasattr(torch.backends.cudnn, "conv"):  # before PyTorch 2.9
-            return not torch.backends.cudnn.allow_tf32
-        return torch.backends.cudnn.conv.fp32_precision != "tf32"
+    def operands(self, x):
+        conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
+        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
+        return x, conv.weight, conv.bias, bias, self.divisor, self.pool_size
 
     def forward(self, x):
-        namespace = self.namespace()
-        weight, conv_bias, bias = self.conv.weight, self.conv.bias, self.bias if self.sums_channels else None
-        arguments = x, weight, conv_bias, bias, self.divisor, self.pool_size
-        if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in arguments):
-            out = self.differentiable.apply(*arguments, namespace, self.is_strict())
-        else:
-            out = getattr(torch.ops, namespace).forward(*arguments)
+        out = getattr(torch.ops, self.namespace()).forward(*self.operands(x))
         return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+
+
+@functools.lru_cache(maxsize=None)
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
+
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
+    """
+    if torch.__version__ < "2.4":
+        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
+
+    def fingerprint(code):  # of a function: all but the place where it was written
+        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
+    operators = getattr(torch.ops, namespace)
+    with LOADING:
+        if not getattr(operators, "registered", None):
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+    return namespace
+
+
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
+
+        @staticmethod
+        def backward(ctx, grad):
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            with torch.enable_grad():
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+            return None, *[next(found) if needed else None for needed in needs]
+
+    def autograd(keys, *arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return Gradient.apply(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
+
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
+    if code:
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
 
 
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
-    if not (emulated or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
-    model = ModelNew(8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1).to("cpu" if emulated else "cuda")
-    x = torch.randn(4, 8, 6, 12, 20) if emulated else torch.randn(128, 8, 16, 64, 64, device="cuda")
-
-    def plain(x):
-        pooled = nn.functional.max_pool3d(model.conv(x) / model.divisor, model.pool_size)
-        return (pooled.mean(dim=(2, 3, 4), keepdim=True) + model.bias).sum(dim=1)
-
-    def milliseconds(function):  # of 20 calls in a row, on average
-        return 1e3 * benchmark.Timer("function(x)", globals={"function": function, "x": x}).timeit(20).mean
-
+    arguments, shape, small, limit = EXAMPLE
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([plain(part.double()) for part in x.split(16)])
-        model.float()
-        error, limit = ((model(x) - exact).abs().max() / exact.std()).item(), 2e-2  # TF32 is off by up to 9e-3
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated:
-            print(f"under the emulator, which tells no times, on an input of {tuple(x.shape)}")
-        elif verdict == "wrong":
-            print("not timed")
-        else:
-            print(f"{milliseconds(model):.3f} ms, PyTorch {milliseconds(plain):.3f} ms")
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -153,6 +154,7 @@ DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// What this thread initialised becomes visible to TMA.
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -160,8 +162,8 @@ DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
 DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Returns once the phase of this parity is complete.
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+// Returns once the phase of this parity is complete. The hardware may suspend the thread meanwhile; from 9.0 on.
+DEVICE void mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
                  : "memory");
@@ -182,64 +184,66 @@ DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u3
 
 // What this thread wrote to shared memory becomes visible to wgmma and TMA.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Coordinates begin with the innermost dimension, column 0 of a line; the others are in make_tensor_map's order. Loads put a
-// channel's lines side by side (line, channel, row, sample), stores take them from (channel, line, row, sample).
-DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int line, int channel, int row, int sample, uint32_t barrier) {
+// Copies a box of a tensor map to shared memory, and counts its bytes on the mbarrier. Coordinates begin with the innermost.
+DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int i2, int i3, int i4, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(0), "r"(line), "r"(channel), "r"(row),
-                 "r"(sample), "r"(barrier)
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4),
+                 "r"(barrier)
                  : "memory");
 }
-DEVICE void tma_store_5d(const CUtensorMap& map, uint32_t from, int line, int channel, int row, int sample) {
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map), "r"(0),
-                 "r"(channel), "r"(line), "r"(row), "r"(sample), "r"(from)
+// Copies shared memory to a box of a tensor map, as part of this thread's bulk group.
+DEVICE void tma_store_5d(const CUtensorMap& map, uint32_t from, int i0, int i1, int i2, int i3, int i4) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
+                 "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4), "r"(from)
                  : "memory");
 }
-DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void cp_async_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Returns when all but the last PENDING of this thread's bulk groups have read their sources.
 template <int PENDING>
-DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
-DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+DEVICE void cp_async_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
+// Returns when all stores of this thread's bulk groups are done.
+DEVICE void cp_async_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Programmatic dependent launch: a kernel launched with its attribute may start once all blocks of the kernel before it have
-// called the first, or ended. It calls the second, which returns when that kernel has ended and its writes are visible.
+// The next kernel in the stream, where it is launched with programmatic stream serialization, may start once all blocks have
+// called this, or ended.
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+// Returns when the kernel before has ended and its writes are visible.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-#define FLOATS(v) "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-DEVICE float4 ld_shared_v4(uint32_t at) {
+DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : FLOATS(v) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-DEVICE float2 ld_shared_v2(uint32_t at) {
+DEVICE float2 ld_shared_v2_f32(uint32_t at) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
     return v;
 }
-DEVICE void st_shared_v4(uint32_t at, float4 v) {
+DEVICE void st_shared_v4_f32(uint32_t at, float4 v) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i.
-DEVICE void stmatrix_x4(uint32_t row, const uint32_t* words) {
+DEVICE void stmatrix_m8n8_x4(uint32_t row, const uint32_t* words) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),
                  "r"(words[2]), "r"(words[3])
                  : "memory");
 }
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
 }
 
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
-DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
 #define EIGHT(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -247,7 +251,7 @@ DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 
-// d (64 outputs x 64 positions) = or += a (64 x 16) * b (16 x 64), both in shared memory.
+// d (64 x 64) = or += a (64 x 16) * b (16 x 64), fp16, both in shared memory.
 DEVICE void wgmma_m64n64k16_f16(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" REGISTERS_32 "}, %32, %33, "
@@ -255,14 +259,14 @@ DEVICE void wgmma_m64n64k16_f16(float (&d)[32], uint64_t a, uint64_t b, int accu
                  : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24)
                  : "l"(a), "l"(b), "r"(accumulate));
 }
-// d (64 outputs x 80 sums) += a (64 x 16 positions, in registers) * b (16 positions x 80, in shared memory, transposed).
+// d (64 x 80) += a (64 x 16, in registers) * b (16 x 80, in shared memory, transposed), fp16.
 DEVICE void wgmma_m64n80k16_f16(float (&d)[40], const uint32_t* a, uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {" REGISTERS_32
                  ", %32, %33, %34, %35, %36, %37, %38, %39}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;"
                  : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-// d (64 positions x 72: taps x channels) = or += a (64 x 16 outputs, in registers) * b (16 x 72, in shared memory).
+// d (64 x 72) = or += a (64 x 16, in registers) * b (16 x 72, in shared memory), fp16.
 DEVICE void wgmma_m64n72k16_f16(float (&d)[36], uint4 a, uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %41, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" REGISTERS_32
@@ -375,13 +379,13 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
         for (int row = 0; row < rows; row += STAGE_ROWS)
             UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
                 Pipeline<STAGES>& pipeline = pipelines[row_half];
-                mbarrier_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
+                mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
                 // Below the image TMA writes zeros and reads nothing.
                 const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
-                tma_load_5d(pipeline.address(), x, segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS, 0, y,
-                            segment.sample, pipeline.full_barrier());
+                const int line = segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS;
+                tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
             }
     }
@@ -427,10 +431,10 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, Row
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
         const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
-            const float4 v = ld_shared_v4(at);
+            const float4 v = ld_shared_v4_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
         } else {
-            const float2 v = ld_shared_v2(at);
+            const float2 v = ld_shared_v2_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y;
         }
     }
@@ -463,7 +467,7 @@ struct BoxSums {
 
     // Waits until TMA has filled the row's stage; returns the row's address.
     DEVICE uint32_t consumer_wait(int row) {
-        if (row % STAGE_ROWS == 0) mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
+        if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
         return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
     }
     DEVICE void touch(int row, int half, const RowSums& sum) {
@@ -673,7 +677,7 @@ struct Gradient {
         return *reinterpret_cast<const uint32_t*>(&check) & 0x7fff7fff;
     }
     DEVICE void store(const uint32_t (&words)[2 * INNER_SLABS]) const {
-        UNROLL for (int i = 0; i < INNER_SLABS / 2; ++i) stmatrix_x4(mine + i * 2 * SLAB, words + 4 * i);
+        UNROLL for (int i = 0; i < INNER_SLABS / 2; ++i) stmatrix_m8n8_x4(mine + i * 2 * SLAB, words + 4 * i);
         fence_proxy_async();
     }
 
@@ -689,8 +693,8 @@ struct Gradient {
                 const float2 v = scaled(from, middle, tap, element);
                 high[i] = fp16_pair(v.x, v.y), low[i] = fp16_rest(v.x, v.y, high[i]);
             }
-            stmatrix_x4(mine + slab * SLAB, high);
-            stmatrix_x4(mine + SUMS_BYTES + slab * SLAB, low);
+            stmatrix_m8n8_x4(mine + slab * SLAB, high);
+            stmatrix_m8n8_x4(mine + SUMS_BYTES + slab * SLAB, low);
         }
         fence_proxy_async();
     }
@@ -713,7 +717,7 @@ struct Gradient {
 
     // Waits for this warp's part of the last step's products, and tells the group.
     DEVICE void finish(const Lane& lane) const {
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         __syncwarp();
         if (lane.lane == 0) mbarrier_arrive(sums_empty);
     }
@@ -722,7 +726,7 @@ struct Gradient {
     DEVICE void store_sums(const Sums& from) {
         uint32_t words[2 * INNER_SLABS];
         const bool overflow = pack(from, words);
-        mbarrier_wait(sums_empty, parity);
+        mbarrier_try_wait(sums_empty, parity);
         parity ^= 1;
         store(words);
         if (bar_red_or(barrier, 128, overflow)) {
@@ -735,7 +739,7 @@ struct Gradient {
     // Strict: the scale is chosen before. Registers do not suffice to keep the sums until it is known whether one overflowed.
     DEVICE void store_strict_sums(const Sums& from) {
         shrink(from);
-        mbarrier_wait(sums_empty, parity);
+        mbarrier_try_wait(sums_empty, parity);
         parity ^= 1;
         store_parts(from);
         bar_sync(barrier, 128);
@@ -749,8 +753,8 @@ struct Gradient {
         UNROLL for (int k = 0; STRICT && k < INNER_SLABS; k += 2)
             wgmma_m64n64k16_f16(d, weights.at(k * SLAB), sums.at(SUMS_BYTES + k * SLAB), 1);
         UNROLL for (int k = 0; k < INNER_SLABS; k += 2) wgmma_m64n64k16_f16(d, weights.at(k * SLAB), sums.at(k * SLAB), 1);
-        wgmma_commit();
-        wgmma_wait<0>();
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
     }
 
     // Read by the tensor cores until finish().
@@ -761,7 +765,7 @@ struct Gradient {
             wgmma_m64n80k16_f16(values, high + 4 * k, transposed.at(SUMS_BYTES + k * 2 * CORE));
         }
         UNROLL for (int k = 0; k < 4; ++k) wgmma_m64n80k16_f16(values, high + 4 * k, transposed.at(k * 2 * CORE));
-        wgmma_commit();
+        wgmma_commit_group();
     }
 };
 
@@ -913,7 +917,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
             total += sums[0] + sums[1];
             gradient.multiply_deltas(deltas, low);
-            if (STRICT) wgmma_wait<0>();  // registers do not suffice to keep the deltas any longer
+            if (STRICT) wgmma_wait_group<0>();  // registers do not suffice to keep the deltas any longer
             if (SAVING && (!STRICT || t.deltas)) {  // strict training has one kernel
                 // Pairs of outputs, 8 apart: at both members of a pair of positions, then at those of the next pair.
                 const auto save = [&](uint4* to, const uint32_t(&from)[16]) {
@@ -936,7 +940,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 clear();
             }
         }
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         write(STRICT && segment.steps() >= STRICT_STEPS);
         write_sum(total, warp_sums, t.partial_sums + segment.slot);  // its barrier: the gradients have been read
     }
@@ -1111,8 +1115,8 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
             UNROLL for (int v = 0; v < 4; ++v) wgmma_m64n72k16_f16(d, a[v], right.at(COLUMN_BYTES + v * COLUMNS * 32), v > 0);
             UNROLL for (int v = 0; STRICT && v < 4; ++v) wgmma_m64n72k16_f16(d, low[v], right.at(v * COLUMNS * 32), 1);
             UNROLL for (int v = 0; v < 4; ++v) wgmma_m64n72k16_f16(d, a[v], right.at(v * COLUMNS * 32), 1);
-            wgmma_commit();
-            wgmma_wait<0>();
+            wgmma_commit_group();
+            wgmma_wait_group<0>();
             // rows[y][e]: what row y of x gets through column e of the kernel; [2 * element + channel].
             float rows[KERNEL_H][KERNEL_W][4];
             UNROLL for (int e = 0; e < KERNEL_W; ++e)
@@ -1144,7 +1148,7 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
             };
             float* const mine = exchange[parity][lane.row_half][1 + lane.warp][lane.q];
             if (lane.pair == 7) for_edges([&](int y, int channel, int z, int i) { mine[i] = edge[y][2 + channel][z]; });
-            if (lane.lane == 0) tma_store_wait_read<1>();  // the rows of two steps ago have left their buffer
+            if (lane.lane == 0) cp_async_bulk_wait_read<1>();  // the rows of two steps ago have left their buffer
             bar_sync(FIRST_HALF + lane.row_half, 32 * TILE_WARPS);
             for_edges([&](int y, int channel, int z, int) {
                 from_left[y][channel][z] = __shfl_sync(~0u, edge[y][2 + channel][z], left_lane);
@@ -1178,19 +1182,19 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
                         UNROLL for (int k = 0; k < 4; ++k) e[k] = lane.lane / 4 % 2 ? v[turned + k] : v[4 * i + k];
                         const uint32_t at = (column / LINE_FLOATS * CHANNELS + c) * LINE + ((column / 4 % 8 ^ c) << 4);
                         UNROLL for (int copy = 0; copy < copies; ++copy)
-                            st_shared_v4(to + (y + copy) * OUT_LINES * CHANNELS * LINE + at, vector);
+                            st_shared_v4_f32(to + (y + copy) * OUT_LINES * CHANNELS * LINE + at, vector);
                     }
                 }
             fence_proxy_async();
             __syncwarp();
             if (lane.lane == 0) {
                 if (row >= first && (row < last || writes_below))
-                    tma_store_5d(grad_x, to, lane.warp * OUT_LINES, 0, row * POOL_H, segment.sample);
-                tma_store_commit();
+                    tma_store_5d(grad_x, to, 0, 0, lane.warp * OUT_LINES, row * POOL_H, segment.sample);
+                cp_async_bulk_commit();
             }
         }
     }
-    if (lane.lane == 0) tma_store_wait();
+    if (lane.lane == 0) cp_async_bulk_wait();
 }
 
 // ---- launches
@@ -1335,27 +1339,25 @@ extern "C" int launch_parameter_gradient(const float* grad_out, const float* gra
 """
 
 
-capability = functools.lru_cache(maxsize=None)(torch.cuda.get_device_capability)
-
-
 def is_strict():
     """Return whether PyTorch's settings forbid TF32 in convolutions."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
-    return convolutions.fp32_precision != "tf32" if convolutions else not torch.backends.cudnn.allow_tf32
+    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
+    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
 
 
-def serves(kernels, x, weight, bias, pool):
-    """Return whether the kernels take these; otherwise PyTorch computes. Raises RuntimeError for what neither takes."""
-    kernel = kernels.KERNEL_H, kernels.KERNEL_W
-    check(kernels, "x", x, x, (*x.shape[:1], kernels.IN_CHANNELS, *x.shape[-2:]))
+@functools.lru_cache(maxsize=1024)
+def serves(kernels, x, weight, bias, *pool):
+    """Return whether the kernels take tensors of these kinds; else PyTorch computes. Raises RuntimeError for bad input."""
+    shape, kernel, window = x[0], (kernels.KERNEL_H, kernels.KERNEL_W), (kernels.POOL_H, kernels.POOL_W)
+    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-2:]))
     check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, *kernel))
     check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
-    batch, _, height, width = x.shape
-    if [*pool] != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * (weight.numel() + 65) >= 2**33 or x.numel() >= 2**39:
-        raise RuntimeError(f"{NAME}: a tensor of shape {list(x.shape)} needs more blocks than a grid has")
-    if x.is_cuda and capability(x.get_device())[0] != 9:
+    batch, _, height, width = shape
+    if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
+        raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
+    if batch * (math.prod(weight[0]) + 65) >= 2**33 or math.prod(shape) >= 2**39:
+        raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
+    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2])[0] != 9:
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9 (Hopper); take training_tensor_core")
     if not kernels.is_served(width):
         limits = "widths of 32 * n, at most 8 channels in and 64 out, 9 taps, windows of an even width up to 8 and 16 pixels"
@@ -1365,7 +1367,7 @@ def serves(kernels, x, weight, bias, pool):
 
 def plan(kernels, x, weight, bias, pool, needs):
     """Return `needs`, and 4 in strict mode; None for what PyTorch computes: deltas are kept of one tile, counted in 32 bits."""
-    if not serves(kernels, x, weight, bias, pool):
+    if not serves(kernels, kind(x), kind(weight), kind(bias), *pool):
         return None
     rows, columns = ((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
     if needs & 1 and (columns > 96 or x.shape[0] * rows > 2**32 // (96 * 64 // 8)):
@@ -1392,7 +1394,7 @@ def save(kernels, x, weight, bias, pool, plan):
 
 
 def forward(kernels, x, weight, bias, pool):
-    if not serves(kernels, x, weight, bias, pool):
+    if not serves(kernels, kind(x), kind(weight), kind(bias), *pool):
         return original(x, weight, bias, pool)
     return save(kernels, x, weight, bias, pool, 4 * is_strict())[0]
 
@@ -1424,15 +1426,16 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        (kernel_h, kernel_w), pool = self.conv.kernel_size, self.avg_pool.kernel_size
-        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
+        conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
+        (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
+        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
         hopper = ("-gencode=arch=compute_90a,code=sm_90a",)  # load_inline would build for 9.0, which lacks wgmma
         return build(*self.sources, (fuse, *self.fused), hopper, **channels, **sizes)
 
     def operands(self, x):
-        return x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+        conv, pool = self._modules["conv"], self._modules["avg_pool"]  # self.conv takes nn.Module half a microsecond
+        return x, conv.weight, conv.bias, pool.kernel_size
 
     def forward(self, x):
         return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
@@ -1449,18 +1452,20 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     """
     operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
     inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    count = inputs.count("Tensor ")
+    tensors = inputs.count("Tensor")
+    returned = ", ".join(["Tensor"] * tensors)
     library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
-    returned = ", ".join(["Tensor"] * count)
     library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
-    library.impl("save", functools.partial(save, kernels), "CompositeExplicitAutograd")
+    save = functools.partial(save, kernels)
+    library.impl("save", save, "CompositeExplicitAutograd")
     library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
 
     @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(count)]
-        return tuple(each.new_empty(each.shape if need else 0) for each, need in zip(arguments, needed, strict=False))
+        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
+        given = [0 if each is None else each.shape for each in arguments[:tensors]]
+        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1472,21 +1477,19 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
-            with torch._C._AutoDispatchBelowAutograd():
-                output, *kept = operators.save(*arguments, ctx.plan)
-            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)], *kept)
+            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            ctx.save_for_backward(*arguments[:tensors], *kept)
+            ctx.others = arguments[tensors:]
             return output
 
         @staticmethod
         def backward(ctx, grad):
             if ctx.plan is None or torch.is_grad_enabled():  # create_graph
                 return Gradient.backward(ctx, grad)
-            given = iter(ctx.saved_tensors)
-            arguments = [next(given) if other is None else other for other in ctx.others]
-            found = iter(operators.gradient(grad, *arguments, *given, ctx.plan & ~3 | needs_of(ctx)))
-            found = [next(found) if other is None else None for other in ctx.others]
-            return None, *[each if needed else None for each, needed in zip(found, ctx.needs_input_grad[1:], strict=True)]
+            given, needs = ctx.saved_tensors, ctx.needs_input_grad[1 : 1 + tensors]
+            found = operators.gradient(grad, *given[:tensors], *ctx.others, *given[tensors:], ctx.plan & ~3 | needs_of(ctx))
+            found = [each if needed else None for each, needed in zip(found, needs, strict=True)]
+            return None, *found, *[None] * len(ctx.others)
 
     return Fused
 
@@ -1497,15 +1500,10 @@ LOADING = threading.RLock()  # the first calls of a model and of its replicas ma
 
 @functools.lru_cache(maxsize=None)
 def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
 
-    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
-    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch, whose gradient it has without a `fused`
-    one. An edit of any of these gives another namespace, so that a notebook's cell can be run again. Raises what load_inline
-    raises, and RuntimeError before PyTorch 2.4.
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
     """
-    from torch.utils import cpp_extension
-
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
@@ -1513,111 +1511,126 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    is_cuda, load = "<<<" in text, cpp_extension.load_inline
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
-    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if is_cuda:
-        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    else:
-        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                path = load(namespace, is_python_module=False, **options)
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            if not path:  # from some releases
-                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
-            kernels = ctypes.CDLL(path)
-            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
-            vars(kernels).update(constants, device=device)
-            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
-            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-                if hasattr(kernels, function):  # the text may leave it out for these constants
-                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
-                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
-                    getattr(kernels, function).restype = types[result]
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
             operators.registered = register(namespace, schema, kernels, forward, original, fused)
     return namespace
 
 
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
 def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator for every device, whose tensors meet forward's checks; without `fused` its gradient is PyTorch's."""
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
             warn(f"{namespace[:-11]}: {original.__doc__}")
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
-            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
-            return below_autograd(keys, *arguments)
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
             again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
             with torch.enable_grad():
-                # Views, so that each gradient is a partial one where an argument depends on another.
-                given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
-                arguments = [next(given) if other is None else other for other in ctx.others]
-                wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
-                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]
 
-    def below_autograd(keys, *arguments):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys, *arguments)
-
     def autograd(keys, *arguments):
-        keys = keys & torch._C._after_autograd_keyset
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return Gradient.apply(keys, *arguments)
-        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
-            return forward(*arguments)
-        return below_autograd(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
 
-    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    forward = functools.partial(forward, kernels)
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
     operator = getattr(torch.ops, namespace).forward.default
     if fused:
         Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
     torch.library.register_fake(f"{namespace}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
         torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
     return library
 
 
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
 def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor is float32, of this shape, and beside `place`, where the kernels run."""
-    is_there = (tensor.is_cuda if kernels.device == "cuda" else tensor.is_cpu) and tensor.get_device() == place.get_device()
-    if not is_there or tensor.dtype is not torch.float32 or tensor.shape != shape:
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {got}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
 
 
 def launch(function, *arguments):
-    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
-    place = arguments[0]
-    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
-        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
-    elif place.get_device() == torch.cuda.current_device():
-        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
-    else:
-        with torch.cuda.device(place.device):
-            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
     if code:
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
@@ -1638,26 +1651,23 @@ def warn(text):
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
-    if not (emulated or on_cpu or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    device = "cpu" if emulated or on_cpu else "cuda"
     model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
-        model.float()
-        error = ((model(x) - exact).abs().max() / exact.std()).item()
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated or verdict == "wrong":
-            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
-        functions = model, lambda x: original(*model.operands(x))
-        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
-        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ Like v4, but box sums are operand b of two products: weights * sums, and delta *
 
 Why it is faster
     PyTorch's gradient writes and reads the convolution's output, 4.8 GB. A sample's output is one number, so the gradients of
-    that number do not need what comes from above: the forward pass leaves them, a sample's parameters each, and backward weighs
-    and adds. Delta comes out of the sigmoid as operand a, and so passes through no memory; for the gradient of x it is kept as
-    fp16 (148 MB, strict 296). What it costs: gradients of 64 x 80 in registers, with scales of their own.
+    that number need nothing from above: the forward pass leaves them, and backward weighs and adds. Delta comes out of the
+    sigmoid as operand a, and so passes through no memory; for the gradient of x it is kept as fp16 (148 MB, strict 296).
 
 Mathematics
     v4's, and delta = s * (1 - s) for each sigmoid s:  d out[b] / d w = 1/p^2 * sum over positions of delta * box
@@ -29,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -139,56 +139,55 @@ constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel d
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// Copies 16 (4) bytes, or writes zeros where `bytes` is 0; then `from` is not read.
-DEVICE void cp_async_16(uint32_t to, const Element* from, int bytes) {
+// Copies 16 bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_cg_16(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-DEVICE void cp_async_4(uint32_t to, const Element* from, int bytes) {
+// Copies 4 bytes, or writes a zero where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_ca_4(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// Waits for all copies of this thread.
+// Waits for all cp.async of this thread.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-DEVICE void bar_sync(int name, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
+DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 
-#define FOUR(v) "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-DEVICE uint4 ld_shared_v4(uint32_t at) {
+DEVICE uint4 ld_shared_v4_u32(uint32_t at) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
-// and 2 * q + 1 of row n, or, transposed, of column n.
-DEVICE uint4 ldmatrix_x4(uint32_t row) {
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
     uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-DEVICE uint4 ldmatrix_x4_trans(uint32_t row) {
+// As ldmatrix_m8n8_x4, transposed: lane 4 * n + q gets elements 2 * q and 2 * q + 1 of column n.
+DEVICE uint4 ldmatrix_m8n8_x4_trans(uint32_t row) {
     uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : FOUR(v) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-DEVICE void st_shared_u32(uint32_t at, uint32_t v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
-DEVICE void st_shared_v4(uint32_t at, const float (&v)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+DEVICE void st_shared_u32(uint32_t at, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+DEVICE void st_shared_v4_f32(uint32_t at, float4 v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 // d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
 // n + 8.
-DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
@@ -321,12 +320,12 @@ struct Pipeline {
             if (s.aligned) {
                 UNROLL for (int row = 0; row < COUNT; ++row)
                     copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        cp_async_16(to, source, columns > 0 ? 16 : 0);
+                        cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
                     });
             } else {
                 UNROLL_1 for (int row = 0; row < COUNT; ++row)
                     copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
                     });
             }
         }
@@ -365,7 +364,7 @@ DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
     UNROLL for (int upper = 0; upper < 2; ++upper) {
         float x[4 * VECTORS];
         UNROLL for (int i = 0; i < VECTORS; ++i) {
-            const uint4 v = ld_shared_v4(pieces.at[upper][i] + stage * STAGE_BYTES);
+            const uint4 v = ld_shared_v4_u32(pieces.at[upper][i] + stage * STAGE_BYTES);
             x[4 * i] = __uint_as_float(v.x), x[4 * i + 1] = __uint_as_float(v.y);
             x[4 * i + 2] = __uint_as_float(v.z), x[4 * i + 3] = __uint_as_float(v.w);
         }
@@ -482,20 +481,20 @@ struct Kernel {
 template <bool STRICT>
 DEVICE void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low, uint32_t sums) {
     UNROLL for (int slab = 0; slab < SLABS; slab += 2) {
-        const uint4 b = ldmatrix_x4_trans(sums + slab * SLAB);
+        const uint4 b = ldmatrix_m8n8_x4_trans(sums + slab * SLAB);
         if (STRICT) {
-            const uint4 b_low = ldmatrix_x4_trans(sums + (SLABS + slab) * SLAB);
+            const uint4 b_low = ldmatrix_m8n8_x4_trans(sums + (SLABS + slab) * SLAB);
             float products[2][4] = {};
-            mma_m16n8k16(products[0], high, b_low.x, b_low.z);
-            mma_m16n8k16(products[1], high, b_low.y, b_low.w);
-            mma_m16n8k16(products[0], low, b.x, b.z);
-            mma_m16n8k16(products[1], low, b.y, b.w);
-            mma_m16n8k16(products[0], high, b.x, b.z);
-            mma_m16n8k16(products[1], high, b.y, b.w);
+            mma_m16n8k16_f32_f16(products[0], high, b_low.x, b_low.z);
+            mma_m16n8k16_f32_f16(products[1], high, b_low.y, b_low.w);
+            mma_m16n8k16_f32_f16(products[0], low, b.x, b.z);
+            mma_m16n8k16_f32_f16(products[1], low, b.y, b.w);
+            mma_m16n8k16_f32_f16(products[0], high, b.x, b.z);
+            mma_m16n8k16_f32_f16(products[1], high, b.y, b.w);
             UNROLL for (int i = 0; i < 8; ++i) gradients[slab + i / 4][i % 4] += products[i / 4][i % 4];
         } else {
-            mma_m16n8k16(gradients[slab], high, b.x, b.z);
-            mma_m16n8k16(gradients[slab + 1], high, b.y, b.w);
+            mma_m16n8k16_f32_f16(gradients[slab], high, b.x, b.z);
+            mma_m16n8k16_f32_f16(gradients[slab + 1], high, b.y, b.w);
         }
     }
 }
@@ -542,10 +541,8 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
 
     const float weight_scale = store_weights(t.weight, reinterpret_cast<__half*>(memory), warp_values);
     uint4 kept[KEPT ? 2 * PAIRS : 1];
-    if constexpr (KEPT) {
-        UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4(weights + i * FRAGMENT);
-        __syncthreads();
-    }
+    if constexpr (KEPT)
+        UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4_u32(weights + i * FRAGMENT);
     for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
@@ -553,7 +550,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
     Pipeline pipeline(s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES);
     const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
-    __syncthreads();
+    __syncthreads();  // the work is known; kept weights have been read, and what lay there may be overwritten
     while (work.segment.count > 0) {
         float total = 0, scale = __uint_as_float((MOST_EXPONENT + 127) << 23);
         float gradients[SLABS][4] = {}, bias_gradients[2] = {};
@@ -615,25 +612,27 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                 for (int first = 0; first < GROUP; first += PARTS) {
                     float d[2 * PARTS][4] = {};  // [octet of positions]: 16 outputs x 8
                     UNROLL for (int k = 0; k < PAIRS; ++k) {
-                        const uint4 high = KEPT ? kept[KEPT ? k : 0] : ld_shared_v4(weights + k * FRAGMENT);
-                        const uint4 low = KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4(weights + (PAIRS + k) * FRAGMENT);
+                        const uint4 high = KEPT ? kept[KEPT ? k : 0] : ld_shared_v4_u32(weights + k * FRAGMENT);
+                        const uint4 low =
+                            KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4_u32(weights + (PAIRS + k) * FRAGMENT);
                         // Products that add to the same sums stand far apart; small ones come first.
                         uint4 b[PARTS];
                         UNROLL for (int part = 0; part < PARTS; ++part)
-                            b[part] = ldmatrix_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
+                            b[part] = ldmatrix_m8n8_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
                         if (STRICT)
                             UNROLL for (int part = 0; part < PARTS; ++part) {
-                                const uint4 rest = ldmatrix_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
-                                mma_m16n8k16(d[2 * part], high, rest.x, rest.y);
-                                mma_m16n8k16(d[2 * part + 1], high, rest.z, rest.w);
+                                const uint4 rest =
+                                    ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
+                                mma_m16n8k16_f32_f16(d[2 * part], high, rest.x, rest.y);
+                                mma_m16n8k16_f32_f16(d[2 * part + 1], high, rest.z, rest.w);
                             }
                         UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16(d[2 * part], low, b[part].x, b[part].y);
-                            mma_m16n8k16(d[2 * part + 1], low, b[part].z, b[part].w);
+                            mma_m16n8k16_f32_f16(d[2 * part], low, b[part].x, b[part].y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], low, b[part].z, b[part].w);
                         }
                         UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16(d[2 * part], high, b[part].x, b[part].y);
-                            mma_m16n8k16(d[2 * part + 1], high, b[part].z, b[part].w);
+                            mma_m16n8k16_f32_f16(d[2 * part], high, b[part].x, b[part].y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], high, b[part].z, b[part].w);
                         }
                     }
                     UNROLL for (int i = 0; i < 8 * PARTS; ++i) {
@@ -778,11 +777,11 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                     float(*const sums)[4] = d + y * KERNEL_W;
                     const uint32_t from_row = weights + (v * TAPS + y * KERNEL_W) * 32 * 16;
                     uint4 b[KERNEL_W];  // high and low parts
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) b[e] = ld_shared_v4(from_row + e * 32 * 16);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) b[e] = ld_shared_v4_u32(from_row + e * 32 * 16);
                     if (STRICT)
-                        UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next_low[v], b[e].x, b[e].y);
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].z, b[e].w);
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16(sums[e], next[v], b[e].x, b[e].y);
+                        UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16_f32_f16(sums[e], next_low[v], b[e].x, b[e].y);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16_f32_f16(sums[e], next[v], b[e].z, b[e].w);
+                    UNROLL for (int e = 0; e < KERNEL_W; ++e) mma_m16n8k16_f32_f16(sums[e], next[v], b[e].x, b[e].y);
                 }
             load(row + 1, 0, next);
             if (STRICT) load(row + 1, rest, next_low);
@@ -841,7 +840,8 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                         const int turn = n % 2 ? POOL_W / 2 - 1 - i : i;
                         float e[4];
                         UNROLL for (int k = 0; k < 4; ++k) e[k] = n % 2 ? v[4 * (POOL_W / 2 - 1 - i) + k] : v[4 * i + k];
-                        st_shared_v4(out + ((2 * q + channel) * OUT_PITCH + 2 * pair * POOL_W + 4 * turn) * 4, e);
+                        st_shared_v4_f32(out + ((2 * q + channel) * OUT_PITCH + 2 * pair * POOL_W + 4 * turn) * 4,
+                                         make_float4(e[0], e[1], e[2], e[3]));
                     }
                 }
                 __syncwarp();
@@ -849,7 +849,7 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
                 const int copies = !written ? 0 : smaller(y == KERNEL_H - 1 ? FRESH : 1, s.height - row * POOL_H - y);
                 UNROLL for (int i = lane; i < CHANNELS * OUT_WIDTH / 4; i += 32) {
                     const int c = i / (OUT_WIDTH / 4), column = i % (OUT_WIDTH / 4) * 4, at = strip * OUT_WIDTH + column;
-                    const uint4 v = ld_shared_v4(out + (c * OUT_PITCH + column) * 4);
+                    const uint4 v = ld_shared_v4_u32(out + (c * OUT_PITCH + column) * 4);
                     if (at >= s.width || c >= IN_CHANNELS) continue;
                     const int64_t line = (static_cast<int64_t>(sample) * IN_CHANNELS + c) * s.height + row * POOL_H + y;
                     float* to = grad_x + line * s.width + at;
@@ -995,27 +995,25 @@ extern "C" int launch_parameter_gradient(const float* grad_out, const float* gra
 """
 
 
-capability = functools.lru_cache(maxsize=None)(torch.cuda.get_device_capability)
-
-
 def is_strict():
     """Return whether PyTorch's settings forbid TF32 in convolutions."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
-    return convolutions.fp32_precision != "tf32" if convolutions else not torch.backends.cudnn.allow_tf32
+    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
+    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
 
 
-def serves(kernels, x, weight, bias, pool):
-    """Return whether the kernels take these; otherwise PyTorch computes. Raises RuntimeError for what neither takes."""
-    kernel = kernels.KERNEL_H, kernels.KERNEL_W
-    check(kernels, "x", x, x, (*x.shape[:1], kernels.IN_CHANNELS, *x.shape[-2:]))
+@functools.lru_cache(maxsize=1024)
+def serves(kernels, x, weight, bias, *pool):
+    """Return whether the kernels take tensors of these kinds; else PyTorch computes. Raises RuntimeError for bad input."""
+    shape, kernel, window = x[0], (kernels.KERNEL_H, kernels.KERNEL_W), (kernels.POOL_H, kernels.POOL_W)
+    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-2:]))
     check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, *kernel))
     check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
-    batch, _, height, width = x.shape
-    if [*pool] != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * max(height, weight.numel() // 32 + 3) >= 2**31 or x.numel() >= 2**39:
-        raise RuntimeError(f"{NAME}: a tensor of shape {list(x.shape)} needs more blocks than a grid has")
-    if x.is_cuda and capability(x.get_device()) < (8, 0):
+    batch, _, height, width = shape
+    if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
+        raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
+    if batch * max(height, math.prod(weight[0]) // 32 + 3) >= 2**31 or math.prod(shape) >= 2**39:
+        raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
+    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_box_sums runs on others")
     if not kernels.is_served():
         limits = "at most 8 channels in and 64 out, 9 taps, windows of an even width up to 8 and at most 16 pixels"
@@ -1025,7 +1023,9 @@ def serves(kernels, x, weight, bias, pool):
 
 def plan(kernels, x, weight, bias, pool, needs):
     """Return `needs`, and 4 in strict mode; None for what PyTorch computes. 32 bits count vectors of eight deltas."""
-    if not serves(kernels, x, weight, bias, pool) or (needs & 1 and x.shape[0] * deltas_of_sample(x, weight, pool) >= 2**35):
+    if not serves(kernels, kind(x), kind(weight), kind(bias), *pool) or (
+        needs & 1 and x.shape[0] * deltas_of_sample(x, weight, pool) >= 2**35
+    ):
         return None
     return needs | 4 * is_strict()
 
@@ -1054,7 +1054,7 @@ def save(kernels, x, weight, bias, pool, plan):
 
 
 def forward(kernels, x, weight, bias, pool):
-    if not serves(kernels, x, weight, bias, pool):
+    if not serves(kernels, kind(x), kind(weight), kind(bias), *pool):
         return original(x, weight, bias, pool)
     return save(kernels, x, weight, bias, pool, 4 * is_strict())[0]
 
@@ -1087,14 +1087,15 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        (kernel_h, kernel_w), pool = self.conv.kernel_size, self.avg_pool.kernel_size
-        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
+        conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
+        (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
+        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
         return build(*self.sources, (fuse, *self.fused), **channels, **sizes, SHARED_LIMIT_KB=self.shared_limit_kb)
 
     def operands(self, x):
-        return x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+        conv, pool = self._modules["conv"], self._modules["avg_pool"]  # self.conv takes nn.Module half a microsecond
+        return x, conv.weight, conv.bias, pool.kernel_size
 
     def forward(self, x):
         return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
@@ -1111,18 +1112,20 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     """
     operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
     inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    count = inputs.count("Tensor ")
+    tensors = inputs.count("Tensor")
+    returned = ", ".join(["Tensor"] * tensors)
     library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
-    returned = ", ".join(["Tensor"] * count)
     library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
-    library.impl("save", functools.partial(save, kernels), "CompositeExplicitAutograd")
+    save = functools.partial(save, kernels)
+    library.impl("save", save, "CompositeExplicitAutograd")
     library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
 
     @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(count)]
-        return tuple(each.new_empty(each.shape if need else 0) for each, need in zip(arguments, needed, strict=False))
+        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
+        given = [0 if each is None else each.shape for each in arguments[:tensors]]
+        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1134,21 +1137,19 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
-            with torch._C._AutoDispatchBelowAutograd():
-                output, *kept = operators.save(*arguments, ctx.plan)
-            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)], *kept)
+            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            ctx.save_for_backward(*arguments[:tensors], *kept)
+            ctx.others = arguments[tensors:]
             return output
 
         @staticmethod
         def backward(ctx, grad):
             if ctx.plan is None or torch.is_grad_enabled():  # create_graph
                 return Gradient.backward(ctx, grad)
-            given = iter(ctx.saved_tensors)
-            arguments = [next(given) if other is None else other for other in ctx.others]
-            found = iter(operators.gradient(grad, *arguments, *given, ctx.plan & ~3 | needs_of(ctx)))
-            found = [next(found) if other is None else None for other in ctx.others]
-            return None, *[each if needed else None for each, needed in zip(found, ctx.needs_input_grad[1:], strict=True)]
+            given, needs = ctx.saved_tensors, ctx.needs_input_grad[1 : 1 + tensors]
+            found = operators.gradient(grad, *given[:tensors], *ctx.others, *given[tensors:], ctx.plan & ~3 | needs_of(ctx))
+            found = [each if needed else None for each, needed in zip(found, needs, strict=True)]
+            return None, *found, *[None] * len(ctx.others)
 
     return Fused
 
@@ -1159,15 +1160,10 @@ LOADING = threading.RLock()  # the first calls of a model and of its replicas ma
 
 @functools.lru_cache(maxsize=None)
 def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
 
-    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
-    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch, whose gradient it has without a `fused`
-    one. An edit of any of these gives another namespace, so that a notebook's cell can be run again. Raises what load_inline
-    raises, and RuntimeError before PyTorch 2.4.
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
     """
-    from torch.utils import cpp_extension
-
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
@@ -1175,111 +1171,126 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    is_cuda, load = "<<<" in text, cpp_extension.load_inline
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
-    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if is_cuda:
-        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    else:
-        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                path = load(namespace, is_python_module=False, **options)
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            if not path:  # from some releases
-                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
-            kernels = ctypes.CDLL(path)
-            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
-            vars(kernels).update(constants, device=device)
-            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
-            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-                if hasattr(kernels, function):  # the text may leave it out for these constants
-                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
-                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
-                    getattr(kernels, function).restype = types[result]
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
             operators.registered = register(namespace, schema, kernels, forward, original, fused)
     return namespace
 
 
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
 def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator for every device, whose tensors meet forward's checks; without `fused` its gradient is PyTorch's."""
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
             warn(f"{namespace[:-11]}: {original.__doc__}")
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
-            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
-            return below_autograd(keys, *arguments)
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
             again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
             with torch.enable_grad():
-                # Views, so that each gradient is a partial one where an argument depends on another.
-                given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
-                arguments = [next(given) if other is None else other for other in ctx.others]
-                wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
-                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]
 
-    def below_autograd(keys, *arguments):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys, *arguments)
-
     def autograd(keys, *arguments):
-        keys = keys & torch._C._after_autograd_keyset
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return Gradient.apply(keys, *arguments)
-        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
-            return forward(*arguments)
-        return below_autograd(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
 
-    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    forward = functools.partial(forward, kernels)
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
     operator = getattr(torch.ops, namespace).forward.default
     if fused:
         Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
     torch.library.register_fake(f"{namespace}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
         torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
     return library
 
 
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
 def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor is float32, of this shape, and beside `place`, where the kernels run."""
-    is_there = (tensor.is_cuda if kernels.device == "cuda" else tensor.is_cpu) and tensor.get_device() == place.get_device()
-    if not is_there or tensor.dtype is not torch.float32 or tensor.shape != shape:
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {got}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
 
 
 def launch(function, *arguments):
-    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
-    place = arguments[0]
-    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
-        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
-    elif place.get_device() == torch.cuda.current_device():
-        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
-    else:
-        with torch.cuda.device(place.device):
-            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
     if code:
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
@@ -1300,26 +1311,23 @@ def warn(text):
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
-    if not (emulated or on_cpu or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    device = "cpu" if emulated or on_cpu else "cuda"
     model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
-        model.float()
-        error = ((model(x) - exact).abs().max() / exact.std()).item()
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated or verdict == "wrong":
-            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
-        functions = model, lambda x: original(*model.operands(x))
-        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
-        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

@@ -266,20 +266,27 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
 """
 
 
-def conv_pool_sum(kernels, x, weight, bias, pool):
-    check(kernels, "x", x, x, (*x.shape[:1], kernels.IN_CHANNELS, *x.shape[-2:]))
-    check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, bias, *pool):
+    """Return batch, height, width and the floats of scratch. Raises RuntimeError for what the kernel does not take."""
+    shape, kernel, window = x[0], (kernels.KERNEL_H, kernels.KERNEL_W), (kernels.POOL_H, kernels.POOL_W)
+    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-2:]))
+    check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, *kernel))
     check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
-    batch, _, height, width = x.shape
-    kernel = kernels.KERNEL_H, kernels.KERNEL_W
-    if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
-    blocks, out = kernels.count_blocks(batch, height, width), x.new_empty(batch)
+    batch, _, height, width = shape
+    if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
+        raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
+    blocks = kernels.count_blocks(batch, height, width)
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
-    x, weight, bias, scratch = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(blocks + batch)
+    return batch, height, width, blocks + batch
+
+
+def conv_pool_sum(kernels, x, weight, bias, pool):
+    batch, height, width, floats = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
     if batch:
-        launch(kernels.launch_conv_pool_sum, x, weight, bias, scratch, out, batch, height, width)
+        launch(kernels.launch_conv_pool_sum, x, weight, bias, x.new_empty(floats), out, batch, height, width)
     return out
 
 
@@ -299,13 +306,15 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        (kernel_h, kernel_w), pool = self.conv.kernel_size, self.avg_pool.kernel_size
-        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
-        return build(*self.sources, **channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, POOL_H=pool_h, POOL_W=pool_w)
+        conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
+        (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
+        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
+        sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
+        return build(*self.sources, **channels, **sizes)
 
     def operands(self, x):
-        return x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+        conv, pool = self._modules["conv"], self._modules["avg_pool"]  # self.conv takes nn.Module half a microsecond
+        return x, conv.weight, conv.bias, pool.kernel_size
 
     def forward(self, x):
         return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
@@ -317,15 +326,10 @@ LOADING = threading.RLock()  # the first calls of a model and of its replicas ma
 
 @functools.lru_cache(maxsize=None)
 def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
 
-    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
-    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch, whose gradient it has without a `fused`
-    one. An edit of any of these gives another namespace, so that a notebook's cell can be run again. Raises what load_inline
-    raises, and RuntimeError before PyTorch 2.4.
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
     """
-    from torch.utils import cpp_extension
-
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
@@ -333,111 +337,126 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    is_cuda, load = "<<<" in text, cpp_extension.load_inline
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
-    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if is_cuda:
-        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    else:
-        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                path = load(namespace, is_python_module=False, **options)
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            if not path:  # from some releases
-                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
-            kernels = ctypes.CDLL(path)
-            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
-            vars(kernels).update(constants, device=device)
-            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
-            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-                if hasattr(kernels, function):  # the text may leave it out for these constants
-                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
-                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
-                    getattr(kernels, function).restype = types[result]
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
             operators.registered = register(namespace, schema, kernels, forward, original, fused)
     return namespace
 
 
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
 def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator for every device, whose tensors meet forward's checks; without `fused` its gradient is PyTorch's."""
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
             warn(f"{namespace[:-11]}: {original.__doc__}")
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
-            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
-            return below_autograd(keys, *arguments)
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
             again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
             with torch.enable_grad():
-                # Views, so that each gradient is a partial one where an argument depends on another.
-                given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
-                arguments = [next(given) if other is None else other for other in ctx.others]
-                wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
-                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]
 
-    def below_autograd(keys, *arguments):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys, *arguments)
-
     def autograd(keys, *arguments):
-        keys = keys & torch._C._after_autograd_keyset
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return Gradient.apply(keys, *arguments)
-        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
-            return forward(*arguments)
-        return below_autograd(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
 
-    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    forward = functools.partial(forward, kernels)
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
     operator = getattr(torch.ops, namespace).forward.default
     if fused:
         Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
     torch.library.register_fake(f"{namespace}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
         torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
     return library
 
 
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
 def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor is float32, of this shape, and beside `place`, where the kernels run."""
-    is_there = (tensor.is_cuda if kernels.device == "cuda" else tensor.is_cpu) and tensor.get_device() == place.get_device()
-    if not is_there or tensor.dtype is not torch.float32 or tensor.shape != shape:
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {got}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
 
 
 def launch(function, *arguments):
-    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
-    place = arguments[0]
-    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
-        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
-    elif place.get_device() == torch.cuda.current_device():
-        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
-    else:
-        with torch.cuda.device(place.device):
-            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
     if code:
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
@@ -458,26 +477,23 @@ def warn(text):
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
-    if not (emulated or on_cpu or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    device = "cpu" if emulated or on_cpu else "cuda"
     model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
-        model.float()
-        error = ((model(x) - exact).abs().max() / exact.std()).item()
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated or verdict == "wrong":
-            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
-        functions = model, lambda x: original(*model.operands(x))
-        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
-        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,12 @@ Like v4, it makes box sums in registers. For x, consumers wait at mbarriers only
 Why it is faster
     v4's warps copy, sum and multiply in turn; in half of the cycles none of them is ready. Here one thread of a producer
     warpgroup keeps a multistage pipeline full: a TMA instruction copies 26 KiB, up to 6 stages (156 KiB) are in flight. Three
-    consumer warpgroups turn rows into box sums in registers, which are wgmma's operand a; the four warps of each share every
-    read of the weights. Memory bound at batch 128, 0.147 ms measured, 95% of the floor; latency bound at 1 to 32.
+    consumer warpgroups turn rows into box sums in registers, wgmma's operand a; its four warps share reads of the weights.
+    Memory bound at batch 128, 0.147 ms measured, 95% of the floor; latency bound at 1 to 32.
 
 Mathematics
-    v4's. For the taps t = (u, v) of the kernel: box[c,t] = sum of x[c] over the window of p pixels, shifted by u and v,
-    z[o] = bias[o] + 1/p * sum over c,t of w[o,c,t] * box[c,t],  out = sum of sigmoid(z[o]) over o and positions
-    All taps but the middle one, m, are multiplied as differences, in which the mean that boxes share cancels (see MIDDLE):
-    sum over t of w[t] * box[t] = sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]
+    v4's: box[t] sums a window of p pixels, shifted by tap t of the kernel. All but the middle tap's, m, are differences:
+    z[o] = bias[o] + 1/p * sum over channels of [sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]]
     Products are TF32 (11 bits); weights and box[m] are split, high + low. Strict (PyTorch forbids TF32): all are (3xTF32).
 
 Launches
@@ -29,6 +27,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -134,6 +133,7 @@ DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// What this thread initialised becomes visible to TMA.
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -141,8 +141,8 @@ DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
 DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Returns once the phase of this parity is complete.
-DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+// Returns once the phase of this parity is complete. The hardware may suspend the thread meanwhile; from 9.0 on.
+DEVICE void mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
                  : "memory");
@@ -155,35 +155,35 @@ DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u3
 
 // What this thread wrote to shared memory becomes visible to wgmma and TMA.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Coordinates begin with the innermost dimension, column 0 of a line; the others are in make_tensor_map's order.
-DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int line, int channel, int row, int sample, uint32_t barrier) {
+// Copies a box of a tensor map to shared memory, and counts its bytes on the mbarrier. Coordinates begin with the innermost.
+DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int i2, int i3, int i4, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(0), "r"(line), "r"(channel), "r"(row),
-                 "r"(sample), "r"(barrier)
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4),
+                 "r"(barrier)
                  : "memory");
 }
-// Programmatic dependent launch: a kernel launched with its attribute may start once all blocks of the kernel before it have
-// called the first, or ended. It calls the second, which returns when that kernel has ended and its writes are visible.
+// The next kernel in the stream, where it is launched with programmatic stream serialization, may start once all blocks have
+// called this, or ended.
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+// Returns when the kernel before has ended and its writes are visible.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-#define FLOATS(v) "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-DEVICE float4 ld_shared_v4(uint32_t at) {
+DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : FLOATS(v) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-DEVICE float2 ld_shared_v2(uint32_t at) {
+DEVICE float2 ld_shared_v2_f32(uint32_t at) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
     return v;
 }
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
@@ -195,9 +195,9 @@ DEVICE float cvt_rna_tf32(float x) {
 }
 
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
-DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
 #define EIGHT(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -205,7 +205,7 @@ DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 
-// d (64 positions x 64 outputs) = or += a (64 x 8, in registers) * b (8 x 64, in shared memory).
+// d (64 x 64) = or += a (64 x 8, in registers) * b (8 x 64, in shared memory), TF32.
 DEVICE void wgmma_m64n64k8_tf32(float (&d)[32], const float (&a)[4], uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" REGISTERS_32 "}, {%32, %33, %34, %35}, %36, "
@@ -299,13 +299,13 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
         for (int row = 0; row < rows; row += STAGE_ROWS)
             UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
                 Pipeline& pipeline = pipelines[row_half];
-                mbarrier_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
+                mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
                 // Below the image TMA writes zeros and reads nothing.
                 const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
-                tma_load_5d(pipeline.address(), x, segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS, 0, y,
-                            segment.sample, pipeline.full_barrier());
+                const int line = segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS;
+                tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
             }
     }
@@ -350,10 +350,10 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, Row
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
         const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
-            const float4 v = ld_shared_v4(at);
+            const float4 v = ld_shared_v4_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
         } else {
-            const float2 v = ld_shared_v2(at);
+            const float2 v = ld_shared_v2_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y;
         }
     }
@@ -385,7 +385,7 @@ struct BoxSums {
 
     // Waits until TMA has filled the row's stage; returns the row's address.
     DEVICE uint32_t consumer_wait(int row) {
-        if (row % STAGE_ROWS == 0) mbarrier_wait(pipeline.full_barrier(), pipeline.parity);
+        if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
         return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
     }
     DEVICE void touch(int row, int half, const RowSums& sum) {
@@ -507,13 +507,13 @@ DEVICE void multiply(float (&d)[32], const Sums& high, const Sums& low, const Op
     UNROLL for (int tap = 0; tap < TAPS; ++tap)
         if (STRICT || tap == MIDDLE) wgmma_m64n64k8_tf32(d, low[tap], weights.at(tap * TF32_TAP_BYTES), 1);
     UNROLL for (int tap = 0; tap < TAPS; ++tap) wgmma_m64n64k8_tf32(d, high[tap], weights.at(tap * TF32_TAP_BYTES), 1);
-    wgmma_commit();
+    wgmma_commit_group();
 }
 
 // d becomes the sigmoids. Lane 4 * n + q has columns 8 * i + 2 * q and the next one: outputs, and their biases.
 DEVICE void sigmoids(float (&d)[32], uint32_t biases) {
     UNROLL for (int i = 0; i < 8; ++i) {
-        const float2 bias = ld_shared_v2(biases + 32 * i);
+        const float2 bias = ld_shared_v2_f32(biases + 32 * i);
         UNROLL for (int k = 0; k < 4; ++k) d[4 * i + k] = rcp_approx(1 + ex2_approx(d[4 * i + k] + (k % 2 ? bias.y : bias.x)));
     }
 }
@@ -591,7 +591,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             multiply<STRICT>(d, high, low, Operand<OUTPUTS * 16, CORE>(shared_address(memory) + WEIGHTS_AT));
             // Nothing of this warp overlaps its product: the next row's 36 sums, 12 totals and 12 loaded values would make 156
             // live floats. The other two consumer warps of its scheduler can sum boxes meanwhile.
-            wgmma_wait<0>();
+            wgmma_wait_group<0>();
             sigmoids(d, shared_address(biases) + 8 * lane.q);
             if (!whole || step >= count) {
                 UNROLL for (int i = 0; i < 32; ++i) d[i] = step < count && inside[i / 2 % 2] ? d[i] : 0;
@@ -704,36 +704,42 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
 """
 
 
-capability = functools.lru_cache(maxsize=None)(torch.cuda.get_device_capability)
-
-
 def is_strict():
     """Return whether PyTorch's settings forbid TF32 in convolutions."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
-    return convolutions.fp32_precision != "tf32" if convolutions else not torch.backends.cudnn.allow_tf32
+    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
+    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
 
 
-def conv_pool_sum(kernels, x, weight, bias, pool):
-    kernel = kernels.KERNEL_H, kernels.KERNEL_W
-    check(kernels, "x", x, x, (*x.shape[:1], kernels.IN_CHANNELS, *x.shape[-2:]))
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, bias, *pool):
+    """Return batch, height, width and the floats of scratch; None where PyTorch computes. Raises RuntimeError for bad input."""
+    shape, kernel, window = x[0], (kernels.KERNEL_H, kernels.KERNEL_W), (kernels.POOL_H, kernels.POOL_W)
+    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-2:]))
     check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, *kernel))
     check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
-    batch, _, height, width = x.shape
-    if pool != [kernels.POOL_H, kernels.POOL_W] or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: a window of {pool} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * height >= 2**31 or x.numel() >= 2**39:
-        raise RuntimeError(f"{NAME}: a tensor of shape {list(x.shape)} needs more blocks than a grid has")
-    if x.is_cuda and capability(x.get_device())[0] != 9:
+    batch, _, height, width = shape
+    if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
+        raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
+    if batch * height >= 2**31 or math.prod(shape) >= 2**39:
+        raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
+    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2])[0] != 9:
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9 (Hopper); v4_tensor_core runs on 8.0 and later")
     if not kernels.is_served(width):
         limits = "widths of 32 * n, at most 8 channels in and 64 out, 9 taps, windows of an even width up to 8 and 16 pixels"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}, kernels up to one wider than the window")
+        return None
+    return batch, height, width, batch * (width // (96 * pool[1]) + 1) + 1024  # for tiles, and SMs: no GPU has as many
+
+
+def conv_pool_sum(kernels, x, weight, bias, pool):
+    found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
+    if found is None:
         return original(x, weight, bias, pool)
-    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
+    x, weight, bias, (batch, height, width, floats) = x.contiguous(), weight.contiguous(), bias.contiguous(), found
+    out = x.new_empty(batch)
     if batch:
         x = x.clone() if x.data_ptr() % 16 else x  # TMA reads 16 bytes at a time
-        scratch = x.new_empty(batch * (width // (96 * pool[1]) + 1) + 1024)  # for tiles, and SMs: no GPU has as many
-        launch(kernels.launch_conv_pool_sum, x, weight, bias, scratch, out, batch, height, width, is_strict())
+        launch(kernels.launch_conv_pool_sum, x, weight, bias, x.new_empty(floats), out, batch, height, width, is_strict())
     return out
 
 
@@ -753,15 +759,16 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        (kernel_h, kernel_w), pool = self.conv.kernel_size, self.avg_pool.kernel_size
-        pool_h, pool_w = (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": self.conv.in_channels, "OUT_CHANNELS": self.conv.out_channels}
+        conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
+        (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
+        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
         hopper = ("-gencode=arch=compute_90a,code=sm_90a",)  # load_inline would build for 9.0, which lacks wgmma
         return build(*self.sources, flags=hopper, **channels, **sizes)
 
     def operands(self, x):
-        return x, self.conv.weight, self.conv.bias, self.avg_pool.kernel_size
+        conv, pool = self._modules["conv"], self._modules["avg_pool"]  # self.conv takes nn.Module half a microsecond
+        return x, conv.weight, conv.bias, pool.kernel_size
 
     def forward(self, x):
         return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
@@ -773,15 +780,10 @@ LOADING = threading.RLock()  # the first calls of a model and of its replicas ma
 
 @functools.lru_cache(maxsize=None)
 def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` once a machine, and return the namespace in torch.ops of an operator, `forward`.
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
 
-    `text` is CUDA, or C++ without a kernel; `constants` become #defines. forward(kernels, *arguments) computes what the schema
-    says by the text's `extern "C"` functions, original(*arguments) the same by PyTorch, whose gradient it has without a `fused`
-    one. An edit of any of these gives another namespace, so that a notebook's cell can be run again. Raises what load_inline
-    raises, and RuntimeError before PyTorch 2.4.
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
     """
-    from torch.utils import cpp_extension
-
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
@@ -789,111 +791,126 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
         return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    is_cuda, load = "<<<" in text, cpp_extension.load_inline
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if is_cuda else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability()
-    functions = [fingerprint(each.__code__) for each in (forward, original, *fused)]
-    everything = text, schema, functions, flags, machine, torch.__version__, torch.version.cuda, sys.version_info
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if is_cuda:
-        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    else:
-        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            if not shutil.which("ninja"):  # in a virtual environment that is not activated
-                os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-            try:
-                path = load(namespace, is_python_module=False, **options)
-            except BaseException:  # an interrupted or failed build would count as done when the same text is run again
-                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(namespace, None)
-                raise
-            if not path:  # from some releases
-                path = os.path.join(cpp_extension._get_build_directory(namespace, False), namespace + cpp_extension.LIB_EXT)
-            kernels = ctypes.CDLL(path)
-            device = "cuda" if is_cuda and not getattr(load, "emulates_cuda", False) else "cpu"
-            vars(kernels).update(constants, device=device)
-            types = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # or else a pointer
-            for result, function, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-                if hasattr(kernels, function):  # the text may leave it out for these constants
-                    words = [re.match(r"\s*(\w+) \w", each) for each in parameters.split(",") if each]
-                    getattr(kernels, function).argtypes = [types.get(word and word[1], ctypes.c_void_p) for word in words]
-                    getattr(kernels, function).restype = types[result]
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
             operators.registered = register(namespace, schema, kernels, forward, original, fused)
     return namespace
 
 
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
 def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator for every device, whose tensors meet forward's checks; without `fused` its gradient is PyTorch's."""
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
             warn(f"{namespace[:-11]}: {original.__doc__}")
-            ctx.others = [None if isinstance(each, torch.Tensor) else each for each in arguments]
-            ctx.save_for_backward(*[each for each in arguments if isinstance(each, torch.Tensor)])
-            return below_autograd(keys, *arguments)
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
             again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
             with torch.enable_grad():
-                # Views, so that each gradient is a partial one where an argument depends on another.
-                given = iter([each.view_as(each) if again else each.detach().requires_grad_() for each in ctx.saved_tensors])
-                arguments = [next(given) if other is None else other for other in ctx.others]
-                wanted = [each for each, needed in zip(arguments, needs, strict=True) if needed]
-                found = iter(torch.autograd.grad(original(*arguments), wanted, grad, create_graph=again))
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]
 
-    def below_autograd(keys, *arguments):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys, *arguments)
-
     def autograd(keys, *arguments):
-        keys = keys & torch._C._after_autograd_keyset
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return Gradient.apply(keys, *arguments)
-        if keys.highestPriorityTypeId() in backends:  # the dispatcher would do the same, and takes longer
-            return forward(*arguments)
-        return below_autograd(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
 
-    library, backends = torch.library.Library(namespace, "DEF"), (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    forward = functools.partial(forward, kernels)
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
     operator = getattr(torch.ops, namespace).forward.default
     if fused:
         Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
     torch.library.register_fake(f"{namespace}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if hasattr(torch.library, "register_autocast") else ():  # before PyTorch 2.6: refused
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
         torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
     return library
 
 
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
 def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor is float32, of this shape, and beside `place`, where the kernels run."""
-    is_there = (tensor.is_cuda if kernels.device == "cuda" else tensor.is_cpu) and tensor.get_device() == place.get_device()
-    if not is_there or tensor.dtype is not torch.float32 or tensor.shape != shape:
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        got = f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {got}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
 
 
 def launch(function, *arguments):
-    """Call a function of `kernels`, tensors for pointers, on the first one's device and its current stream."""
-    place = arguments[0]
-    arguments = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-    if not place.is_cuda:  # a function that takes no stream, or the emulator's, which has one
-        code = function(*arguments, *[None] * (len(function.argtypes) - len(arguments)))
-    elif place.get_device() == torch.cuda.current_device():
-        code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
-    else:
-        with torch.cuda.device(place.device):
-            code = function(*arguments, torch._C._cuda_getCurrentRawStream(place.get_device()))
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
     if code:
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
@@ -914,26 +931,23 @@ def warn(text):
 def main():
     from torch.utils import benchmark, cpp_extension
 
-    # Where the playground's emulator stands in for the compiler, the kernel runs on CPU tensors; small ones, as it takes long.
-    emulated, on_cpu = getattr(cpp_extension.load_inline, "emulates_cuda", False), "_cpu_" in NAME
-    if not (emulated or on_cpu or torch.cuda.is_available()):
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    device = "cpu" if emulated or on_cpu else "cuda"
     model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
     with torch.no_grad():
-        model.double()
-        exact = torch.cat([original(*model.operands(part.double())) for part in x.split(16)])
-        model.float()
-        error = ((model(x) - exact).abs().max() / exact.std()).item()
-        verdict = "right" if error <= limit else "wrong"
-        print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict};", end=" ")
-        if emulated or verdict == "wrong":
-            return print(f"not timed{f': under the emulator, on an input of {tuple(x.shape)}' if emulated else ''}")
-        functions = model, lambda x: original(*model.operands(x))
-        timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
-        print("{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers]))
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 
 
 if __name__ == "__main__":

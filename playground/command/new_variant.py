@@ -1,30 +1,24 @@
 """compare.py --new: a new variant's file that is right at once, to start from.
 
 A CUDA variant of one of the project's models starts as a copy of its v1, the simplest kernel of the ladder. Any other start is
-the original itself with a copy of its result behind it. The files in templates/ hold all of that but `build` and its lock,
-which are the same in all variants and taken from one.
+the original itself with a copy of its result behind it. The files in templates/ hold all of that.
 """
 
 import ast
 import re
-from pathlib import Path
 from string import Template
 
 from playground import catalog
 from playground.catalog import CatalogError
+from playground.command.shared_text import TEMPLATES, helpers
 
-TEMPLATES = Path(__file__).parent / "templates"
-EXEMPLAR = catalog.KERNELS / "alexnet_conv1" / "v1_direct.py"  # has the `build` that all files share
 # A docstring's beginning: title and first paragraphs, up to the first heading, which has an indented text below.
-BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S.*\n {4}\S)', re.DOTALL)
+BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S[^\n]*\n {4}\S)', re.DOTALL)
 START = '''"""{model}, {number}: a start, the kernel of {parent}, to be changed.
 
-Like v1, so far: written by compare.py --new, right at once. Say here what it is like and what is new ("Like v2, but ..."), and
-rewrite the sections below, which are v1's, with the kernel.'''
+Like v1, so far. Say what is new ("Like v2, but ...") here, and below, where all is v1's. Written by compare.py --new.'''
 NAME = re.compile(r"(v[1-9][0-9]*|cpu)(_[a-z0-9]+)+")
 CLAIMS = {"optimized", "optimised", "final", "fast", "best", "new"}
-# Of what a variant's file defines.
-OWN_NAMES = {"NAME", "CUDA", "CPP", "BINDING", "BUILDING", "ModelNew", "build", "register", "main"}
 NEEDED = {"Model", "get_inputs", "get_init_inputs"}
 
 
@@ -70,14 +64,6 @@ def _next_number(model):
     return max(numbers, default=0) + 1
 
 
-def _build_text():
-    text = EXEMPLAR.read_text(encoding="utf-8")
-    body = ast.parse(text).body
-    (index,) = [index for index, node in enumerate(body) if isinstance(node, ast.FunctionDef) and node.name == "build"]
-    lock, function = body[index - 1 : index + 1]
-    return "".join(text.splitlines(keepends=True)[lock.lineno - 1 : function.end_lineno])
-
-
 def _copied_text(model, parent, name):
     """The text of the variant `parent`, with the new one's NAME and a docstring that says whose kernel it is."""
     text = parent.path.read_text(encoding="utf-8")
@@ -91,26 +77,28 @@ def _wrapping_text(model, name):
     identifier = re.sub(r"\W", "_", f"{model.name}_{name}")
     identifier = identifier if identifier.isidentifier() else f"problem_{identifier}"
     values = {"model": model.name, "file": model.path.name, "identifier": identifier, "original": original, "future": future}
-    template = TEMPLATES / f"any_problem.{'cpu' if name.startswith('cpu_') else 'cuda'}.txt"
-    text = template.read_text(encoding="utf-8")
-    return Template(text).substitute(name=name, number=name.split("_")[0], build=_build_text(), **values)
+    values |= {"number": name.split("_")[0], "shared": f"{helpers().rstrip()}\n\n"}
+    values["compare"] = (TEMPLATES / "any_problem.compare.txt").read_text(encoding="utf-8")
+    kind = "cpu" if name.startswith("cpu_") else "cuda"
+    template = Template((TEMPLATES / f"any_problem.{kind}.txt").read_text(encoding="utf-8"))
+    own = template.substitute(values | {"original": "", "future": ""})
+    if clash := ", ".join(sorted(_defined_in(original) & _defined_in(own))):
+        raise CatalogError(f"{model.path.name} defines {clash}, as the new file itself must: rename it there")
+    return template.substitute(values)
 
 
 def _original_text(path):
     """(a problem's text without its docstring and its __main__ block, its __future__ imports), which both go into the new file.
 
-    Raises CatalogError for a file that lacks what a problem has, or that defines what a variant's file defines.
+    Raises CatalogError for a file that lacks what a problem has.
     """
     text = path.read_text(encoding="utf-8")
     try:
         body = ast.parse(text).body
     except SyntaxError as error:
         raise CatalogError(f"{path.name} is not Python: {error}") from None
-    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)} | set(catalog.constants(path))
-    if missing := NEEDED - defined:
+    if missing := NEEDED - _defined_in(text):
         raise CatalogError(f"{path.name} does not define {', '.join(sorted(missing))}, so it is no problem to start from")
-    if clash := defined & OWN_NAMES:
-        raise CatalogError(f"{path.name} defines {', '.join(sorted(clash))}, as the new file itself must: rename it there")
     lines = text.splitlines()
     future = []
     for index, node in reversed(list(enumerate(body))):
@@ -123,12 +111,21 @@ def _original_text(path):
     return "\n".join(lines).strip(), "".join(f"{line}\n" for line in [*future, ""] if future)
 
 
+def _defined_in(text):
+    """The names of functions, classes and variables at the top level of a Python text."""
+    body = ast.parse(text).body
+    assigned = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    names = {node.id for target in assigned for node in ast.walk(target) if isinstance(node, ast.Name)}
+    return names | {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
 def _is_main(node):
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
-def next_commands(model, path):
-    """The two commands that come next, one a line: look at the start, and later compare an edit with it."""
+def next_commands(model, path, is_timed):
+    """Return the two commands that come next: judge the start; then compare an edit with it, or judge it at each save."""
     is_own = path.parent == catalog.KERNELS / model.name
     named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
-    return [f"python compare.py {named} --json start.json", f"python compare.py {named} --against start.json"]
+    options = ("--json start.json", "--against start.json") if is_timed else ("", "--watch")
+    return [f"python compare.py {named} {option}".rstrip() for option in options]

@@ -1,8 +1,8 @@
 """What all variants of the project write alike: python -m playground.command.shared_text writes it into their files.
 
 Of templates/, tail.txt ends each file, and fused.txt stands before it in those with a gradient of their own. device.txt has
-small device functions and PTX wrappers, separated by empty lines: where a file defines a function of one's name, it is that
-text. --check names the files that differ, with exit status 1.
+small device functions, PTX wrappers and the macros in those, separated by empty lines: where a file defines one of these names,
+it is that text, with the comment above it. --check names the files that differ, with exit status 1.
 """
 
 import argparse
@@ -15,13 +15,19 @@ from playground import catalog
 TEMPLATES = Path(__file__).parent / "templates"
 FIRST_LINE = "# ---- From here on all files have the same text"  # the tail's
 FUSED = "# ---- A gradient of its own"
-NAME = re.compile(r"^(?:template <[^\n]*>\n)?(?:__device__|DEVICE)[^\n(]*?(\w+)\(", re.MULTILINE)
+NAME = re.compile(r"^(?:#define |(?:template <[^\n]*>\n)?DEVICE[^\n(]* )(\w+)(?=\(| )", re.MULTILINE)
 
 
 def tail(text=""):
     """Return what ends a file of that text."""
     names = ["fused.txt"] * (FUSED in text) + ["tail.txt"]
     return "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+
+
+def helpers():
+    """Return the tail without its first line, which calls for the latest text, and without `main`."""
+    text = tail()
+    return text[text.index("\n") + 1 : text.index("def main():")]
 
 
 def device_functions():
@@ -35,15 +41,19 @@ def as_shared(text):
     if FIRST_LINE not in text:
         return text
     text = text[: text.index(FUSED if FUSED in text else FIRST_LINE)] + tail(text)
+    has_macro = "#define DEVICE" in text
     for name, block in device_functions().items():
+        block = block if has_macro else block.replace("DEVICE", "__device__ __forceinline__")
         text = _own_definition(name).sub(lambda _, block=block: block + "\n", text)
     return text
 
 
 def _own_definition(name):
-    """Return a pattern for that device function and the comment above it, up to its brace: in one line, or at the left edge."""
-    head = rf"(?:^//[^\n]*\n)*^(?:template <[^\n]*>\n)?(?:__device__|DEVICE)[^\n(]*?\b{name}\([^;{{]*?\{{"
-    return re.compile(rf"{head}(?:[^\n]*\}}\n|[^\n]*\n(?:(?!\}})[^\n]*\n)*\}}\n)", re.MULTILINE)
+    """Return a pattern for that macro or device function with the comment above it; a function ends on its line or at `}`."""
+    comment = r"(?:^//(?! ----)[^\n]*\n)*"
+    head = rf"^(?:template <[^\n]*>\n)?(?:__device__|DEVICE)[^\n(]*?\b{name}\([^;{{]*?\{{"
+    function = rf"{head}(?:[^\n]*\}}\n|[^\n]*\n(?:(?!\}})[^\n]*\n)*\}}\n)"
+    return re.compile(rf"{comment}(?:{function}|^#define {name}\b(?:[^\n]*\\\n)*[^\n]*\n)", re.MULTILINE)
 
 
 def different():

@@ -375,7 +375,7 @@ class Runner:
         with self._making_room:
             if id(task) not in self._rooms:
                 if task.place == "emulator":
-                    _make_emulator()
+                    _make_emulator(task.variant.path)
                 self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
             _, room = self._rooms[id(task)]
             return room
@@ -622,10 +622,10 @@ def blank_result(task):
 
 
 @functools.cache
-def _make_emulator():
-    """Make what all emulated files share, which a file in a sandbox can read and not write. What is missing it makes itself."""
-    command = [sys.executable, "-c", "import cuda_emulator; cuda_emulator.make_own()"]
-    subprocess.run(command, cwd=catalog.ROOT, capture_output=True)
+def _make_emulator(file):
+    """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
+    program = "import sys, cuda_emulator; cuda_emulator.install(mode='check', source_file=sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, file], cwd=catalog.ROOT, capture_output=True)
 
 
 def roomy_folder():

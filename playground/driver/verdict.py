@@ -8,8 +8,9 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 import functools
 from dataclasses import asdict, dataclass, replace
 
-from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
+from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named
 from playground.judge.checks import BY_NAME, CAVEATS, CONDUCT, DROP_IN, FORWARD, TRIALS, WATCHED
+from playground.judge.diagnosis import names_one
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
@@ -120,6 +121,9 @@ class _Case:
         self._declared = result["variant_precision"]
         self._outputs = truth.answers(worker) / f"outputs-{worker.pid}"
         self._uniform = set()  # probes on which the outputs are the same everywhere
+        self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
+        self._left = set()  # probes on which it is not
+        self._asked_for_backward = False
         watched = WATCHED if result["ran_on"] == "cuda" else WATCHED[:1]
         for check in (*CONDUCT, *watched):
             self._check["behaviour"][check.name] = {"complaint": None, "note": None}
@@ -236,9 +240,9 @@ class _Case:
 
     @property
     def _rejects_reduced(self):
-        """Whether the variant refuses the reduced size, or is wrong there."""
+        """Whether the variant refuses the reduced size, is wrong there, or leaves it to PyTorch."""
         note = self._check["probes"].get("normal", {}).get("note")
-        return (note or "").startswith(REFUSES) or self._is_wrong("normal")
+        return (note or "").startswith(REFUSES) or self._is_wrong("normal") or "normal" in self._left
 
     def _probe(self, probe):
         """Outputs on one probe, and gradients where it has any. All but those of the problem's own inputs may be refused."""
@@ -250,7 +254,9 @@ class _Case:
         if ran["refused"]:
             return self._note_probe(probe, f"{REFUSES}{ran['refused']}")
         if probe == "own":
-            self._result["peak_mib"] = ran["peak_mib"]
+            self._result["peak_mib"], self._works = ran["peak_mib"], bool(ran["handed_memory"])
+        if self._works and ran["handed_memory"] == 0 and not required:
+            self._leave(probe)
         if not required and (failed := ran["complaints"].pop("launch", None)):
             self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
@@ -269,6 +275,7 @@ class _Case:
         if required:
             _keep_worst(self._check, compared)
             if entry["complaint"]:
+                entry["complaint"] += self._cause_in_strides(probe)
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
                 if "state" in self._truth.habits:
                     return self.complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
@@ -280,6 +287,22 @@ class _Case:
         if prepared["differentiable"] and not self._is_gradient_wrong:
             self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None
+
+    def _leave(self, probe):
+        """Say, once a size, that PyTorch computes it: no fault, and no work of the variant's."""
+        if size_of(probe) not in map(size_of, self._left):
+            said = {"batch 1": "at batch size 1", "odd": "at odd sizes"}.get(size_of(probe), f"at the {size_of(probe)} size")
+            self.complain("sizes", f"PyTorch computes it {said}", None)
+        self._left.add(probe)
+
+    def _cause_in_strides(self, probe):
+        """'; ...' where the outputs are right once the file's own code is given contiguous tensors; "" where they are not."""
+        if probe != "own":
+            return ""
+        strided = self._ask("made_contiguous", inputs=self._truth.inputs(probe))["strided"]
+        if not strided or self._compare("outputs", probe, remark=False)["complaint"]:
+            return ""
+        return f"; {strided} is not contiguous, and its data_ptr is read as if it were: right with .contiguous()"
 
     def _graded(self, probe, compared):
         """The comparison on a probe of the problem's own inputs; keeps the class of accuracy, and permits what that does.
@@ -297,7 +320,9 @@ class _Case:
         found = self._truth.grade(probe, str(self._outputs))
         if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
             self._result["accuracy"] = (worst or {}) | {"class": found} | figures
-        complaint = f"{compared['complaint']} (accuracy: {found})" if found != WRONG else compared["complaint"]
+        complaint = compared["complaint"]
+        if found != WRONG and not names_one(complaint):
+            complaint += f" (accuracy: {named(found)})"
         if self._declared is None and found == FLOAT32:
             self._declared = FLOAT32
         elif self._may_accept(compared["max_error"]):
@@ -409,7 +434,11 @@ class _Case:
                 self.complain("wrong-gradient", complaint, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
         if in_training:
-            self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
+            return self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
+        if self._works and not self._asked_for_backward and probe not in self._left:
+            self._asked_for_backward = True
+            if self._ask("backward_work", inputs=self._truth.inputs(probe))["own"] is False:
+                self.complain("gradient", "PyTorch's", None)
 
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
@@ -444,7 +473,7 @@ class _Case:
         Where the output is the same everywhere, such as the zeros of a ReLU, an old result is right, and so is none.
         """
         names = ("normal", "ramp", "impulse", "large")
-        reduced = [name for name in names if name in self._passed]
+        reduced = [name for name in names if name in self._passed and name not in self._left]
         own = [name for name in (*(name + AT_OWN_SIZE for name in names), *FORWARD_PROBES) if name in self._passed]
         pairs = [sorted(group, key=self._uniform.__contains__)[:2] for group in (reduced, own) if len(group) > 1]
         return min(pairs, key=lambda pair: len(self._uniform & set(pair)))

@@ -218,7 +218,7 @@ TIMED_KEYS = {
         "control?": Keys(RATIO.keys, null=True, rule=RATIO.rule),
     },
     **{"baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
-    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?"), Maybe(number)),
+    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), Maybe(number)),
     **{"clocks?": anything, "notes?": Maybe(texts), "graphed?": _Graphed(), "not_graphed?": Maybe(texts)},
 }
 TIMINGS = Keys(TIMED_KEYS, null=True)
@@ -270,7 +270,6 @@ RESULT = Keys(
         **TIMED_KEYS,
         # Of a result the floor has to be known, or null.
         **{"floor_ms": Maybe(number), "floor_bound": Maybe(one_of(*BOUNDS)), "training": Each(TIMINGS, is_sorted=True)},
-        "code_same_as?": Keys({"code_sha256": text, "compared_with": text}, null=True),
         "shared_limit_kb?": Maybe(number),
     },
     rule=_rules,

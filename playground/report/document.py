@@ -90,17 +90,11 @@ def is_stale(result, variant_file, model_file):
 def has_changed(result, now):
     """Whether a result is stale beside `now`, another result or the hashes of the present files.
 
-    It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one. A result may
-    name another file besides the measured one, of which compilers make the same: "code_same_as" (tests/kernels/same_sass.py).
+    It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one.
     """
     models = {each.get("model_sha256") for each in (result, now)} - {None}
-    if "code_sha256" not in result or "code_sha256" not in now:
-        return result["source_sha256"] != now["source_sha256"] or len(models) > 1
-    return _codes(result).isdisjoint(_codes(now)) or len(models) > 1
-
-
-def _codes(result):
-    return {result["code_sha256"], (result.get("code_same_as") or result)["code_sha256"]}
+    key = "code_sha256" if "code_sha256" in result and "code_sha256" in now else "source_sha256"
+    return result[key] != now[key] or len(models) > 1
 
 
 def validate(document):

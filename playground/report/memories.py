@@ -97,7 +97,7 @@ PICTURES = {
         Box("D3", "weights", 16 * 216 * 4, "16 x 216", "S3", "once, by all"),
         Box("S3", "weights", 216 * 8 * 4, "216 x 8 channels", "R3", "24 of 3 taps"),
         Box("R3", "sums", 128 * 64 * 4, "8 x 8 a thread", "R5", "scanned in order"),
-        Box("R5", "maxima", 128 * 8 * 8, "8 with index a thread", "S5", "shuffles"),
+        Box("R5", "maxima", 128 * 8 * 4, "8 a thread", "S5", "shuffles"),
         Box("S5", "sums of warps", 160, "8 x 4, totals, a flag", "D5", "8 threads"),
         Box("D5", "sums of blocks", 128 * 53 * 2 * 8 * 4, "13,568 x 8"),
     ),

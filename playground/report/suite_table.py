@@ -1,7 +1,10 @@
 """A suite on the terminal: a line a pair as soon as it is judged, then what all of them come to."""
 
+import collections
+
 from rich.text import Text
 
+from playground.judge.accuracy import named as accuracy_named
 from playground.report import against, document, suite
 from playground.report.figures import (
     NOTHING,
@@ -18,6 +21,7 @@ from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 
 RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
+BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
 TITLES = {key: title for title, key in document.STANDARDS.items()}
 
 
@@ -55,8 +59,8 @@ def _line(result):
         parts.append(with_unit(result["time_ms"]["median"], " ms"))
         ratios = [f"{with_unit(over[name]['ratio'], 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]
         parts += [", ".join(ratios) + (f" ({label(result, 'in ')})" if label(result) else "")] if ratios else []
-    if kind := suite.accuracy_class(result):
-        parts.append(f"accuracy: {kind}")
+    if result["verdict"] in TIMED and (kind := suite.accuracy_class(result)):
+        parts.append(f"accuracy: {accuracy_named(kind)}")
     if differs := suite.own_check(result):
         parts.append(differs)
     if tags := [each["tag"] for each in result.get("caveats") or []]:
@@ -64,7 +68,8 @@ def _line(result):
     if result["time_ms"] and (why := why_not_measured(result)):
         parts.append(f"speed-up not measured: {why}")
     if result["verdict"] not in TIMED:
-        parts = [result["reason"], *parts]
+        by_seed = [each["text"] for each in result.get("caveats") or [] if each["tag"] == BY_SEED]
+        parts = [*by_seed, result["reason"], *parts]
     return line.append(f": {'; '.join(map(one_line, parts))}") if parts else line
 
 
@@ -92,7 +97,10 @@ def show(summary, console):
 def remarks(summary):
     """How often which caveat and which accuracy was seen, and what else is to be known of the figures."""
     for what in ("caveats", "accuracy"):
-        if counted := summary[what]:
+        counted = collections.Counter()
+        for tag, count in (summary[what] or {}).items():
+            counted[accuracy_named(tag)] += count
+        if counted:
             yield f"{what}: {', '.join(f'{tag} {count}' for tag, count in counted.items())}"
     if lower := summary["lower_precision"]:
         yield f"right in a lower precision than the problem's: {lower}"

@@ -23,13 +23,10 @@ from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
+from playground.worker.interface import WrongInterface, misfit, place_of
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
-
-
-class WrongInterface(Exception):
-    """The variant declares what there is not, or its parameters are not those of the original."""
 
 
 class Candidate(Clocked):
@@ -118,7 +115,9 @@ class Candidate(Clocked):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
             return tensors.make_model(self.problem, self.kind, seed, self.device)
-        except REFUSALS:
+        except REFUSALS as error:
+            if complaint := misfit(error, self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
+                raise complaint from None
             if not self._may_emulate_device:
                 raise
             self.kind, self.emulates_device = _on_emulated_device(self.kind), True
@@ -161,18 +160,20 @@ class Candidate(Clocked):
         return {"lines": {str(line): count for line, count in emulator.accepted_races().items()} if self.emulator else {}}
 
     def run(self, inputs, outputs, poison, may_refuse):
-        """Forward on the probe in one file; the outputs go to another. Returns {"peak_mib", "complaints", "refused", "form"}.
+        """Forward on the probe in one file; the outputs go to another.
 
-        With `poison`, memory that torch hands out uninitialised is NaN, so that an element that is not written shows. (The
-        emulator sees such elements by itself.) "complaints" are {check: reason} of what the call did besides. With
-        `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then. "form" is the outputs',
-        see tensors.form.
+        Returns {"peak_mib", "complaints", "refused", "form", "handed_memory"}. With `poison`, memory that torch hands out
+        uninitialised is NaN, so that an element that is not written shows. (The emulator sees such elements by itself.)
+        "complaints" are {check: reason} of what the call did besides. With `may_refuse`, an exception is no failure but the
+        reason in "refused"; there are no outputs then. "form" is the outputs', see tensors.form. "handed_memory" is how many
+        calls of the variant's own code were given tensors, None where not all of them would be seen.
         """
         self._next_schedule()
         probe = self.probe_in(inputs)
         given = tensors.to(probe["inputs"], self.device)
-        answer = {"peak_mib": None, "complaints": {}, "refused": None, "form": None}
-        with self._under(probe, poison):
+        answer = {"peak_mib": None, "complaints": {}, "refused": None, "form": None, "handed_memory": None}
+        own = self.builds.own
+        with self._under(probe, poison), own.counted():
             tensors.seed_draws()
             conduct = behaviour.Conduct(self.model, given)
             forward = functools.partial(self._forward, given, probe["evaluates"])
@@ -185,6 +186,7 @@ class Candidate(Clocked):
                 return answer
             pending = self._complaints()  # first, or else what compares on the GPU raises the error of a failed launch
             answer["complaints"], answer["form"] = conduct.complaints(result) | pending, self.form
+        answer["handed_memory"] = own.handed_memory if own.hears_all() else None
         tensors.save_results(Results(tensors.in_float32(result) if probe["autocast"] else result), outputs)
         return answer
 
@@ -254,6 +256,21 @@ class Candidate(Clocked):
             answer["spoiled"] = self._without(written, given, outputs, written.check)
             answer["own_calls"] = written.count
         return answer
+
+    def made_contiguous(self, inputs, outputs):
+        """Return {"strided": the first tensor that the file's own code was given and that is not contiguous, or None}.
+
+        Where there is one, the outputs of a call in which all of them are made contiguous go to a file.
+        """
+        given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
+        own = self.builds.own
+        with own.watched(contiguous=True):
+            tensors.seed_draws()
+            try:
+                tensors.save_results(Results(self._forward(given)), outputs)
+            except REFUSALS:
+                return {"strided": None}
+        return {"strided": own.strided}
 
     def _without(self, spoiling, given, outputs, look=lambda results: None):
         """Save what the model gives while `spoiling` is in force; returns whether it gives anything."""
@@ -353,6 +370,27 @@ class Candidate(Clocked):
             in_part = self._in_part(functools.partial(differentiated, self.model, values, upstream), wanted, gradients)
         return {"unsupported": None, "failed": None, "complaints": complaints, "in_part": in_part}
 
+    def backward_work(self, inputs, outputs):
+        """Return {"own": whether the variant's own code runs in a backward pass; None where it might without being seen}."""
+        given = self.probe_in(inputs)
+        values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
+        own, before = self.builds.own, 0
+        names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
+        with own.counted(), contextlib.ExitStack() as stack:
+
+            def between(outputs):
+                nonlocal before, kernels
+                own.handed_memory, before = 0, len(emulator.launches()) if self.emulator else 0
+                kernels = stack.enter_context(work.kernels_launched()) if self.device.type == "cuda" else []
+
+            kernels = []
+            tensors.gradients(self.model, values, upstream, given["wanted_inputs"], between)
+            self._synchronize()
+        launched = work.own_share(kernels, names) or (self.emulator and len(emulator.launches()) > before)
+        seen = bool(own.handed_memory or launched)
+        is_seen = own.hears_all() or self.emulator or self.device.type == "cuda"
+        return {"own": seen if seen or is_seen else None}
+
     def _in_part(self, differentiated, wanted, gradients):
         """What is wrong with gradients of the parameters alone, and of the wanted inputs alone, beside those of all."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -410,10 +448,18 @@ class Candidate(Clocked):
             self.emulator.configure(schedule=next(self.schedules))
 
     def _forward(self, inputs, evaluates=False):
-        with torch.no_grad():
-            result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
+        try:
+            with torch.no_grad():
+                result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
+        except (TypeError, NotImplementedError) as error:
+            raise misfit(error, self.kind, "forward", inputs, "get_inputs") or error from None
         self._synchronize()
-        flat, self.form = tensors.flatten(result), tensors.form(result)
+        if result is None:
+            raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
+        try:
+            flat, self.form = tensors.flatten(result), tensors.form(result)
+        except TypeError as complaint:
+            raise WrongInterface(f"{place_of(self.kind, 'forward')}{complaint}") from None
         return flat
 
     def _synchronize(self):

@@ -25,7 +25,10 @@ FORMS = {
     "candidate.build": {"seconds": optional_amount, "built": bool},
     "candidate.device_code": {"texts": [{"text": str, "flags": [str]}], "capability": OPTIONAL_TEXT},
     "candidate.accepted_races": {"lines": {int}},
-    "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT, "form": OPTIONAL_TEXT},
+    "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT, "form": OPTIONAL_TEXT}
+    | {"handed_memory": optional_amount},
+    "candidate.backward_work": {"own": (bool, type(None))},
+    "candidate.made_contiguous": {"strided": OPTIONAL_TEXT},
     "candidate.differentiate": {
         "unsupported": OPTIONAL_TEXT,
         "failed": OPTIONAL_TEXT,

@@ -17,15 +17,11 @@ GUARD = re.compile(r"if \((index|window|k) >= ([\w* ]+)\) return;")
 LOOP = re.compile(r"for \((?:int|int64_t|unsigned) (\w+) = threadIdx\.x; \1 < ([^;]+);")
 # For asynchronous copies and matrix products. (Kernels run one after the other: griddepcontrol waits for nothing.)
 WAIT = re.compile(
-    r"(?<=[\s{])(?!griddepcontrol)((?:\w+\.)?(?:wait\w*|\w+_(?:wait|wait_all|acquire)|\w*mma_wait<\d>|\w*store_wait_read<\d>)\([^;{}]*\));"
+    r"(?<=[\s{])(?!griddepcontrol)((?:\w+\.)?(?:wait\w*|\w+_(?:wait|wait_all|acquire)|\w*mma_wait(?:_group)?<\d>|\w+_wait_read<\d>)\([^;{}]*\));"
 )
-# Between these stands what does not run at the emulator's sizes and on its device, or writes to another part of one dynamic
-# shared array, which is not noticed.
-NOT_SHOWN = {
-    ("conv3d_div_max_gap_bias_sum", "v5_hopper"): ("= all other shapes\n", "= launchers\n"),
-    ("conv_pool_sigmoid_sum", "v5_hopper"): ("store_weights(t.weight, memory", "biases[o] ="),
-    ("conv_pool_sigmoid_sum", "training_tensor_core"): ("if constexpr (KEPT) {\n", "biases[o] ="),
-}
+# Whose last loop fills a part of the one dynamic shared array: a step too many writes to the next part, which is not noticed,
+# so it has one too few.
+ONE_SHORT = {("conv_pool_sigmoid_sum", "v5_hopper"), ("conv3d_div_max_gap_bias_sum", "v4_tensor_core")}
 # What shows only when a buffer is used again: {(model, variant): {what: (text, what stands in its place)}}.
 IN_LATER_ROUNDS = {
     ("conv3d_div_max_gap_bias_sum", "v5_hopper"): {
@@ -54,19 +50,14 @@ def own(pattern, model, variant):
     model."""
     text = variant.path.read_text()
     lines = text.splitlines()
-    order = sorted(cuda_variants(model), key=lambda each: (each.name.startswith("training"), each.name))  # of the ladder
+    order = cuda_variants(model)  # of the ladder
     earlier = [each.path.read_text() for each in order[: [each.name for each in order].index(variant.name)]]
 
     def is_inherited(match):
         number = text[: match.start()].count("\n")
         return any("\n".join(lines[number - 2 : number + 3]) in other for other in earlier)
 
-    found = [match for match in pattern.finditer(text) if not is_inherited(match)]
-    if marks := NOT_SHOWN.get((model.name, variant.name)):
-        first = text.index(marks[0])
-        last = text.index(marks[1], first)
-        found = [match for match in found if not first < match.start() < last]
-    return found
+    return [match for match in pattern.finditer(text) if not is_inherited(match)]
 
 
 def evenly(found):
@@ -86,7 +77,7 @@ def planted(model, variant):
     for match in own(GUARD, model, variant)[:1]:
         edits.append(("guard", match.span(), f"if ({match[1]} > {match[2]}) return;"))
     for match in own(LOOP, model, variant)[-1:]:
-        edits.append(("index", match.span(2), f"{match[2]} + 1"))
+        edits.append(("index", match.span(2), f"{match[2]} {'-' if (model.name, variant.name) in ONE_SHORT else '+'} 1"))
     for what, (old, new) in IN_LATER_ROUNDS.get((model.name, variant.name), {}).items():
         assert text.count(old) == 1, f"{variant.name} no longer has `{old}` once"
         edits.append((what, (text.index(old), text.index(old) + len(old)), new))
@@ -141,10 +132,10 @@ def assert_planted_mistakes_are_reported(found, model, variant):
     assert mistakes
     for what, line, _ in mistakes:
         result = found[variant.name, what]
-        verdicts = [result["verdict"]]
-        if variant.name.startswith("training"):  # what only a backward pass shows costs drop-in
-            verdicts.append(result["standards"]["drop_in"]["verdict"])
-        assert "fail" in verdicts, f"{what} in line {line}: {result['reason']}"
+        # What only a backward pass shows costs drop-in.
+        standard = result["standards"]["drop_in" if variant.name.startswith("training") else "forward"]
+        assert standard["verdict"] == "fail", f"{what} in line {line}: {result['reason']}"
         (finding,) = result["findings"]
+        assert any(finding in reason for reason in standard["reasons"]), f"{what} in line {line}: {standard['reasons']}"
         kind = KINDS[what.rstrip("0123456789")]
         assert re.search(rf"{variant.name}_{what}\.py:\d+: .*({kind})", finding), finding

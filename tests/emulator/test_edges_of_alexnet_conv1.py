@@ -1,4 +1,4 @@
-"""alexnet_conv1 at what the judge does not ask for: wrong arguments of the operators, replicas, vmap, higher derivatives.
+"""alexnet_conv1 at what the judge does not ask for: wrong arguments of the operator, replicas, vmap, higher derivatives.
 
 Each variant runs in a process of its own, the CUDA ones under the emulator, with a small layer in the place of conv1.
 """
@@ -12,7 +12,6 @@ pytestmark = pytest.mark.full
 
 MODEL = catalog.find_model("alexnet_conv1")
 VARIANTS = [variant.name for variant in catalog.variants(MODEL)]
-FORWARD_ONLY = {"v1_direct"}
 
 START = f"""{apart.ASSERTIONS}
 import contextlib
@@ -40,20 +39,20 @@ with emulated if variant.backend == "cuda" else contextlib.nullcontext():
     plain = new.conv1  # PyTorch's own, of the same parameters
     operators = getattr(torch.ops, new.namespace())
     x, weight, bias = torch.randn(2, 2, 15, 19), plain.weight.detach(), plain.bias.detach()
-    grad = torch.randn_like(operators.conv2d(x, weight, bias, STRIDE, PADDING))
+    grad = torch.randn_like(operators.forward(x, weight, bias, STRIDE, PADDING))
 """
 
 FORWARD = """
-    wrong_lists = [], [4], [4, 4, 4], [-1, 1]
     def conv2d(x=x, weight=weight, bias=bias, stride=STRIDE, padding=PADDING):
-        return operators.conv2d(x, weight, bias, stride, padding)
+        return operators.forward(x, weight, bias, stride, padding)
 
-    for wrong in wrong_lists:
+    for wrong in [], [4], [4, 4, 4], [-1, 1]:
         refused(str(wrong), lambda: conv2d(stride=wrong))
         refused(str(wrong), lambda: conv2d(padding=wrong))
-    refused("to be a tensor, got None", lambda: conv2d(weight=None))
-    refused("Double", lambda: conv2d(bias=bias.double()))
+    refused("expected bias as", lambda: conv2d(bias=bias.double()))
     refused("3", lambda: conv2d(bias=bias[:3]))
+    refused("expected", lambda: conv2d(weight=weight[0]))
+    refused("expected x as", lambda: conv2d(x=x[0]))
     all_agree([conv2d(bias=None)], [torch.nn.functional.conv2d(x, weight, None, STRIDE, PADDING)])
     with torch.no_grad():
         without = with_layer(ModelNew(), bias=False)
@@ -62,27 +61,6 @@ FORWARD = """
 """
 
 BACKWARD = """
-    chooses = "wanted" in str(operators.parameter_grads.default._schema)
-    def parameter_grads(grad=grad, x=x, weight=weight, stride=STRIDE, padding=PADDING):
-        wanted = [[True, True]] if chooses else []
-        return operators.parameter_grads(grad, x, weight, stride, padding, *wanted)
-
-    def input_grad(grad=grad, x=x, weight=weight, stride=STRIDE, padding=PADDING):
-        return operators.input_grad(grad, x, weight, stride, padding)
-
-    for operator in parameter_grads, input_grad:
-        operator()
-        for wrong in wrong_lists:
-            refused(str(wrong), lambda: operator(stride=wrong))
-            refused(str(wrong), lambda: operator(padding=wrong))
-        refused("Double", lambda: operator(grad.double()))
-        refused("[1, 5, 4, 5]", lambda: operator(grad[:1]))
-        refused("gradient" if variant.backend == "cpu" else "expected grad", lambda: operator(grad[0]))
-        refused("to be a tensor, got None", lambda: operator(None))
-    for wanted in ([], [True], [True] * 3) if chooses else ():
-        refused(f"List with {len(wanted)} elements to a fixed-size array of size 2",
-                lambda: operators.parameter_grads(grad, x, weight, STRIDE, PADDING, wanted))
-
     def gradients(run, parameters, outer, x=x, **more):
         given = x.clone().requires_grad_()
         return torch.autograd.grad(run(given), [given, *parameters], outer, **more)
@@ -109,42 +87,19 @@ HIGHER = """
         out = model(leaves["x"])
         (slope,) = torch.autograd.grad(out, leaves[of], leaves["outer"], create_graph=True)
         loss = slope.square().sum() + ((out * leaves["outer"]).sum() if again else 0)
-        return torch.autograd.grad(loss, leaves[then])
+        return torch.autograd.grad(loss, leaves[then], allow_unused=True)
 
     for of in "x", "weight", "bias":
-        for then in "x", "weight", "outer":
+        for then in "x", "weight", "bias", "outer":
             for again in False, True:  # the loss depends on `then` in another way, too, which must not hide this one
-                refused("implemented", lambda: second(new, of, then, again))
-        all_agree(second(new, of, "bias", True), second(plain, of, "bias", True))  # the slopes do not depend on the bias
+                found, expected = second(new, of, then, again), second(plain, of, then, again)
+                assert (found[0] is None) == (expected[0] is None), (of, then, again)
+                if found[0] is not None:
+                    all_agree(found, expected)
     refused("functorch", lambda: torch.func.grad(lambda x: new(x).sum())(x))
-"""
-
-TANGENTS = """
-    from torch.autograd import forward_ad
-
-    for trained in True, False:
-        new.requires_grad_(trained)
-        refused("not implemented", lambda: torch.func.jvp(new, (x,), (x,)))
-        for name, value in {"x": x, **dict(new.named_parameters())}.items():
-            with forward_ad.dual_level():
-                dual = {name: forward_ad.make_dual(value.detach(), torch.ones_like(value))}
-                given = dual.pop("x", x)
-                refused("not implemented", lambda: torch.func.functional_call(new, dual, (given,)))
-                with torch.no_grad():
-                    refused("not implemented", lambda: torch.func.functional_call(new, dual, (given,)))
-    new.requires_grad_(True)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(grad, grad)
-        refused("does not support it", lambda: input_grad(dual))
-        refused("does not support it", lambda: parameter_grads(dual))
 """
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_edges(variant):
-    parts = [START, FORWARD]
-    if variant not in FORWARD_ONLY:
-        parts += [BACKWARD, HIGHER]
-    if variant == "v5_hopper":  # its autograd is its own; the others' is PyTorch's
-        parts.append(TANGENTS)
-    apart.run("".join(parts), variant)
+    apart.run("".join([START, FORWARD, BACKWARD, HIGHER]), variant)

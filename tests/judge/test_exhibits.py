@@ -1,7 +1,7 @@
 """Exhibits, wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
 
 The docstring of a file says what is expected of it: "Verdict: fail: <regular expression of the reason>", and what it needs. One
-that is "forward only" names its caveats, too, in their order: "Caveat: <tag>, <tag>".
+that is "forward only" names its caveats, too, in their order: "Caveat: <tag>, <tag>"; so may one that passes.
 Those that need a GPU, or two, are run by hand where there are two, and what came out is recorded:
 
     python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/exhibits/<GPU>.json
@@ -136,6 +136,8 @@ def expect(result, exhibit):
     costly = dict.fromkeys(caveat["tag"] for caveat in result["caveats"] if caveat["costs"])
     if exhibit.verdict == "forward only":
         assert tuple(costly) == exhibit.caveats
+    if exhibit.verdict == "pass" and exhibit.caveats:
+        assert tuple(dict.fromkeys(caveat["tag"] for caveat in result["caveats"])) == exhibit.caveats and not costly
     by_standard = {name: found["verdict"] for name, found in result["standards"].items()}
     meets = {"pass": ("pass", "pass"), "forward only": ("pass", "fail")}
     forward, drop_in = meets.get(exhibit.verdict, (exhibit.verdict, exhibit.verdict))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import project_variants
@@ -55,35 +56,44 @@ def name_of(names, *sources, **constants):
     return names[-1]
 
 
+SCHEMA = "forward(Tensor x) -> Tensor"
+
+
+def forward(kernels, x):
+    return x + kernels.one()
+
+
+def original(x):
+    return x + 1
+
+
 def test_the_name_follows_everything_that_is_built(names):
-    def register(namespace):
-        return "one"
+    def otherwise(kernels, x):
+        return x + kernels.two()
 
-    def register_otherwise(namespace):
-        return "two"
-
-    sources = ("shelf", "binding", None, register)
+    sources = ("shelf", "text", SCHEMA, forward, original)
     seen = {
         name_of(names, *sources),
-        name_of(names, "shelf", "another binding", None, register),
-        name_of(names, "shelf", "binding", "cuda", register),
-        name_of(names, "shelf", "binding", None, register_otherwise),
-        name_of(names, *sources, cflags=("-O1",)),
-        name_of(names, *sources, cuda_cflags=("-O1",)),
+        name_of(names, "shelf", "another text", SCHEMA, forward, original),
+        name_of(names, "shelf", "text", "forward(Tensor y) -> Tensor", forward, original),
+        name_of(names, "shelf", "text", SCHEMA, otherwise, original),
+        name_of(names, "shelf", "text", SCHEMA, forward, otherwise),
+        name_of(names, *sources, fused=(otherwise,)),
+        name_of(names, *sources, flags=("-O1",)),
         name_of(names, *sources, SIZE=3),
         name_of(names, *sources, SIZE=4),
     }
-    assert len(seen) == 8
+    assert len(seen) == 9
     assert all(name.startswith("shelf_") and name.isidentifier() for name in seen)
 
 
 def test_the_name_does_not_depend_on_place_or_order(names):
-    text = "def register(namespace):\n    return [n for n in (1, 2)]\n"
+    text = "def forward(kernels, x):\n    return [n for n in (1, 2)]\n"
     above, below = {}, {}
     exec(compile(text, "cell 1", "exec"), above)
     exec(compile("\n\n\n" + text, "cell 2", "exec"), below)
-    one = name_of(names, "shelf", "binding", None, above["register"], A=1, B=2)
-    assert name_of(names, "shelf", "binding", None, below["register"], B=2, A=1) == one
+    one = name_of(names, "shelf", "text", SCHEMA, above["forward"], original, A=1, B=2)
+    assert name_of(names, "shelf", "text", SCHEMA, below["forward"], original, B=2, A=1) == one
 
 
 def test_every_process_finds_the_builds_of_the_others():
@@ -103,11 +113,8 @@ def test_every_process_finds_the_builds_of_the_others():
     assert len(set(printed[0])) == len(project_variants.variants())
 
 
-@pytest.mark.parametrize(
-    "version, narrow, macro",
-    [("2.4.0", False, False), ("2.8.0", True, False), ("2.10.0+cu128", True, False), ("2.11.0", True, True)],
-)
-def test_an_older_pytorch_gets_what_it_knows(monkeypatch, version, narrow, macro):
+@pytest.mark.parametrize("version, narrow", [("2.4.0", False), ("2.8.0", True), ("2.11.0", True)])
+def test_an_older_pytorch_gets_what_it_knows(monkeypatch, version, narrow):
     given = {}
 
     def record(name, **options):
@@ -117,52 +124,51 @@ def test_an_older_pytorch_gets_what_it_knows(monkeypatch, version, narrow, macro
     monkeypatch.setattr(cpp_extension, "load_inline", record)
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
     with pytest.raises(RuntimeError, match="not built"):
-        catalog.load_variant(VARIANT.path).build(
-            "shelf", "TORCH_LIBRARY(TORCH_EXTENSION_NAME, m)", None, lambda namespace: None
-        )
+        catalog.load_variant(VARIANT.path).build("shelf", "text", SCHEMA, forward, original)
     assert ("no_implicit_headers" in given) is narrow
-    assert given["cpp_sources"] == f"TORCH_LIBRARY({'TORCH_EXTENSION_NAME' if macro else given['name']}, m)"
+    assert given["cpp_sources"] == "text"
 
 
 def test_a_pytorch_too_old_is_named(names, monkeypatch):
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.3.1+cu121"))
     with pytest.raises(RuntimeError, match=r"^shelf: needs PyTorch 2\.4 or later, this is 2\.3\.1\+cu121$"):
-        catalog.load_variant(VARIANT.path).build("shelf", "binding", None, lambda namespace: None)
+        catalog.load_variant(VARIANT.path).build("shelf", "text", SCHEMA, forward, original)
     assert not names
 
 
 def test_a_failed_registration_is_not_taken_for_done():
-    """Without it the operators have no autograd: gradients would be missing, not refused."""
-    model = catalog.load_variant(VARIANT.path).ModelNew()
-    *texts, _ = model.sources
+    """Without it the operator has no autograd: gradients would be missing, not refused."""
+    build = catalog.load_variant(VARIANT.path).build
 
-    def register(namespace):
-        raise ZeroDivisionError("a slip in register")
+    def fuse(*arguments):
+        raise ZeroDivisionError("a slip in what registers")
 
-    model.sources = *texts, register
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError, match="slip in register"):
-            model.namespace()
+        with pytest.raises(ZeroDivisionError, match="slip in what registers"):
+            build("shelf_of_slips", 'extern "C" int one() { return 1; }', SCHEMA, forward, original, (fuse,))
 
 
 def test_threads_build_once(monkeypatch):
     """As nn.DataParallel's do, whose replicas run their first forward at the same time."""
-    asked, registered = [], []
+    asked, registered, found = [], [], []
     both_ask = threading.Barrier(2)
+    module = catalog.load_variant(VARIANT.path)
 
-    def pretend(name, *arguments, **options):
+    def pretend(name, text, flags):
         asked.append(name)
         time.sleep(0.2)  # the other thread comes to the same place
+        return types.SimpleNamespace()
 
-    def register(namespace):
+    def register(namespace, *arguments):
         registered.append(namespace)
+        return namespace
 
     def ask():
         both_ask.wait()
-        found.append(build("shelf_of_threads", "binding", None, register))
+        found.append(module.build("shelf_of_threads", "text", SCHEMA, forward, original))
 
-    monkeypatch.setattr(cpp_extension, "load_inline", pretend)
-    build, found = catalog.load_variant(VARIANT.path).build, []
+    monkeypatch.setattr(module, "load", pretend)
+    monkeypatch.setattr(module, "register", register)
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -39,7 +39,7 @@ def load(march=None):
     """The variant's module; one that builds for `march` in place of this machine."""
     module = catalog.load_variant(VARIANT)
     if march:
-        module.ModelNew.cflags = f"-march={march}", "-fopenmp"
+        module.ModelNew.flags = f"-march={march}", "-fopenmp"
     return module
 
 

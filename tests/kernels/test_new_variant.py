@@ -10,7 +10,7 @@ import test_anatomy
 import torch
 
 from playground import catalog, tensors
-from playground.command import main, new_variant
+from playground.command import look, main, new_variant, shared_text
 
 pytestmark = pytest.mark.full
 
@@ -76,12 +76,11 @@ def test_a_kernel_is_a_copy_of_v1(folder, model):
     assert ours[1].replace(f"{model}_v9_start", f"{model}_{v1.name}") == theirs[1]
 
 
-@OF_ALL
-@ALL
-def test_its_build_is_that_of_all_variants(folder, model, name):
-    exemplar = catalog.ROOT / "kernels" / "conv_pool_sigmoid_sum" / "v1_fused_tail.py"
+@pytest.mark.parametrize("model, name", [(STRANGER, "v9_start"), *((model, "cpu_start") for model in [*MODELS, STRANGER])])
+def test_its_helpers_are_those_of_all_variants(folder, model, name):
+    """Those of a copy of v1 are v1's."""
     _, path = path_of(folder, model, name)
-    assert test_anatomy.build_text(path) == test_anatomy.build_text(exemplar)
+    assert shared_text.helpers() in path.read_text()
     assert catalog._variant(path).backend == KINDS[name]
 
 
@@ -142,14 +141,19 @@ def test_its_main_runs_without_a_gpu(folder):
     assert error and float(error[2]) < 1e-3, done.stdout
 
 
-def test_the_next_two_commands_are_printed(folder, compare, capsys):
+@pytest.mark.parametrize(
+    "missing, options", [(None, (" --json start.json", " --against start.json")), ("no GPU", ("", " --watch"))]
+)
+def test_the_next_two_commands_are_printed(folder, compare, monkeypatch, missing, options):
+    """Where nothing is timed, nothing is to be compared with an earlier run."""
+    monkeypatch.setattr(look.requirements, "missing_for", lambda device: missing)
     status, out, err = compare("--new", "alexnet_conv1", "v8_tiles")
     assert (status, err) == (0, "")
     path = folder / "alexnet_conv1" / "v8_tiles.py"
     assert path.is_file() and str(path) in out
     first, second = (line.strip() for line in out.splitlines() if line.startswith("    "))
     named = "python compare.py --model alexnet_conv1 --variant v8_tiles"
-    assert (first, second) == (f"{named} --json start.json", f"{named} --against start.json")
+    assert (first, second) == tuple(named + option for option in options)
 
 
 def test_a_strangers_goes_beside_the_problem(folder, compare):

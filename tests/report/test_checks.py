@@ -19,11 +19,9 @@ CHECK = {
 
 def test_a_few_lines():
     assert list(checks.lines(CHECK)) == [
-        ("probes", "2 right; wrong: ramp; not run: odd sizes; noted: batch 1"),
-        ("note", "batch 1: refuses: ValueError: expected 4 samples"),
+        ("probes", "2 right; wrong: ramp; not run: odd sizes; refused by an exception, as it may: batch 1"),
         ("note", "nan: finite in 1"),
-        ("behaviour", "1 right; not run: a side stream; noted: torch.compile"),
-        ("note", "torch.compile: raises Unsupported: graph break"),
+        ("behaviour", "1 right; not run: another stream; refused by an exception, as it may: torch.compile"),
         (
             "work",
             "2 calls of its own code in a forward pass, and the result depends on it; its kernels take 97.3% of the GPU's time",
@@ -36,6 +34,12 @@ def test_refusals_are_one_line_of_the_summary():
     as_the_original = {"complaint": None, "note": "bits differ, as the original's do"}
     assert checks.refusals({"probes": {"own": RIGHT}, "behaviour": {"run to run": as_the_original}}) is None
     assert checks.refusals(None) is None
+
+
+def test_a_refusal_of_double_is_for_one_remark_on_all():
+    refused = CHECK | {"behaviour": {"double()": {"complaint": None, "note": "raises RuntimeError: expected float32"}}}
+    assert checks.refusals(refused) == "refuses batch 1"
+    assert checks.refuses_double(refused) and not checks.refuses_double(CHECK) and not checks.refuses_double(None)
 
 
 def test_nothing_was_checked():

@@ -202,7 +202,7 @@ def test_what_is_not_right_is_never_timed(gpu_document):
 
 @pytest.mark.parametrize(
     "key",
-    [key.rstrip("?") for key in documents.RESULT.keys if key not in ("not_graphed?", "code_same_as?", "shared_limit_kb?")],
+    [key.rstrip("?") for key in documents.RESULT.keys if key not in ("not_graphed?", "shared_limit_kb?")],
 )
 def test_keys_of_the_contract_are_required_and_later_ones_are_not(key, gpu_document):
     later = {"precision", "variant_precision", "shape", "details", "findings", "baselines_ms", "baselines_unavailable"}

@@ -7,6 +7,7 @@ import pytest
 from playground.worker.replies import FORMS, malformed
 
 RUN = {"peak_mib": 1.5, "complaints": {"inputs unchanged": "changes input 0"}, "refused": None, "form": "tensor"}
+RUN |= {"handed_memory": None}
 
 
 def test_replies_of_the_right_form():

@@ -1,0 +1,1376 @@
+"""alexnet_conv1, training on the tensor cores: v4's forward pass, and the gradients of weights and bias by the same units.
+
+Like v4, but it has a gradient of its own: x (taps x positions) times grad (positions x outputs), summed over all positions.
+
+Why it is faster
+    PyTorch's gradient of the weights reads x and grad as images of NHWC, after copies. Here a unit's 8 taps at 8 positions,
+    transposed by ldmatrix, are a quarter of operand a as they lie, and a tile's im2col is written nowhere. All 12 warps load,
+    scale and convert a tile, then all multiply it, while the next one is on its way to their registers: with 4 producer warps
+    the other 8 would wait. Issue bound: converting takes as long as multiplying.
+
+Mathematics
+    v4's, and grad_weight[o,c,u,v] = sum over b,i,j of grad[b,o,i,j] * x[b, c, i*stride_h - pad_h + u, j*4 - pad_w + v]
+    grad_bias[o] = sum over b,i,j of grad[b,o,i,j], in fp32
+    Each channel of a tile of x and each tile of grad are scaled by a power of two; sums are rescaled where it changes. Strict:
+    fp16x3, sums begin again with each tile. NaN and infinities give NaN at the taps that meet them.
+
+Launches
+    v4's; weight_gradient: a block of 384 threads an SM, 46 KB (strict 91), tiles of 128 positions, 363 taps x 48 outputs;
+    add_splits: a block of 256 threads for 128 sums, over all splits of the batch.
+
+Floor
+    Of the gradient 154 MB of x and 297 MB of grad in, 0.106 ms on an H200; 66 GFLOP, padded: 0.107 at 622 TFLOP/s.
+
+Takes
+    What v4 takes; PyTorch computes the rest, the input's gradient and second ones. Deterministic for a number of SMs.
+"""
+
+import ctypes
+import functools
+import hashlib
+import math
+import os
+import re
+import shutil
+import sys
+import threading
+import warnings
+
+import torch
+import torch.nn as nn
+
+NAME = "alexnet_conv1_training_tensor_core"
+SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
+EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
+
+CUDA = r"""
+// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, SHARED_LIMIT_KB.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <cmath>
+#include <cstdint>
+
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+
+using Element = float;  // of all tensors
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+template <class T>
+__host__ DEVICE constexpr T smaller(T a, T b) { return a < b ? a : b; }
+template <class T>
+__host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
+
+constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side
+
+// ---- constants and layout
+// A unit is 16 bytes of fp16 values: 4 columns of 2 rows of x, columns 0 and 1 of both rows first. Output positions side by
+// side read units side by side, so a row of ldmatrix's 8 x 8 matrix is a position's unit, and another tap is another address.
+// Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
+//
+// What a block of convolve keeps in shared memory; bytes at the original's size, strict in brackets:
+//   +-----------------------------------------------------+ 0
+//   | weights [high, low][channel][unit][output], 16 B    | 82,944 (82,944)   filled once by the consumers, by cp.async
+//   +-----------------------------------------------------+ WEIGHT_BYTES
+//   | staging: 8 channels of each consumer warp's outputs | 17,408 (9,216)    a warp writes it, and out from it
+//   | what undoes the weights' scales; biases             | 768 (384)
+//   +-----------------------------------------------------+ FIXED_BYTES
+//   | stages [high, low][plane][row][unit], 16 B          | 4 x 14,592 (4 x 29,184)    producers fill one (full mbarrier),
+//   | mbarriers, exponents, warps' largest                | 112                        consumers empty it (empty mbarrier)
+//   +-----------------------------------------------------+
+constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
+constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
+constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
+// A position reads UNITS of a channel, [row][column][plane]. A step is one instruction's inner size, two of them.
+constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2), UNIT_BYTES = 16;
+[[maybe_unused]] constexpr int UNROLLED_STEPS = STEPS <= 16 ? STEPS : 1;
+
+// A block: consumer warps multiply and write, producer warps load, scale and convert. One block an SM has all its registers.
+constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
+
+// ---- PTX
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+DEVICE void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Returns once the phase of this parity is complete.
+DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
+}
+DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+// Copies 16 bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_cg_16(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+// Waits for all cp.async of this thread.
+DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void st_shared_v2_u32_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
+                 ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
+}
+// Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
+// and 2 * q + 1 of row n.
+DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+    return v;
+}
+DEVICE void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
+}
+// As ldmatrix_m8n8_x4, transposed: lane 4 * n + q gets elements 2 * q and 2 * q + 1 of column n.
+DEVICE uint4 ldmatrix_m8n8_x4_trans(uint32_t row) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+    return v;
+}
+DEVICE uint32_t ld_shared_u32(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
+DEVICE void st_shared_u32(uint32_t at, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
+// n + 8.
+DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+// d += a * b; STRICT: error-compensated, three products of values and residuals, small terms first.
+// An operand's fp16 values, and, STRICT, their residuals. b: four words, of two products.
+template <bool STRICT>
+DEVICE void multiply(float (&d)[4], const uint4& a, const uint4& a_low, const uint4& b, const uint4& b_low, bool second) {
+    if (STRICT) {
+        mma_m16n8k16_f32_f16(d, a_low, second ? b.z : b.x, second ? b.w : b.y);
+        mma_m16n8k16_f32_f16(d, a, second ? b_low.z : b_low.x, second ? b_low.w : b_low.y);
+    }
+    mma_m16n8k16_f32_f16(d, a, second ? b.z : b.x, second ? b.w : b.y);
+}
+DEVICE uint32_t fp16_pair(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+// The residual of two values' rounding to fp16, as fp16; NaN of an infinity.
+DEVICE uint32_t fp16_residual(float a, float b) {
+    const float2 rounded = __half22float2(__floats2half2_rn(a, b));
+    return fp16_pair(a - rounded.x, b - rounded.y);
+}
+DEVICE uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
+
+// ---- powers of two
+constexpr float LARGEST_POWER = 0x1p127f;
+constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
+constexpr int MOST_EXPONENT = 124;
+DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
+// v * 2^exponent, for exponents of -252 to 254.
+DEVICE float scaled(float v, int exponent) { return v * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2); }
+// The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
+DEVICE int scale_exponent(uint32_t largest, int target) {
+    return smaller(target + 126 - static_cast<int>(largest >> 23), MOST_EXPONENT);  // largest < 2^((largest >> 23) - 126)
+}
+// For values of x and grad: multiples of 4, so that neighbouring planes mostly have the same.
+DEVICE int plane_exponent(uint32_t largest) { return scale_exponent(largest, 15) & ~3; }
+
+// ---- the static tile scheduler: blocks take tiles in turn
+struct Shape {
+    int64_t batch;
+    int height, width, out_h, out_w;
+    bool paired;  // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
+
+    __host__ DEVICE int64_t plane() const { return static_cast<int64_t>(height) * width; }
+    __host__ DEVICE int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
+};
+
+// A line is output positions that lie side by side in memory: a channel's whole plane, or a row of it where the image is so
+// wide that a stage would be too large. A tile is at most `positions` of a line. A stage holds `rows` rows of each plane,
+// `pitch` units in each, of which `columns` begin at a position.
+struct Plan {
+    bool by_rows;
+    int positions, columns, pitch, rows, stages, blocks;  // blocks: that share the tiles
+    int line, lines, tiles_of_line, tiles;                // positions; lines of a sample; tiles of the whole batch
+
+    __host__ DEVICE int row_pairs() const { return PLANES * rows; }
+    __host__ DEVICE int x_bytes() const { return row_pairs() * pitch * UNIT_BYTES; }
+};
+
+struct Tile {
+    int sample, first;      // of the tile's positions: in the plane of outputs
+    int row, left, column;  // of the output: the stage's first; and the first position's column in the stage
+    int count;
+
+    DEVICE Tile(const Plan& plan, int number) {
+        const int in_order = number / plan.tiles_of_line, begin = (number - in_order * plan.tiles_of_line) * plan.positions;
+        sample = plan.by_rows ? in_order / plan.lines : in_order;
+        row = plan.by_rows ? in_order - sample * plan.lines : begin / plan.columns;
+        left = plan.by_rows ? begin : 0, column = plan.by_rows ? 0 : begin - row * plan.columns;
+        first = plan.by_rows ? row * plan.line + begin : begin;
+        count = smaller(plan.positions, plan.line - begin);
+    }
+    // The unit of plane 0 at which position i begins; where there is none, the last one's.
+    DEVICE int unit(const Plan& plan, int i) const {
+        const int from_row = column + smaller(i, count - 1), down = from_row / plan.columns;
+        return down * plan.pitch + from_row - down * plan.columns;
+    }
+};
+
+// From a position's first unit to another of those that it reads.
+DEVICE int unit_offset(const Plan& plan, int unit) {
+    unit = smaller(unit, UNITS - 1);  // weights of one more are zeros
+    return unit % PLANES * (plan.rows * plan.pitch) + unit / PLANES / QUADS * plan.pitch + unit / PLANES % QUADS;
+}
+// Element e of a unit is the tap (u, v).
+struct Tap {
+    int u, v;
+    bool exists;
+    DEVICE Tap(int unit, int e) {
+        u = (unit / PLANES / QUADS * PHASES + unit % PLANES) * 2 + e / 2 % 2, v = unit / PLANES % QUADS * 4 + e / 4 * 2 + e % 2;
+        exists = unit < UNITS && u < KERNEL_H && v < KERNEL_W;
+    }
+};
+
+// A stage of the pipeline, and the parity of its barriers' phases.
+struct PipelineState {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    DEVICE void advance(int stages) {
+        if (++stage == stages) stage = 0, parity ^= 1;
+    }
+};
+
+struct Pipeline {
+    uint32_t data, barriers;  // shared addresses; barriers: full, then empty
+    int* exponents;          // of a stage: x was scaled by 2^exponent
+    uint32_t* warp_largest;  // [2][PRODUCER_WARPS]
+    int stage_bytes, stages;
+
+    static __host__ DEVICE int64_t bytes(int stage_bytes, int stages) {
+        return static_cast<int64_t>(stages) * (stage_bytes + 16 + 4) + 2 * PRODUCER_WARPS * 4;
+    }
+    DEVICE Pipeline(char* memory, int stage_bytes, int stages) : stage_bytes(stage_bytes), stages(stages) {
+        data = shared_address(memory), memory += stages * stage_bytes;
+        barriers = shared_address(memory), memory += stages * 16;
+        exponents = reinterpret_cast<int*>(memory);
+        warp_largest = reinterpret_cast<uint32_t*>(exponents + stages);
+    }
+    DEVICE uint32_t full(int stage) const { return barriers + stage * 8; }
+    DEVICE uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
+    DEVICE void init() const {
+        for (int stage = 0; stage < stages; ++stage)
+            mbarrier_init(full(stage), PRODUCERS), mbarrier_init(empty(stage), CONSUMERS);
+    }
+    DEVICE uint32_t address(const PipelineState& state) const { return data + state.stage * stage_bytes; }
+    DEVICE int& exponent(const PipelineState& state) const { return exponents[state.stage]; }
+    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_test_wait(full(state.stage), state.parity); }
+    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_test_wait(empty(state.stage), state.parity ^ 1); }
+    // Each lane arrives for itself.
+    DEVICE void producer_commit(const PipelineState& state) const { mbarrier_arrive(full(state.stage)); }
+    DEVICE void consumer_release(const PipelineState& state) const { mbarrier_arrive(empty(state.stage)); }
+};
+
+// ---- loading: from device memory through registers to shared memory
+// Magnitudes in an order of unsigned integers: their bits, without the sign. FINITE: raised so that infinities and NaNs
+// overflow to the smallest.
+constexpr uint32_t RAISE = 0x01000000u;
+template <bool FINITE>
+DEVICE uint32_t larger_key(uint32_t key, float2 v) {
+    const uint32_t a = 2 * __float_as_uint(v.x) + (FINITE ? RAISE : 0), b = 2 * __float_as_uint(v.y) + (FINITE ? RAISE : 0);
+    return larger(key, larger(a, b));
+}
+
+// A tile's rows of a channel of x.
+struct Rows {
+    const Element* x;  // their first column, of row 0
+    int top, left;
+
+    DEVICE Rows(const Shape& shape, const Tile& tile, const Element* all, int channel) {
+        top = tile.row * STRIDE_H - PAD_H, left = tile.left * STRIDE_W - PAD_W;
+        x = all + (static_cast<int64_t>(tile.sample) * IN_CHANNELS + channel) * shape.plane() + left;
+    }
+};
+
+// A batch is PAIRS x WARPS row pairs x 128 column pairs of CHANNELS, in the registers of WARPS warps.
+template <int CHANNELS, int PAIRS, int WARPS>
+struct Batch {
+    static constexpr int PASSES = 4, SIZE = PAIRS * PASSES * 2, ROW_PAIRS = PAIRS * WARPS, COLUMN_PAIRS = WARP * PASSES;
+    float2 values[CHANNELS][SIZE];  // [channel][row pair, column pair, row]
+
+    // Whether a batch holds all rows.
+    static DEVICE bool is_whole(const Plan& plan) { return plan.row_pairs() <= ROW_PAIRS && 2 * plan.pitch <= COLUMN_PAIRS; }
+    DEVICE void load(const Shape& shape, const Plan& plan, const Rows& rows, int pair, int column, int channels) {
+        if (shape.paired) load_if<true>(shape, plan, rows, pair, column, channels);
+        else load_if<false>(shape, plan, rows, pair, column, channels);
+    }
+    // PAIRED: rows of x begin at multiples of 8 bytes, and pairs of columns exist as a whole or not at all.
+    template <bool PAIRED>
+    DEVICE void load_if(const Shape& shape, const Plan& plan, const Rows& rows, int first_pair, int first_column,
+                        int channels) {
+        const int first = first_column + threadIdx.x % WARP;
+        bool left_exists[PASSES], right_exists[PASSES];  // of a pair of columns
+        UNROLL for (int k = 0; k < PASSES; ++k) {
+            const bool in_stage = first + WARP * k < 2 * plan.pitch;
+            const unsigned column = rows.left + 2 * (first + WARP * k), width = shape.width;  // less than 0 is very large
+            left_exists[k] = in_stage && column < width;
+            right_exists[k] = PAIRED ? left_exists[k] : in_stage && column + 1 < width;
+        }
+        UNROLL for (int i = 0; i < PAIRS; ++i) {
+            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int h = rows.top + (PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + pair % PLANES * 2);
+            const Element* row = rows.x + static_cast<int64_t>(h) * shape.width + 2 * first;
+            UNROLL for (int r = 0; r < 2; ++r, row += shape.width) {
+                const bool row_exists =
+                    pair < plan.row_pairs() && static_cast<unsigned>(h + r) < static_cast<unsigned>(shape.height);
+                const Element* from = row;
+                UNROLL for (int c = 0; c < CHANNELS; ++c, from += shape.plane())
+                    UNROLL for (int k = 0; k < PASSES; ++k) {
+                        const bool exists = row_exists && (CHANNELS == 1 || c < channels);
+                        float2& v = values[c][(i * PASSES + k) * 2 + r];
+                        v = make_float2(0, 0);
+                        if constexpr (PAIRED) {
+                            if (exists && left_exists[k]) v = __ldg(reinterpret_cast<const float2*>(from + 2 * WARP * k));
+                        } else {
+                            if (exists && left_exists[k]) v.x = __ldg(from + 2 * WARP * k);
+                            if (exists && right_exists[k]) v.y = __ldg(from + 2 * WARP * k + 1);
+                        }
+                    }
+            }
+        }
+    }
+    template <bool FINITE>
+    DEVICE uint32_t largest(int channel) const {
+        uint32_t key = 0;
+        UNROLL for (int i = 0; i < SIZE; ++i) key = larger_key<FINITE>(key, values[channel][i]);
+        return warp_max(key);
+    }
+    // fp16 values of v * scale; STRICT: their residuals, too, `low` bytes behind.
+    template <bool STRICT>
+    DEVICE void store(int channel, uint32_t to_rows, int low, const Plan& plan, int first_pair, int first_column,
+                      float scale) const {
+        const int first = first_column + threadIdx.x % WARP;
+        UNROLL for (int i = 0; i < PAIRS; ++i) {
+            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int row = pair % PLANES * plan.rows + pair / PLANES;
+            const uint32_t to = to_rows + row * plan.pitch * UNIT_BYTES + first * (UNIT_BYTES / 2);
+            UNROLL for (int k = 0; k < PASSES; ++k) {
+                const bool exists = pair < plan.row_pairs() && first + WARP * k < 2 * plan.pitch;
+                const float2 *v = values[channel] + (i * PASSES + k) * 2, upper = v[0], lower = v[1];
+                const float a = upper.x * scale, b = upper.y * scale, c = lower.x * scale, d = lower.y * scale;
+                const uint32_t address = to + WARP * k * (UNIT_BYTES / 2);
+                st_shared_v2_u32_if(exists, address, fp16_pair(a, b), fp16_pair(c, d));
+                if (STRICT) st_shared_v2_u32_if(exists, address + low, fp16_residual(a, b), fp16_residual(c, d));
+            }
+        }
+    }
+};
+
+// ---- the forward pass: positions x taps times taps x outputs
+// Each consumer warp has M_TILES x 16 positions and WARP_OUTS outputs.
+template <int OUTS_, int M_TILES_, bool STRICT_>
+struct Forward {
+    static constexpr int OUTS = OUTS_, M_TILES = M_TILES_;
+    static constexpr bool STRICT = STRICT_;
+    static constexpr int WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
+    static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
+    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1, BLOCKS_A_TILE = GROUPS, MOST_STAGES = 4;
+    static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4;  // of a producer's batch
+    // Weights: [high, low][channel][unit][output], 16 bytes each.
+    static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * STEPS * 2 * OUTS * UNIT_BYTES;
+    static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
+    // A warp's outputs on their way out: 8 channels. The pitch avoids bank conflicts.
+    static constexpr int STAGING_ROW = WARP_POSITIONS + 4, STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * 4;
+    static constexpr int64_t FIXED_BYTES = WEIGHT_BYTES + STAGING_BYTES + 2 * OUTS * 4;
+    static constexpr int64_t PACKED_FLOATS = GROUPS * (WEIGHT_BYTES / 4 + OUTS);  // then what undoes their scales
+    static __host__ int64_t bytes(const Plan& plan) {
+        return FIXED_BYTES + Pipeline::bytes(PARTS * plan.x_bytes(), plan.stages);
+    }
+};
+
+struct Tensors {
+    const Element* __restrict__ x;
+    const Element* __restrict__ weight;
+    const Element* __restrict__ bias;  // or null
+    Element* __restrict__ out;
+};
+
+// A block an output channel: scales its weights by a power of two and packs them. A factor of two scales must not be too small.
+constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62, PACK_THREADS = 128;
+template <class F>
+__global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, uint4* __restrict__ packed) {
+    __shared__ uint32_t warp_largest[PACK_THREADS / WARP];
+    constexpr int PART = IN_CHANNELS * STEPS * 2 * F::OUTS;
+    const int o = blockIdx.x, group = o / F::OUTS;
+    const Element* const mine = weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS;
+    uint32_t largest = 0;
+    if (o < OUT_CHANNELS)
+        for (int i = threadIdx.x; i < IN_CHANNELS * TAPS; i += PACK_THREADS) {
+            const uint32_t magnitude = __float_as_uint(mine[i]) & 0x7fffffffu;
+            if (magnitude < INFINITE) largest = larger(largest, magnitude);
+        }
+    largest = warp_max(largest);
+    if (threadIdx.x % WARP == 0) warp_largest[threadIdx.x / WARP] = largest;
+    __syncthreads();
+    for (int warp = 0; warp < PACK_THREADS / WARP; ++warp) largest = larger(largest, warp_largest[warp]);
+    const int exponent = smaller(scale_exponent(largest, WEIGHT_TARGET), MOST_WEIGHT_EXPONENT);
+    for (int i = threadIdx.x; i < IN_CHANNELS * STEPS * 2; i += PACK_THREADS) {
+        float w[8];
+        UNROLL for (int e = 0; e < 8; ++e) {
+            const Tap tap(i % (2 * STEPS), e);
+            const bool exists = o < OUT_CHANNELS && tap.exists;
+            w[e] = exists ? mine[i / (2 * STEPS) * TAPS + tap.u * KERNEL_W + tap.v] * power_of_2(exponent) : 0;
+        }
+        uint4* const to = packed + static_cast<int64_t>(group) * F::PARTS * PART + i * F::OUTS + o % F::OUTS;
+        to[0] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
+        if (F::STRICT)
+            to[PART] = make_uint4(fp16_residual(w[0], w[1]), fp16_residual(w[2], w[3]), fp16_residual(w[4], w[5]),
+                                  fp16_residual(w[6], w[7]));
+    }
+    float* const unscales = reinterpret_cast<float*>(packed + static_cast<int64_t>(F::GROUPS) * F::PARTS * PART);
+    if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
+}
+
+// Producers load a channel's rows for a tile, find their scale, convert and store them. The next batch is asked for as soon as
+// one is stored. Where rows take more than a batch, each batch is loaded twice: for the scale, and to be stored.
+constexpr int NOT_FINITE = -1000;  // instead of a tile's exponent: x holds a NaN or an infinity
+template <class F>
+DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const Element* x) {
+    using RowBatch = Batch<1, F::PAIRS, PRODUCER_WARPS>;
+    const bool whole = RowBatch::is_whole(plan);
+    const int warp = threadIdx.x / WARP % PRODUCER_WARPS;
+    int number = blockIdx.x / F::GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
+    bool storing = whole;
+    uint32_t key = 0;
+    PipelineState state;
+    Rows rows(shape, Tile(plan, number), x, 0);
+    RowBatch batch;
+    batch.load(shape, plan, rows, 0, 0, 1);
+    UNROLL_1 while (number < plan.tiles) {
+        const bool is_last = first_column + RowBatch::COLUMN_PAIRS >= 2 * plan.pitch &&  // of the rows' batches
+                             first_pair + RowBatch::ROW_PAIRS >= plan.row_pairs();
+        if (whole || !storing) key = larger(key, batch.template largest<false>(0));
+        if (is_last && (whole || !storing)) {
+            uint32_t* const keys = pipeline.warp_largest + slot * PRODUCER_WARPS;
+            slot ^= 1;  // two slots take turns: one barrier is enough
+            if (threadIdx.x % WARP == 0) keys[warp] = key;
+            bar_sync(1, PRODUCERS);
+            UNROLL for (int i = 0; i < PRODUCER_WARPS; ++i) key = larger(key, keys[i]);
+            exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : NOT_FINITE);
+            key = 0;
+            pipeline.producer_acquire(state);
+        }
+        if (storing)
+            batch.template store<F::STRICT>(0, pipeline.address(state), plan.x_bytes(), plan, first_pair, first_column,
+                                            power_of_2(exponent));
+        if (is_last && storing) {
+            if (threadIdx.x == CONSUMERS) pipeline.exponent(state) = exponent;
+            pipeline.producer_commit(state);
+            state.advance(plan.stages);
+            rows.x += shape.plane();
+            if (++channel == IN_CHANNELS) {
+                channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
+                if (number < plan.tiles) rows = Rows(shape, Tile(plan, number), x, 0);
+            }
+        }
+        if (is_last) storing = whole || !storing;
+        first_column += RowBatch::COLUMN_PAIRS;
+        if (first_column >= 2 * plan.pitch) first_column = 0, first_pair += RowBatch::ROW_PAIRS;
+        if (is_last) first_pair = 0;
+        if (number < plan.tiles) batch.load(shape, plan, rows, first_pair, first_column, 1);
+    }
+}
+
+// sums += the products of a channel's taps. x: the address of the lane's first unit, of each 16 positions; weights: the address
+// of the first that the lane loads.
+template <class F>
+DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, const Plan& plan,
+                           float (&sums)[F::M_TILES][F::N_TILES][4]) {
+    const bool second = threadIdx.x % WARP >= 16;  // of a step's units
+    float parts[F::STRICT ? F::M_TILES : 1][F::N_TILES][4] = {};
+#pragma unroll (F::STRICT ? 1 : UNROLLED_STEPS)
+    for (int step = 0; step < STEPS; ++step) {
+        const int here = unit_offset(plan, 2 * step), to_second = unit_offset(plan, 2 * step + 1) - here;
+        const uint32_t offset = (here + (second ? to_second : 0)) * UNIT_BYTES;
+        uint4 a[F::PARTS][F::M_TILES], b[F::PARTS][F::N_TILES / 2 + F::N_TILES % 2];
+        UNROLL for (int part = 0; part < F::PARTS; ++part) {
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) a[part][m] = ldmatrix_m8n8_x4(x[m] + part * plan.x_bytes() + offset);
+            UNROLL for (int j = 0; j < F::N_TILES; j += 2)
+                b[part][j / 2] = ldmatrix_m8n8_x4(weights + part * (F::WEIGHT_BYTES / 2) +
+                                                  (step * 2 * F::OUTS + smaller(8 * j, F::WARP_OUTS - 16)) * UNIT_BYTES);
+        }
+        UNROLL for (int m = 0; m < F::M_TILES; ++m)
+            UNROLL for (int j = 0; j < F::N_TILES; ++j)
+                multiply<F::STRICT>(F::STRICT ? parts[F::STRICT ? m : 0][j] : sums[m][j], a[0][m], a[F::PARTS - 1][m],
+                                    b[0][j / 2], b[F::PARTS - 1][j / 2], j == F::N_TILES - 1 || j % 2);
+    }
+    // The tensor core cuts off what a sum does not hold, always towards zero: so strict sums begin again with each channel and
+    // are added as fp32 numbers.
+    if constexpr (F::STRICT)
+        UNROLL for (int i = 0; i < F::M_TILES * F::N_TILES * 4; ++i)
+            sums[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4] += parts[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4];
+}
+
+// Writes a warp's outputs, `count` positions from `out` on. Through shared memory, 8 channels at a time, so that stores are
+// coalesced. The first rows of scales are what undoes the weights' scales, the second the biases.
+template <class F>
+DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int exponent, const float* scales, float* staging,
+                          Element* __restrict__ out, int64_t out_plane, int channels, int count) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
+    UNROLL for (int j = 0; j < F::N_TILES; ++j) {
+        const float2 unscale = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * t);
+        const float2 bias = *reinterpret_cast<const float2*>(scales + F::OUTS + 8 * j + 2 * t);
+        const float factors[2] = {fminf(half_unscale * unscale.x, LARGEST_POWER),
+                                  fminf(half_unscale * unscale.y, LARGEST_POWER)};
+        __syncwarp();  // the channels before have been read
+        float* const to = staging + 2 * t * F::STAGING_ROW + g;
+        UNROLL for (int i = 0; i < 2 * F::M_TILES; ++i) {
+            to[8 * i] = fmaf(sums[i / 2][j][i % 2 * 2] * factors[0], other_half, bias.x);
+            to[8 * i + F::STAGING_ROW] = fmaf(sums[i / 2][j][i % 2 * 2 + 1] * factors[1], other_half, bias.y);
+        }
+        __syncwarp();
+        UNROLL for (int row = 0; row < 8; ++row, out += out_plane) {
+            UNROLL for (int i = lane; i < F::WARP_POSITIONS; i += WARP)
+                if (8 * j + row < channels && i < count) out[i] = staging[row * F::STAGING_ROW + i];
+        }
+    }
+}
+
+// An output in plain fp32: with the tensor core, zero weights would spread a NaN or an infinity.
+DEVICE float fp32_output(const Shape& shape, const Tensors& tensors, int64_t sample, int o, int64_t position) {
+    const int i = static_cast<int>(position / shape.out_w);
+    const int j = static_cast<int>(position - static_cast<int64_t>(i) * shape.out_w);
+    const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
+    float sum = 0;
+    UNROLL_1 for (int c = 0; c < IN_CHANNELS; ++c) {
+        const Element* plane = tensors.x + (sample * IN_CHANNELS + c) * shape.plane();
+        const Element* taps = tensors.weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
+        UNROLL_1 for (int k = 0; k < TAPS; ++k) {
+            const int h = top + k / KERNEL_W, w = left + k % KERNEL_W;
+            const bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
+            if (inside) sum += plane[static_cast<int64_t>(h) * shape.width + w] * taps[k];
+        }
+    }
+    return tensors.bias ? sum + tensors.bias[o] : sum;
+}
+
+template <class F>
+DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, const Pipeline& pipeline, const char* weights,
+                    const float* scales, float* staging) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int first_out = warp % F::WARPS_ACROSS * F::WARP_OUTS;
+    const int first_channel = blockIdx.x % F::GROUPS * F::OUTS + first_out;
+    staging += warp * 8 * F::STAGING_ROW, scales += first_out;
+    const uint32_t first_weight =
+        shared_address(weights) + (lane / 8 % 2 * F::OUTS + first_out + lane / 16 * 8 + lane % 8) * UNIT_BYTES;
+    PipelineState state;
+    UNROLL_1 for (int number = blockIdx.x / F::GROUPS; number < plan.tiles; number += plan.blocks) {
+        const Tile tile(plan, number);
+        const int first_position = warp / F::WARPS_ACROSS * F::WARP_POSITIONS;
+        uint32_t units[F::M_TILES];
+        UNROLL for (int m = 0; m < F::M_TILES; ++m)
+            units[m] = tile.unit(plan, first_position + 16 * m + lane % 16) * UNIT_BYTES;
+        float sums[F::M_TILES][F::N_TILES][4] = {};
+        int exponent = 0;
+        UNROLL_1 for (int channel = 0; channel < IN_CHANNELS; ++channel) {
+            pipeline.consumer_wait(state);
+            const int change = pipeline.exponent(state) - exponent;
+            exponent += change;
+            if (channel > 0 && change != 0)
+                UNROLL for (int i = 0; i < F::M_TILES * F::N_TILES * 4; ++i) {
+                    float& sum = sums[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4];
+                    sum = scaled(sum, change);
+                }
+            uint32_t x[F::M_TILES];
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address(state) + units[m];
+            multiply_stage<F>(x, first_weight + channel * F::CHANNEL_BYTES, plan, sums);
+            pipeline.consumer_release(state);
+            state.advance(plan.stages);
+        }
+        const int count = smaller(tile.count - first_position, F::WARP_POSITIONS);
+        const int channels = smaller(F::WARP_OUTS, OUT_CHANNELS - first_channel);
+        const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
+        const int position = tile.first + first_position;
+        Element* const out = tensors.out + plane * shape.out_plane() + position;
+        if (exponent != NOT_FINITE) {
+            write_outputs<F>(sums, exponent, scales, staging, out, shape.out_plane(), channels, count);
+        } else {
+            UNROLL_1 for (int i = lane; i < count * channels; i += WARP)
+                out[i / count * shape.out_plane() + i % count] =
+                    fp32_output(shape, tensors, tile.sample, first_channel + i / count, position + i % count);
+        }
+    }
+}
+
+template <class F>
+__global__ void __launch_bounds__(THREADS, 1)
+    convolve(const Shape shape, const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
+    extern __shared__ __align__(128) char memory[];
+    const Pipeline pipeline(memory + F::FIXED_BYTES, F::PARTS * plan.x_bytes(), plan.stages);
+    float* const staging = reinterpret_cast<float*>(memory + F::WEIGHT_BYTES);
+    float* const scales = staging + F::STAGING_BYTES / 4;
+    if (threadIdx.x == 0) pipeline.init();
+    __syncthreads();
+    if (threadIdx.x >= CONSUMERS) {
+        produce<F>(shape, plan, pipeline, tensors.x);
+    } else {
+        const int group = blockIdx.x % F::GROUPS;
+        constexpr int WEIGHT_UNITS = F::WEIGHT_BYTES / UNIT_BYTES;
+        const uint4* const units = packed + static_cast<int64_t>(group) * WEIGHT_UNITS;
+        for (int i = threadIdx.x; i < WEIGHT_UNITS; i += CONSUMERS)
+            cp_async_cg_16(shared_address(memory) + i * UNIT_BYTES, units + i, 16);
+        const float* const unscales = reinterpret_cast<const float*>(packed + static_cast<int64_t>(F::GROUPS) * WEIGHT_UNITS);
+        for (int i = threadIdx.x; i < F::OUTS; i += CONSUMERS) {
+            const int o = group * F::OUTS + i;
+            scales[i] = unscales[o];
+            scales[F::OUTS + i] = tensors.bias && o < OUT_CHANNELS ? tensors.bias[o] : 0;
+        }
+        cp_async_wait_all();
+        bar_sync(2, CONSUMERS);
+        consume<F>(shape, plan, tensors, pipeline, memory, scales, staging);
+    }
+}
+
+// ---- the gradient of the weights: x (taps x positions) times grad (positions x outputs), summed over all positions
+// A unit's 8 taps at 8 positions, transposed by ldmatrix, are a quarter of a left operand. A tile of positions is in shared
+// memory at a time. While it is multiplied, the next one is on its way to registers of all warps.
+template <bool STRICT_>
+struct Gradient {
+    static constexpr bool STRICT = STRICT_;
+    static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 128, WARPS = THREADS / WARP;
+    // What a block keeps in shared memory; bytes at the original's size, strict in brackets:
+    //   | keys, exponents, a unit for each tap: 464 | [high, low]( x [channel][plane][row][unit]: 32,832 (2 x 32,832) |
+    //   | grad [output][position]: 13,056 (2 x 13,056) ) | each position's unit: 512 |
+    // A warp has every sixth tile of 16 taps, and half of the block's outputs.
+    static constexpr int OUTS = 48, WARPS_ACROSS = 2, WARPS_DOWN = WARPS / WARPS_ACROSS, WARP_OUTS = OUTS / WARPS_ACROSS;
+    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), N_TILES = WARP_OUTS / 8;
+    static constexpr int MOST_TILES = 5 * WARPS_DOWN, MOST_CHUNK = smaller(3, MOST_TILES / STEPS);  // as registers permit
+    static constexpr bool FITS = FITS_UNITS && MOST_CHUNK > 0;
+    static constexpr int CHUNKS = ceil_div(IN_CHANNELS, larger(MOST_CHUNK, 1)), CHUNK = ceil_div(IN_CHANNELS, CHUNKS);
+    static constexpr int BLOCKS_A_TILE = CHUNKS * GROUPS, MOST_STAGES = 1;
+    static constexpr int M_TILES = FITS ? ceil_div(CHUNK * STEPS, WARPS_DOWN) : 1;
+    static constexpr int GRAD_ROW = (POSITIONS + 8) * 2, GRAD_BYTES = OUTS * GRAD_ROW;  // bytes; no bank conflicts
+    // A block's sums, as in registers: [chunk][group][tile of taps][8 outputs][thread], a float4 each; then the biases'.
+    static constexpr int64_t PART_FLOATS = 4ll * M_TILES * N_TILES * THREADS;
+    static constexpr int BIAS_FLOATS = GROUPS * OUTS;
+    static constexpr int64_t FLOATS = CHUNKS * GROUPS * PART_FLOATS + BIAS_FLOATS;
+    static constexpr int UNITS_OF_TAPS = 2 * M_TILES * WARPS_DOWN;  // two a tile of taps
+    static constexpr int KEYS_BYTES = round_up((CHUNK + 1) * WARPS * 4 + 2 * CHUNK * 4 + UNITS_OF_TAPS * 4, 16);
+
+    static __host__ DEVICE int low_bytes(const Plan& plan) { return CHUNK * plan.x_bytes() + GRAD_BYTES; }
+    static __host__ int64_t bytes(const Plan& plan) {
+        return KEYS_BYTES + static_cast<int64_t>(PARTS) * low_bytes(plan) + POSITIONS * 4;
+    }
+};
+
+// What a block has: a group of outputs, a chunk of channels, and tiles [first, last).
+struct GradientPart {
+    int first_out, first_channel, channels, first, last;
+};
+
+// A thread's part of a tile on its way: rows of x, and of each of the warp's outputs of grad the positions 2 * lane and
+// 2 * lane + 1, and those 64 further on.
+template <class G>
+struct GradientTile {
+    using RowBatch = Batch<G::STRICT ? 1 : G::CHUNK, 1, G::WARPS>;
+    static constexpr int OUTS = G::OUTS / G::WARPS, RUNS = G::POSITIONS / (2 * WARP);
+    RowBatch rows;
+    float2 grads[OUTS][RUNS];
+
+    static DEVICE int output(int i) { return i * G::WARPS + threadIdx.x / WARP; }
+    // Whether they hold all rows; strict sums leave too few registers.
+    static DEVICE bool is_whole(const Plan& plan) { return !G::STRICT && RowBatch::is_whole(plan); }
+    DEVICE void load(const Shape& shape, const Plan& plan, const GradientPart& part, const Tile& tile, const Element* x,
+                     const Element* grad) {
+        const int lane = threadIdx.x % WARP;
+        const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + part.first_out + output(0);
+        const Element* from = grad + plane * shape.out_plane() + tile.first + 2 * lane;
+        UNROLL for (int i = 0; i < OUTS; ++i, from += G::WARPS * shape.out_plane()) {
+            const bool exists = OUT_CHANNELS % G::OUTS == 0 || part.first_out + output(i) < OUT_CHANNELS;
+            UNROLL for (int k = 0; k < RUNS; ++k) {
+                const int position = 2 * (lane + WARP * k);
+                grads[i][k].x = exists && position < tile.count ? __ldg(from + 2 * WARP * k) : 0;
+                grads[i][k].y = exists && position + 1 < tile.count ? __ldg(from + 2 * WARP * k + 1) : 0;
+            }
+        }
+        if (is_whole(plan)) rows.load(shape, plan, Rows(shape, tile, x, part.first_channel), 0, 0, part.channels);
+    }
+};
+
+// Exponents of sums may fall without limit, but rise only so far above the lowest that old tiles' sums stay finite.
+constexpr int MOST_RISE = 80, NO_EXPONENT = 1000;
+
+template <class G>
+__global__ void __launch_bounds__(THREADS, 1)
+    weight_gradient(const Shape shape, const Plan plan, const Element* __restrict__ x, const Element* __restrict__ grad,
+                    float* __restrict__ terms) {
+    extern __shared__ __align__(128) char memory[];
+    uint32_t* const keys = reinterpret_cast<uint32_t*>(memory);                           // [grad, channels][warp]
+    int* const exponents = reinterpret_cast<int*>(keys + (G::CHUNK + 1) * G::WARPS);      // of sums, of each channel
+    int* const changes = exponents + G::CHUNK;                                            // since the tile before
+    int* const tap_units = changes + G::CHUNK;  // from a position's first unit, in bytes; the lowest bits are the channel
+    const uint32_t stage = shared_address(memory + G::KEYS_BYTES);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, low = G::low_bytes(plan);
+    constexpr int PARTS = G::BLOCKS_A_TILE;
+    const int part_number = blockIdx.x % PARTS, first_channel = part_number / G::GROUPS * G::CHUNK;
+    const int64_t split = blockIdx.x / PARTS;
+    const GradientPart part = {part_number % G::GROUPS * G::OUTS, first_channel, smaller(G::CHUNK, IN_CHANNELS - first_channel),
+                               static_cast<int>(plan.tiles * split / plan.blocks),
+                               static_cast<int>(plan.tiles * (split + 1) / plan.blocks)};
+    using Registers = GradientTile<G>;
+    using RowBatch = Batch<1, 1, G::WARPS>;
+    const bool whole = Registers::is_whole(plan);
+
+    const auto publish = [&](int item, uint32_t key) {
+        if (lane == 0) keys[item * G::WARPS + warp] = key;
+    };
+    const auto exponent_of = [&](int item) {
+        const uint32_t key = warp_max(lane < G::WARPS ? keys[item * G::WARPS + lane] : 0);
+        return plane_exponent((larger(key, RAISE) - RAISE) / 2);
+    };
+    // Visits all batches of a tile whose rows take more than one a channel.
+    const auto visit_batches = [&](const Tile& tile, const auto& visit) {
+        RowBatch batch;
+        UNROLL_1 for (int c = 0; c < part.channels; ++c)
+            UNROLL_1 for (int pair = 0; pair < plan.row_pairs(); pair += RowBatch::ROW_PAIRS)
+                UNROLL_1 for (int column = 0; column < 2 * plan.pitch; column += RowBatch::COLUMN_PAIRS) {
+                    batch.load(shape, plan, Rows(shape, tile, x, first_channel + c), pair, column, 1);
+                    visit(batch, c, pair, column);
+                }
+    };
+
+    float sums[G::M_TILES][G::N_TILES][4] = {}, bias_sums[Registers::OUTS] = {};
+    int lowest = NO_EXPONENT;
+    if (threadIdx.x < G::CHUNK) exponents[threadIdx.x] = 0;
+    if (threadIdx.x < G::UNITS_OF_TAPS) {
+        const int step = smaller<int>(threadIdx.x / 2, part.channels * STEPS - 1);  // of one too many, sums are not used
+        tap_units[threadIdx.x] =
+            step / STEPS * (plan.x_bytes() + 1) + unit_offset(plan, step % STEPS * 2 + threadIdx.x % 2) * UNIT_BYTES;
+    }
+    Registers next;
+    Tile tile(plan, part.first);
+    if (!G::STRICT) next.load(shape, plan, part, tile, x, grad);
+    UNROLL_1 for (int number = part.first; number < part.last; ++number) {
+        const Tile following(plan, smaller(number + 1, part.last - 1));
+        if (G::STRICT) next.load(shape, plan, part, tile, x, grad);  // strict sums leave no registers for it before
+        // The scales: of grad, and of each channel.
+        uint32_t key = 0;
+        UNROLL for (int i = 0; i < Registers::OUTS * Registers::RUNS; ++i)
+            key = larger_key<true>(key, next.grads[i / Registers::RUNS][i % Registers::RUNS]);
+        publish(0, warp_max(key));
+        if (whole) {
+            UNROLL for (int c = 0; c < G::CHUNK; ++c)
+                if (c < part.channels) publish(1 + c, next.rows.template largest<true>(c));
+        } else {
+            uint32_t so_far = 0;
+            visit_batches(tile, [&](RowBatch& batch, int c, int pair, int column) {
+                so_far = larger(pair + column == 0 ? 0 : so_far, batch.template largest<true>(0));
+                publish(1 + c, so_far);
+            });
+        }
+        __syncthreads();  // scales are known, and the tile before has been multiplied
+        const int grad_exponent = exponent_of(0), most = lowest + MOST_RISE - grad_exponent;
+        float scales[G::CHUNK];
+        UNROLL for (int c = 0; c < G::CHUNK; ++c) {
+            if (c >= part.channels) break;
+            const int exponent = smaller(exponent_of(1 + c), most), of_sums = exponent + grad_exponent;
+            scales[c] = power_of_2(exponent), lowest = smaller(lowest, of_sums);
+            if (threadIdx.x == 0) changes[c] = of_sums - exponents[c], exponents[c] = of_sums;
+            if (whole) next.rows.template store<G::STRICT>(c, stage + c * plan.x_bytes(), low, plan, 0, 0, scales[c]);
+        }
+        if (!whole)
+            visit_batches(tile, [&](RowBatch& batch, int c, int pair, int column) {
+                float scale = scales[0];
+                UNROLL for (int i = 1; i < G::CHUNK; ++i) scale = c == i ? scales[i] : scale;
+                batch.template store<G::STRICT>(0, stage + c * plan.x_bytes(), low, plan, pair, column, scale);
+            });
+        const float grad_scale = power_of_2(grad_exponent);
+        const uint32_t grad_rows = stage + G::CHUNK * plan.x_bytes(), units = stage + G::PARTS * low;
+        UNROLL for (int i = 0; i < Registers::OUTS; ++i)
+            UNROLL for (int k = 0; k < Registers::RUNS; ++k) {
+                const float2 v = next.grads[i][k];
+                const uint32_t address = grad_rows + Registers::output(i) * G::GRAD_ROW + (lane + k * WARP) * 4;
+                st_shared_u32(address, fp16_pair(v.x * grad_scale, v.y * grad_scale));
+                if (G::STRICT) st_shared_u32(address + low, fp16_residual(v.x * grad_scale, v.y * grad_scale));
+                bias_sums[i] += v.x + v.y;
+            }
+        if (threadIdx.x < G::POSITIONS) st_shared_u32(units + threadIdx.x * 4, tile.unit(plan, threadIdx.x) * UNIT_BYTES);
+        __syncthreads();  // the tile is there
+        if (!G::STRICT && number + 1 < part.last) next.load(shape, plan, part, following, x, grad);
+
+        const int down = warp / G::WARPS_ACROSS;
+        uint32_t taps[G::M_TILES];  // of each tile of taps, the lane's unit at the first position
+        UNROLL for (int m = 0; m < G::M_TILES; ++m) {
+            const int tap_unit = tap_units[(m * G::WARPS_DOWN + down) * 2 + lane / 8 % 2], channel = tap_unit % UNIT_BYTES;
+            taps[m] = stage + tap_unit - channel;
+            const int change = changes[channel];
+            if (change != 0)
+                UNROLL for (int i = 0; i < G::N_TILES * 4; ++i) sums[m][i / 4][i % 4] = scaled(sums[m][i / 4][i % 4], change);
+        }
+        const uint32_t lane_unit = units + (lane / 16 * 8 + lane % 8) * 4;
+        const uint32_t lane_grad =
+            grad_rows + (warp % G::WARPS_ACROSS * G::WARP_OUTS + lane / 16 * 8 + lane % 8) * G::GRAD_ROW + lane / 8 % 2 * 16;
+        // Strict sums begin again with each tile, see multiply_stage; a thread has registers for those of some tiles of taps.
+        constexpr int AT_ONCE = G::STRICT ? smaller(G::M_TILES, 3) : G::M_TILES;
+        UNROLL for (int group = 0; group < G::M_TILES; group += AT_ONCE) {
+            float parts[AT_ONCE][G::N_TILES][4] = {};
+            uint32_t next_unit = ld_shared_u32(lane_unit);
+            UNROLL_1 for (int first = 0; first < tile.count; first += 16) {
+                const uint32_t unit = next_unit;
+                next_unit = ld_shared_u32(lane_unit + smaller(first + 16, G::POSITIONS - 16) * 4);
+                uint4 b[G::PARTS][2];  // of outputs 0 to 15 and 8 to 23
+                UNROLL for (int i = 0; i < 2 * G::PARTS; ++i)
+                    b[i / 2][i % 2] = ldmatrix_m8n8_x4(lane_grad + i / 2 * low + i % 2 * 8 * G::GRAD_ROW + first * 2);
+                UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m) {
+                    uint4 a[G::PARTS];
+                    UNROLL for (int p = 0; p < G::PARTS; ++p) a[p] = ldmatrix_m8n8_x4_trans(taps[m] + unit + p * low);
+                    if ((m + 1) * G::WARPS_DOWN > G::CHUNK * STEPS && m * G::WARPS_DOWN + down >= G::CHUNK * STEPS) break;
+                    UNROLL for (int j = 0; j < G::N_TILES; ++j)
+                        multiply<G::STRICT>(G::STRICT ? parts[m - group][j] : sums[m][j], a[0], a[G::PARTS - 1],
+                                            b[0][j / 2], b[G::PARTS - 1][j / 2], j > 0);
+                }
+            }
+            if (G::STRICT)
+                UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m)
+                    UNROLL for (int i = 0; i < G::N_TILES * 4; ++i) sums[m][i / 4][i % 4] += parts[m - group][i / 4][i % 4];
+        }
+        tile = following;
+    }
+
+    terms += split * G::FLOATS;
+    float4* const mine = reinterpret_cast<float4*>(terms + part_number * G::PART_FLOATS) + threadIdx.x;
+    UNROLL for (int i = 0; i < G::M_TILES * G::N_TILES; ++i) {
+        const int m = i / G::N_TILES;
+        const int exponent = -exponents[tap_units[(m * G::WARPS_DOWN + warp / G::WARPS_ACROSS) * 2] % UNIT_BYTES];
+        const float(&v)[4] = sums[m][i % G::N_TILES];
+        mine[i * THREADS] =
+            make_float4(scaled(v[0], exponent), scaled(v[1], exponent), scaled(v[2], exponent), scaled(v[3], exponent));
+    }
+    UNROLL for (int i = 0; i < Registers::OUTS; ++i) {
+        float sum = bias_sums[i];
+        UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        if (first_channel == 0 && lane == 0) terms[PARTS * G::PART_FLOATS + part.first_out + Registers::output(i)] = sum;
+    }
+}
+
+// Adds the splits' terms in an order of its own, and puts the sums where they belong. Either gradient may be null. A warp adds
+// every SUM_WARPS-th split, 4 terms a lane.
+constexpr int SUM_WARPS = 8, SUM_THREADS = SUM_WARPS * WARP, SUM_TERMS = 4 * WARP;
+template <class G>
+__global__ void __launch_bounds__(SUM_THREADS)
+    add_splits(const float* __restrict__ terms, Element* __restrict__ grad_weight,
+               Element* __restrict__ grad_bias, int splits) {
+    __shared__ float4 shares[SUM_WARPS][WARP];
+    const int share = threadIdx.x / WARP, lane_of_4 = threadIdx.x % WARP;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + lane_of_4 * 4;
+    float4 sum = {};
+    if (first < G::FLOATS)
+#pragma unroll 8
+        for (int split = share; split < splits; split += SUM_WARPS) {
+            const float4 v = *reinterpret_cast<const float4*>(terms + split * G::FLOATS + first);
+            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+        }
+    shares[share][lane_of_4] = sum;
+    __syncthreads();
+    const int64_t term = static_cast<int64_t>(blockIdx.x) * SUM_TERMS + threadIdx.x;
+    if (threadIdx.x >= SUM_TERMS || term >= G::FLOATS) return;
+    float total = 0;
+    UNROLL for (int i = 0; i < SUM_WARPS; ++i) total += reinterpret_cast<const float*>(shares[i])[threadIdx.x];
+    const int64_t of_bias = term - (G::FLOATS - G::BIAS_FLOATS);
+    if (of_bias >= 0) {
+        if (grad_bias && of_bias < OUT_CHANNELS) grad_bias[of_bias] = total;
+        return;
+    }
+    const int element = term % 4, thread = term / 4 % THREADS, lane = thread % WARP, warp = thread / WARP;
+    const int of_8 = term / (4 * THREADS) % G::N_TILES, m = term / (4 * THREADS) / G::N_TILES % G::M_TILES;
+    const int part = term / G::PART_FLOATS, step = m * G::WARPS_DOWN + warp / G::WARPS_ACROSS;
+    const int o = part % G::GROUPS * G::OUTS + warp % G::WARPS_ACROSS * G::WARP_OUTS + of_8 * 8 + lane % 4 * 2 + element % 2;
+    const int channel = part / G::GROUPS * G::CHUNK + step / STEPS;
+    const Tap tap(step % STEPS * 2 + element / 2, lane / 4);
+    if (grad_weight && o < OUT_CHANNELS && step < G::CHUNK * STEPS && channel < IN_CHANNELS && tap.exists)
+        grad_weight[(static_cast<int64_t>(o) * IN_CHANNELS + channel) * TAPS + tap.u * KERNEL_W + tap.v] = total;
+}
+
+// ---- launches
+struct Device {
+    int sm_count, shared_bytes;
+    explicit Device(int device) {
+        cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+        cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
+    }
+};
+
+static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t width) {
+    Shape s;
+    s.batch = batch, s.height = height, s.width = width;
+    s.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1, s.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
+    s.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+    return s;
+}
+
+// The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
+// shared memory; `plan` is how. Whole planes are lines where they can be.
+template <class F>  // Forward or Gradient
+static bool make_plan(Plan& plan, const Shape& shape, const Device& device, int least_stages) {
+    for (const bool by_rows : {false, true})
+        for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
+            const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
+            const int64_t line = by_rows ? shape.out_w : shape.out_plane(), lines = by_rows ? shape.out_h : 1;
+            const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = shape.batch * lines * of_line;
+            if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
+            const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
+            plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
+            plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
+            plan.blocks = smaller(plan.tiles, larger(device.sm_count / F::BLOCKS_A_TILE, 1));
+            if (F::bytes(plan) <= device.shared_bytes) return true;
+        }
+    return false;
+}
+
+// Calls visit(kernel, plan) for the fastest kernel that takes the shape; false where none does.
+template <class Visit>
+static bool visit_forward(const Shape& shape, int device, bool strict, const Visit& visit) {
+    if constexpr (FITS_UNITS) {
+        const auto takes = [&](auto kernel, int least_stages) {
+            Plan plan;
+            const bool fits = make_plan<decltype(kernel)>(plan, shape, Device(device), least_stages);
+            if (fits) visit(kernel, plan);
+            return fits;
+        };
+        if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
+        if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
+        return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
+    }
+    return false;
+}
+
+// The floats that the packed weights take; 0: what no kernel takes.
+extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
+    int64_t floats = 0;
+    visit_forward(make_shape(nullptr, batch, height, width), device, strict,
+                  [&](auto kernel, const Plan&) { floats = decltype(kernel)::PACKED_FLOATS; });
+    return floats;
+}
+
+// out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
+extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+    const Shape shape = make_shape(x, batch, height, width);
+    const Tensors tensors = {x, weight, bias, out};
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaError_t error = cudaErrorNotSupported;
+    visit_forward(shape, device, strict, [&](auto kernel, const Plan& plan) {
+        using F = decltype(kernel);
+        uint4* const units = reinterpret_cast<uint4*>(packed);
+        const auto pack = pack_weights<F>;
+        pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(weight, units);
+        const auto convolution = convolve<F>;
+        const int bytes = static_cast<int>(F::bytes(plan));
+        error = cudaFuncSetAttribute(convolution, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        if (error == cudaSuccess)
+            convolution<<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(shape, plan, tensors, units);
+    });
+    return error == cudaSuccess ? cudaGetLastError() : error;
+}
+
+// How the gradients are shared: `plan.blocks` splits of the tiles, each of CHUNKS * GROUPS blocks, so that all SMs have one.
+// The order of additions depends on it.
+template <class Visit>
+static bool visit_gradient(const Shape& shape, int device, bool strict, const Visit& visit) {
+    const auto takes = [&](auto kernel) {
+        using G = decltype(kernel);
+        if constexpr (G::FITS) {
+            Plan plan;
+            if (!make_plan<G>(plan, shape, Device(device), 1)) return false;
+            visit(kernel, plan);
+        }
+        return G::FITS;
+    };
+    return strict ? takes(Gradient<true>()) : takes(Gradient<false>());
+}
+
+// The floats between the gradient's kernels; 0: what they do not take.
+extern "C" int64_t count_terms(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
+    int64_t floats = 0;
+    visit_gradient(make_shape(nullptr, batch, height, width), device, strict,
+                   [&](auto kernel, const Plan& plan) { floats = plan.blocks * decltype(kernel)::FLOATS; });
+    return floats;
+}
+
+// `terms` has count_terms() floats; grad_bias may be null.
+extern "C" int launch_gradient(const Element* x, const Element* grad, float* terms, Element* grad_weight, Element* grad_bias,
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+    const Shape shape = make_shape(x, batch, height, width);
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaError_t error = cudaErrorNotSupported;
+    visit_gradient(shape, device, strict, [&](auto kernel, const Plan& plan) {
+        using G = decltype(kernel);
+        const auto gradient = weight_gradient<G>;
+        const auto add = add_splits<G>;
+        const int bytes = static_cast<int>(G::bytes(plan));
+        error = cudaFuncSetAttribute(gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        if (error != cudaSuccess) return;
+        gradient<<<plan.blocks * G::BLOCKS_A_TILE, THREADS, bytes, stream>>>(shape, plan, x, grad, terms);
+        add<<<ceil_div(G::FLOATS, SUM_TERMS), SUM_THREADS, 0, stream>>>(terms, grad_weight, grad_bias, plan.blocks);
+    });
+    return error == cudaSuccess ? cudaGetLastError() : error;
+}
+"""
+
+
+def is_strict():
+    """Return whether PyTorch's settings forbid TF32 in convolutions."""
+    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
+    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
+
+
+@functools.lru_cache(maxsize=1024)
+def sizes(kernels, x, weight, bias, stride, padding, strict):
+    """Return the output's shape, floats of scratch and terms (0: PyTorch computes), numbers. Raises RuntimeError."""
+    outs, built = kernels.OUT_CHANNELS, (kernels.STRIDE_H, kernels.STRIDE_W, kernels.PAD_H, kernels.PAD_W)
+    check(kernels, "x", x, x, (*x[0][:1], kernels.IN_CHANNELS, *x[0][-2:]))
+    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
+    if bias:
+        check(kernels, "bias", bias, x, (outs,))
+    batch, _, *image = x[0]
+    room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, weight[0][2:], strict=False)]
+    if (*stride, *padding) != built or len(padding) != 2 or min(room) < 0 or max(image) >= 2**30:
+        got = f"{image}, {[*stride]} and {[*padding]}"
+        raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} with strides and padding of {[*built]} does not fit {got}")
+    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
+        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
+    shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
+    numbers = strict, batch, *image
+    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    terms = kernels.count_terms(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    if not floats or not terms:
+        limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
+        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
+    return shape, floats, terms, numbers
+
+
+def sizes_of(kernels, x, weight, bias, stride, padding):
+    kinds = kind(x), kind(weight), None if bias is None else kind(bias)
+    return sizes(kernels, *kinds, tuple(stride), tuple(padding), is_strict())
+
+
+def forward(kernels, x, weight, bias, stride, padding):
+    shape, floats, _, numbers = sizes_of(kernels, x, weight, bias, stride, padding)
+    if not floats:
+        return original(x, weight, bias, stride, padding)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(shape)
+    if out.numel():
+        launch(kernels.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)
+    return out
+
+
+def plan(kernels, x, weight, bias, stride, padding, needs):
+    """Return `needs`, or None where PyTorch computes the gradient."""
+    return needs if sizes_of(kernels, x, weight, bias, stride, padding)[2] else None
+
+
+def save(kernels, x, weight, bias, stride, padding, plan):
+    """Return the output, and nothing else: the gradient needs the arguments alone."""
+    return forward(kernels, x, weight, bias, stride, padding), x.new_empty(0), x.new_empty(0)
+
+
+def saved(kernels, x, weight, bias, stride, padding, plan):
+    return original(x, weight, bias, stride, padding), x.new_empty(0), x.new_empty(0)
+
+
+def gradient(kernels, grad, x, weight, bias, stride, padding, none, nothing, plan):
+    """Return the gradients of x, which is PyTorch's, weight and bias, those in `plan`."""
+    shape, _, terms, numbers = sizes_of(kernels, x, weight, bias, stride, padding)
+    check(kernels, "grad", grad, x, shape)
+    grad, x, wanted = grad.contiguous(), x.contiguous(), bool(plan & 2)
+    ours = wanted and terms and grad.numel()
+    theirs = bool(plan & 1), wanted and not ours, wanted and not ours and bias is not None
+    found = [None] * 3
+    if any(theirs):
+        layout = list(weight.shape[:1]), stride, padding, (1, 1), False, (0, 0), 1  # no dilation, not transposed, one group
+        found = list(torch.ops.aten.convolution_backward(grad, x, weight, *layout, theirs))
+    if ours:
+        found[1:] = weight.new_empty(weight.shape), None if bias is None else bias.new_empty(bias.shape)
+        launch(kernels.launch_gradient, x, grad, x.new_empty(terms), *found[1:], *numbers)
+    return tuple(grad.new_empty(0) if each is None else each for each in found)
+
+
+def original(x, weight, bias, stride, padding):
+    """The gradient is PyTorch's, which computes the output again, 297 MB at the original's size."""
+    return nn.functional.conv2d(x, weight, bias, stride, padding)
+
+
+class ModelNew(nn.Module):
+    # Bound here, so that another variant in the same notebook cannot replace them.
+    shared_limit_kb = SHARED_LIMIT_KB
+    fused = plan, save, saved, gradient
+    schema = "forward(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
+    sources = NAME, CUDA, schema, forward, original
+
+    def __init__(self, num_classes=1000):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels=3, out_channels=96, kernel_size=11, stride=4, padding=2)
+
+    @torch.compiler.assume_constant_result
+    def namespace(self):
+        conv = self._modules["conv1"]
+        constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
+        for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride), ("PAD", conv.padding)):
+            constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
+        return build(*self.sources, (fuse, *self.fused), SHARED_LIMIT_KB=self.shared_limit_kb, **constants)
+
+    def operands(self, x):
+        conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
+        if conv.dilation != (1, 1) or conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+            raise ValueError(f"{self.sources[0]}: expected no dilation, one group and zero padding in numbers, got {conv}")
+        return x, conv.weight, conv.bias, conv.stride, conv.padding
+
+    def forward(self, x):
+        operands = self.operands(x)
+        return getattr(torch.ops, self.namespace()).forward(*operands)
+
+
+# ---- A gradient of its own: the same text in all files that have one.
+def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
+    """Give `forward` a gradient by two more operators. PyTorch's (Gradient) stays for the gradient of a gradient.
+
+    plan(kernels, *arguments, needs) returns a number for the others, or None where PyTorch is to compute the gradient; in both
+    numbers bit 1 stands for the gradient of the first argument, bit 2 for those of the other tensors.
+    save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
+    *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
+    """
+    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
+    inputs = schema[schema.index("(") + 1 : schema.index(")")]
+    tensors = inputs.count("Tensor")
+    returned = ", ".join(["Tensor"] * tensors)
+    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
+    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
+    save = functools.partial(save, kernels)
+    library.impl("save", save, "CompositeExplicitAutograd")
+    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+
+    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
+    def shapes(grad, *arguments):
+        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
+        given = [0 if each is None else each.shape for each in arguments[:tensors]]
+        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
+
+    def needs_of(ctx):
+        _, first, *others = ctx.needs_input_grad
+        return first + 2 * any(others)
+
+    class Fused(Gradient):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            ctx.plan = plan(kernels, *arguments, needs_of(ctx))
+            if ctx.plan is None:
+                return Gradient.forward(ctx, keys, *arguments)
+            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            ctx.save_for_backward(*arguments[:tensors], *kept)
+            ctx.others = arguments[tensors:]
+            return output
+
+        @staticmethod
+        def backward(ctx, grad):
+            if ctx.plan is None or torch.is_grad_enabled():  # create_graph
+                return Gradient.backward(ctx, grad)
+            given, needs = ctx.saved_tensors, ctx.needs_input_grad[1 : 1 + tensors]
+            found = operators.gradient(grad, *given[:tensors], *ctx.others, *given[tensors:], ctx.plan & ~3 | needs_of(ctx))
+            found = [each if needed else None for each, needed in zip(found, needs, strict=True)]
+            return None, *found, *[None] * len(ctx.others)
+
+    return Fused
+
+
+# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
+LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+
+
+@functools.lru_cache(maxsize=None)
+def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
+
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
+    """
+    if torch.__version__ < "2.4":
+        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
+
+    def fingerprint(code):  # of a function: all but the place where it was written
+        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+
+    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
+    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
+    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
+    operators = getattr(torch.ops, namespace)
+    with LOADING:
+        if not getattr(operators, "registered", None):
+            kernels = load(namespace, text, flags)
+            vars(kernels).update(constants)
+            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+    return namespace
+
+
+def load(name, text, flags):
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+    from torch.utils import cpp_extension
+
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
+    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)
+    # Some releases return no path.
+    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
+    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
+        if hasattr(kernels, symbol):  # the text may leave it out for these constants
+            function = getattr(kernels, symbol)
+            function.restype = numbers[result]
+            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+    return kernels
+
+
+def register(namespace, schema, kernels, forward, original, fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
+    tensors = schema[: schema.index("->")].count("Tensor")
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            warn(f"{namespace[:-11]}: {original.__doc__}")
+            ctx.save_for_backward(*arguments[:tensors])
+            ctx.others = arguments[tensors:]
+            return below_autograd(operator, forward, keys, *arguments)
+
+        @staticmethod
+        def backward(ctx, grad):
+            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            with torch.enable_grad():
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+            return None, *[next(found) if needed else None for needed in needs]
+
+    def autograd(keys, *arguments):
+        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
+        has_tangents = torch.autograd.forward_ad._current_level >= 0
+        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return Gradient.apply(keys, *arguments)
+        return below_autograd(operator, forward, keys, *arguments)
+
+    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("forward", forward, "CompositeExplicitAutograd")
+    library.impl("forward", autograd, "Autograd", with_keyset=True)
+    operator = getattr(torch.ops, namespace).forward.default
+    if fused:
+        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
+    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
+        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+    return library
+
+
+def below_autograd(operator, function, keys, *arguments):
+    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
+    if is_plain(keys.raw_repr()):
+        return function(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+@functools.lru_cache(maxsize=None)
+def is_plain(raw_keys):
+    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
+    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def kind(tensor):
+    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def check(kernels, name, tensor, place, shape):
+    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
+    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+
+
+def launch(function, *arguments):
+    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
+    place, stream = arguments[0], 0
+    if place.is_cuda:
+        device = place.get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return launch(function, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
+    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
+    if code:
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+        raise RuntimeError(f"{function.__name__}: {words}")
+
+
+@functools.lru_cache(maxsize=None)
+def warn(text):
+    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
+    frame, files = sys._getframe(), []
+    while frame:
+        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
+    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
+
+
+def main():
+    from torch.utils import benchmark, cpp_extension
+
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
+    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
+    torch.manual_seed(0)
+    arguments, shape, small, limit = EXAMPLE
+    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
+    with torch.no_grad():
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
+        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
+        if not emulated:
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
+            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    verdict = "right" if error <= limit else "wrong"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
+
+
+if __name__ == "__main__":
+    main()
