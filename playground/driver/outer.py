@@ -50,8 +50,9 @@ class Player:
 def measure(truth, players, place, step, declared, limit, seconds):
     """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
-    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` is one of workload.MODES. After `seconds`,
-    SECONDS at least, there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where nothing can be measured.
+    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` is one of workload.MODES. After `seconds`
+    (SECONDS at least) there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where nothing can be
+    measured.
     """
     rounds = {name: [] for name in (*players, NULL)}
     counts = dict.fromkeys(rounds, FEWEST_CALLS)
