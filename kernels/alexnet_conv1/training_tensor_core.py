@@ -1094,7 +1094,7 @@ def saved(kernels, x, weight, bias, stride, padding, plan):
 def gradient(kernels, grad, x, weight, bias, stride, padding, none, nothing, plan):
     """Return the gradients of x, which is PyTorch's, weight and bias, those in `plan`."""
     shape, _, terms, numbers = sizes_of(kernels, x, weight, bias, stride, padding)
-    check(kernels, "grad", grad, x, shape)
+    check(kernels, "grad", kind(grad), kind(x), shape)
     grad, x, wanted = grad.contiguous(), x.contiguous(), bool(plan & 2)
     ours = wanted and terms and grad.numel()
     theirs = bool(plan & 1), wanted and not ours, wanted and not ours and bias is not None
