@@ -120,7 +120,7 @@ class Installation:
         self.builder.make_shared()
         runtime.configure(self.mode, *self.settings)
         runtime.library().emulator_debug(self.debug)
-        self.to_exception = lambda report: parse_finding(report, self.builder.file_of_library)
+        self.to_exception = lambda report: parse_finding(report, self.builder.file_of_library, self.builder.numbered)
         runtime.torch_glue().emulator_torch_raise_with(ctypes.py_object(self.to_exception))
         if self.mode != "fast":
             from .outputs import OperatorWatch

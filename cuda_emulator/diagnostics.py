@@ -21,6 +21,8 @@ CUDA_NAME = re.compile(
     r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc|nvtx)[A-Z_]\w*|cu[A-Z][a-z]\w*|__nv_fp\w+|__(?:nv_)?cvt_\w*fp8\w*"
     r"|(?:cub|thrust|cute|cutlass|nvcuda|cudnn_frontend|nvtx3)"
 )
+# Of CUDA 8, gone with independent thread scheduling.
+WITHOUT_SYNC = {"__shfl", "__shfl_up", "__shfl_down", "__shfl_xor", "__ballot", "__any", "__all"}
 UNKNOWN = re.compile(r"was not declared|does not name a type|has not been declared|is not a member of|No such file")
 UNKNOWN_NAME = re.compile(rf"[‘'](?:[^’']*\W)?(?P<name>\w+)[’'][^’']*(?:{UNKNOWN.pattern})")
 NO_MEMBER = re.compile(r"has no member named [‘'](?P<name>\w+)")
@@ -124,11 +126,14 @@ def told_of(error, missing):
         return f"error: {missing} is not declared here: cuda_runtime.h, or the header that has it, is not included"
     if missing:
         return f"{UNSUPPORTED}{missing}"
+    if UNKNOWN.search(error.text) and (old := WITHOUT_SYNC.intersection(error.names)):
+        (name,) = old
+        return f"error: {name} is no function of CUDA since version 9; use {name}_sync(mask, ...), which names the lanes"
     if size := re.search(r"emulator_constant_size_of_(\w+)", error.text):
         return f"error: the shared array {size[1]} has a size that no constant is; extern __shared__ takes any"
     if twice := re.search(r"conflicting declaration [^‘]*‘.*emulator_dynamic_(\w+)", error.text):
         return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
-    return re.sub(r"^error: (#error )?(?=the emulator does not support )", "", f"error: {error.text}")
+    return re.sub(r"^error: (#error |static assertion failed: )?(?=the emulator does not support )", "", f"error: {error.text}")
 
 
 def column_of_a_name(names, source):

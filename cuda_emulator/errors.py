@@ -65,8 +65,8 @@ class Finding(RuntimeError):
 def parse_finding(text, file_of_library, program=None):
     """The runtime's report, a key=value a line, as a Finding.
 
-    `file_of_library` maps a library to its text's file. `program` is the program.Program whose text has several files: lines of
-    calls in another file than the finding's are then strings that name it.
+    `file_of_library` maps a library to its text's file. `program` is the program.Program, or the extension.NumberedFiles, whose
+    text has several files: lines of calls in another file than the finding's are then strings that name it.
     """
     fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
@@ -79,7 +79,7 @@ def parse_finding(text, file_of_library, program=None):
             lines = [int(fields[prefix + "line"])]
         elif prefix + "library" in fields:
             library = fields[prefix + "library"]
-            names = program.names if program else {Path(file).name for file in [file_of_library(library)] if file}
+            names = {Path(file).name for file in [file_of_library(library)] if file} | (program.names if program else set())
             lines = lines_of_instruction(library, int(fields[prefix + "offset"]), names)
         else:
             lines = []

@@ -9,6 +9,7 @@ from . import c_functions, runtime, toolchain
 from .declarations import ACCEPTED_RACE
 from .diagnostics import describe, errors_in, is_for_want_of_a_header, unexplained
 from .errors import EmulatorError
+from .program import LINES_OF_A_FILE, Program, in_mirror, numbered
 from .rewrite import rewrite
 from .sourcemap import SourceMap, calling_file
 from .text import UnsupportedError, as_read, tokens_of
@@ -69,13 +70,6 @@ def versioned(name, given):
         versions.append(given)
     version = versions.index(given)
     return f"{name}_v{version}" if version else name
-
-
-def read_source(path):
-    try:
-        return as_read(path.read_text(errors="replace"))
-    except OSError as error:
-        raise EmulatorError(f"{path}: {error.strerror or error}") from None
 
 
 def refuse_device_lambdas(prepared, flags):
@@ -159,6 +153,61 @@ class Prepared:
         )
 
 
+class LoadedFile:
+    """One of the files that are given to load, made ready as Prepared does it, with its headers in its program's mirror.
+
+    PyTorch's headers that the program's own include come first: what nvcc defines stands behind them and before the own.
+    """
+
+    TORCH_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:torch|ATen|c10|pybind11)/[^>\n]*>", re.M)
+
+    def __init__(self, program, file):
+        self.program, self.file, self.given = program, str(file.path), file.text
+        self.is_cuda = file.path.suffix == ".cu"
+        self.uses_torch, self.shared = True, False
+        headers = [line for each in program.files if each is not file for line in self.TORCH_INCLUDE.findall(each.text)]
+        added = [*dict.fromkeys(headers), *operator_headers(file.rewritten), "#include <emulator/torch_overrides.h>"]
+        added += ["#include <emulator/nvcc_macros.h>"] if self.is_cuda else []
+        last = file.made.last_include_line
+        at = last % LINES_OF_A_FILE if last else 0
+        more = "\n".join([*added, f"#line {file.first_line + at}"])
+        self.text = after_line(numbered(file), at + 1, more)  # its first line is a #line
+
+    def line_of(self, line):
+        return line
+
+    def errors(self, messages):
+        return errors_in(messages, {str(file.path) for file in self.program.files}.__contains__)
+
+    def described(self, errors, messages):
+        described = describe(errors, self.program.place, self.program.is_compiled_as_it_is) if errors else unexplained(messages)
+        return EmulatorError(described)
+
+    def explain(self, messages):
+        return self.described(self.errors(messages), messages)
+
+
+class NumberedFiles:
+    """The files of all that load has built: each has its own range of lines, which no text of load_inline reaches."""
+
+    def __init__(self):
+        self.files = {}  # index in the numbering -> path
+        self.next_index = 1
+
+    def add(self, program):
+        self.files |= {program.first_index + at: file.path for at, file in enumerate(program.files)}
+        self.next_index += len(program.files)
+
+    @property
+    def names(self):
+        return {path.name for path in self.files.values()}
+
+    def place(self, line):
+        """(file, line); no file for a line of load_inline's."""
+        index, at = divmod(line, LINES_OF_A_FILE)
+        return (self.files[index], at) if index in self.files else (None, line)
+
+
 class Builder:
     """Builds and loads texts under one configuration, and remembers which library came from which file."""
 
@@ -167,6 +216,7 @@ class Builder:
         self.files = {}  # library -> the Python file of its text
         self.namespaces = {}  # of operators -> the Python file
         self.kernel_lines = {}  # kernel -> the line of its definition
+        self.numbered = NumberedFiles()
         self.last_file = None
         self.watch = None  # an OperatorWatch
 
@@ -269,34 +319,34 @@ class Builder:
     ):
         """Build and load files as torch.utils.cpp_extension.load does. Raises EmulatorError for one that cannot be read."""
         paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(path) for path in sources]
-        texts = [read_source(path) for path in paths]
+        folders = [Path(folder) for folder in extra_include_paths or []]
+        program = Program(paths, folders, first_index=self.numbered.next_index).read()
+        texts = [(str(file.path), file.text) for file in program.files]
         given = texts, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, self.mode, self.debug
         name = versioned(name, repr(given))
+        self.numbered.add(program)
         self.last_file = str(next((path for path in paths if path.suffix == ".cu"), paths[0]))
+        mirror = toolchain.kept("sources", "", [*texts, program.first_index], program.write)
         flags = {
             True: [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or [])],
             False: [*filter(KEPT_FLAG.fullmatch, extra_cflags or [])],
         }
-        folders = dict.fromkeys([*(path.parent for path in paths), *(extra_include_paths or [])])
-        includes = [f"-I{folder}" for folder in folders]
-        objects, kernels = [], []
-        for path, text in zip(paths, texts, strict=True):
-            is_cuda = path.suffix == ".cu"
-            prepared = Prepared(text, str(path), str(path), is_cuda)
-            if is_cuda:
-                refuse_device_lambdas(prepared, extra_cuda_cflags)
-                kernels.append(prepared)
-                objects.append(self.compile_kernels(name, prepared, [*flags[True], *includes]))
+        own = dict.fromkeys([*(path.parent for path in paths), *folders])
+        includes = [f"-I{in_mirror(mirror, folder)}" for folder in own] + [f"-I{folder}" for folder in own]
+        objects = []
+        for file in program.files[: len(paths)]:
+            loaded = LoadedFile(program, file)
+            if loaded.is_cuda:
+                refuse_device_lambdas(loaded, extra_cuda_cflags)
+                objects.append(self.compile_kernels(name, loaded, [*flags[True], *includes]))
             else:
-                prepared.shared = False
-                objects += self.compile_binding(name, prepared, [*flags[False], *includes])
+                objects += self.compile_binding(name, loaded, [*flags[False], *includes])
+            self.kernel_lines.update({k: found[-1].line % LINES_OF_A_FILE for k, found in file.made.kernels.items()})
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
         library = toolchain.link(objects, name, (*toolchain.torch_flags()[1], *extra))
         self.files[str(library)] = self.namespaces[name] = self.last_file
-        for each in kernels:
-            runtime.accept_races(library, each.accepted_races)
-            runtime.waits(library, each.waiting)
-            self.kernel_lines.update(each.kernel_lines)
+        runtime.accept_races(library, program.accepted_lines)
+        runtime.waits(library, [line for file in program.files for line in file.waiting])
         return self._loaded(name, library, is_python_module, None)
 
     load.emulates_cuda = True

@@ -11,11 +11,12 @@ from . import runtime, toolchain
 from .declarations import ACCEPTED_RACE
 from .diagnostics import describe, errors_in, unexplained
 from .errors import EmulatorError, parse_finding
-from .rewrite import find_kernels, rewrite
+from .rewrite import Rewritten, find_kernels, rewrite
 from .sides import Sides, macros_with_qualifiers, sides_of
 from .text import UnsupportedError, as_read, tokens_of
 
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">]', re.M)
+OPENMP = re.compile(r"^[ \t]*#[ \t]*(?:pragma[ \t]+omp\b|include[ \t]*<omp\.h>)", re.M)
 CUDA_SUFFIXES = {".cu", ".cuh"}
 PLAIN_SUFFIXES = {".c"}  # for the C compiler, as it is
 # The lines of a program's files have one numbering, so that a line alone names its file: those of the second file begin here.
@@ -32,6 +33,7 @@ class SourceFile:
     first_line: int
     rewritten: str = ""
     waiting: tuple = ()  # lines, in the program's numbering
+    made: Rewritten | None = None  # None: the file is C
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Program:
     compiled: list
     folders: list  # of -I
     defines: list = field(default_factory=list)  # of -D
+    first_index: int = 0  # of its files in the numbering of lines
     files: list = field(default_factory=list)
     accepted_races: dict = field(default_factory=dict)
 
@@ -56,7 +59,7 @@ class Program:
                 text = as_read(path.read_text(errors="replace"))
             except OSError as error:
                 raise EmulatorError(f"{path}: {error.strerror or error}") from None
-            self.files.append(SourceFile(path, text, len(self.files) * LINES_OF_A_FILE + 1))
+            self.files.append(SourceFile(path, text, (self.first_index + len(self.files)) * LINES_OF_A_FILE + 1))
             waiting += self.included(path, text)
         kernels = {}
         try:
@@ -67,7 +70,7 @@ class Program:
             for file in self.files:
                 if file.path.suffix in CUDA_SUFFIXES or file.path.suffix not in PLAIN_SUFFIXES:
                     made = rewrite(file.text, file.first_line, kernels, program=sides, is_own_header=self.is_own_header)
-                    file.rewritten, file.waiting = made.text, made.waiting_lines
+                    file.rewritten, file.waiting, file.made = made.text, made.waiting_lines, made
                 else:
                     file.rewritten = file.text
         except UnsupportedError as error:
@@ -107,7 +110,7 @@ class Program:
     def place(self, line):
         """(file, line) of a line in the program's numbering."""
         index, line = divmod(line, LINES_OF_A_FILE)
-        return self.files[index].path, line
+        return self.files[index - self.first_index].path, line
 
     @property
     def names(self):
@@ -118,16 +121,14 @@ class Program:
         """The cached executable."""
         folders = [folder.resolve() for folder in self.folders]
         flags = [*FLAGS, *toolchain.kernel_flags(mode, debug=False), *(f"-D{define}" for define in self.defines)]
+        openmp = ["-fopenmp"] if any(OPENMP.search(file.text) for file in self.files) else []
+        flags += openmp  # nvcc is asked for it by -Xcompiler
         units = self.files[: len({path.resolve() for path in self.compiled})]
         library = toolchain.runtime_library()
 
         def make(path):
             mirror = path.parent / MIRROR
-            for file in self.files:
-                copy = in_mirror(mirror, file.path)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                name = str(file.path).replace("\\", "\\\\").replace('"', '\\"')
-                copy.write_text(f'#line {file.first_line} "{name}"\n{file.rewritten}')
+            self.write(mirror)
             includes = [f"-I{in_mirror(mirror, folder)}" for folder in folders] + [f"-I{folder}" for folder in folders]
             front = ["-include", str(toolchain.INCLUDE / "emulator" / "program.h")]
             objects = []
@@ -140,7 +141,6 @@ class Program:
                     how += ["-x", "c", "-std=gnu17"]
                 command = toolchain.compile_command(how, in_mirror(mirror, unit.path), objects[-1])
                 toolchain.run_compiler(command, self.explain)
-            openmp = ["-lgomp"] if any("omp.h" in file.text for file in self.files) else []
             libraries = [*openmp, str(library), f"-Wl,-rpath,{library.parent}", "-lpthread", "-ldl"]
             # Its own symbols are exported, so that a kernel launched through a pointer has a name.
             exported = ["-rdynamic", toolchain.OWN_SYMBOLS]
@@ -154,6 +154,23 @@ class Program:
             make,
         )
 
+    def write(self, mirror):
+        """Write the rewritten files below a folder."""
+        for file in self.files:
+            copy = in_mirror(mirror, file.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(numbered(file))
+
+    @property
+    def accepted_lines(self):
+        """The lines whose races are accepted, in the program's numbering."""
+        return [
+            file.first_line + at
+            for file in self.files
+            for at, line in enumerate(file.text.split("\n"))
+            if ACCEPTED_RACE.search(line)
+        ]
+
     def explain(self, messages):
         own = {str(file.path) for file in self.files}
         errors = errors_in(messages, own.__contains__)
@@ -161,6 +178,7 @@ class Program:
 
     def is_compiled_as_it_is(self, line):
         index, at = divmod(line, LINES_OF_A_FILE)
+        index -= self.first_index
         texts = (self.files[index].text, self.files[index].rewritten)
         before, after = (text.split("\n")[at - 1 : at] for text in texts)
         return before == after
@@ -173,12 +191,7 @@ class Program:
         """
         reading, writing = os.pipe()
         told = f"{runtime.MODES[mode]} {runtime.SCHEDULES[schedule]} {seed} {writing} {int(runtime.CALL_OFF)}"
-        accepted = " ".join(
-            str(file.first_line + at)
-            for file in self.files
-            for at, line in enumerate(file.text.split("\n"))
-            if ACCEPTED_RACE.search(line)
-        )
+        accepted = " ".join(map(str, self.accepted_lines))
         waiting = " ".join(str(line) for file in self.files for line in sorted(file.waiting))
         environment = os.environ | {
             "EMULATOR_PROGRAM": told,
@@ -218,6 +231,12 @@ def ended(process, limit):
         process.kill()
         process.wait()
         raise
+
+
+def numbered(file):
+    """A file's rewritten text under the program's numbering of lines."""
+    name = str(file.path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'#line {file.first_line} "{name}"\n{file.rewritten}'
 
 
 def in_mirror(mirror, path):

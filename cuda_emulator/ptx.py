@@ -388,12 +388,12 @@ def _(match, mask):
     return f"__syncwarp({mask.value}, __LINE__);"
 
 
-@instruction(r"(membar|fence)\.(gl|sys|acq_rel\.gpu|acq_rel\.sys|sc\.gpu|sc\.sys)")
+@instruction(r"membar\.(?:gl|sys)|fence\.(?:acq_rel|sc|acquire|release)\.(?:gpu|sys|cluster)")
 def _(match):
     return "::emulator::device_fence();"
 
 
-@instruction(r"membar\.cta|fence\.(acq_rel|sc)\.cta")
+@instruction(r"membar\.cta|fence\.(?:acq_rel|sc|acquire|release)\.cta")
 def _(match):
     return "::emulator::block_fence();"
 
@@ -510,11 +510,12 @@ def _(match, to, source, *policy):
     targets = to.parts or [to]
     size = ELEMENT[width] * len(targets)
     strong = "true" if order in ("volatile", "relaxed", "acquire") else "false"
+    fence = "::emulator::device_fence();" if order == "acquire" else ""
     element = f"::emulator::ptx::element<'{kind}', {ELEMENT[width]}>"
     return (
         f"{{ {element}::type v[{len(targets)}]; ::emulator::ptx::load(v, {pointer(space, source.value)}, {size}, {strong}); "
         + "".join(f"::emulator::ptx::give({target.text}, v[{i}]);" for i, target in enumerate(targets) if target.text != "_")
-        + " }"
+        + f" {fence}}}"
     )
 
 
@@ -821,18 +822,18 @@ ATOMICS = {
     "add": "atomicAdd", "min": "atomicMin", "max": "atomicMax", "and": "atomicAnd", "or": "atomicOr", "xor": "atomicXor",
     "exch": "atomicExch", "inc": "atomicInc", "dec": "atomicDec", "cas": "atomicCAS",
 }  # fmt: skip
-WHERE = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?(?:\.(shared|global)(?:::cta|::cluster)?)?"
+WHERE = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(cta|cluster|gpu|sys))?(?:\.(shared|global)(?:::cta|::cluster)?)?"
 
 
 def atomic(match, to, address, values):
-    order, space, operation, kind, width = match.groups()
+    order, scope, space, operation, kind, width = match.groups()
     typed = (
         {"b": "unsigned", "u": "unsigned", "s": "int", "f": "float"}[kind]
         if width == "32"
         else ({"b": "unsigned long long", "u": "unsigned long long", "s": "long long", "f": "double"}[kind])
     )
     given = ", ".join(f"({typed})::emulator::ptx::take<{REGISTERS[kind + width]}>({value.value})" for value in values)
-    call_text = f"{ATOMICS[operation]}(({typed}*){pointer(space, address.value)}, {given})"
+    call_text = f"{ATOMICS[operation]}{'_block' if scope == 'cta' else ''}(({typed}*){pointer(space, address.value)}, {given})"
     fence = "::emulator::device_fence(); "
     before, after = (fence if order in (named, "acq_rel") else "" for named in ("release", "acquire"))
     return f"{{ {before}{assign(to, call_text) if to else call_text + ';'} {after}}}"

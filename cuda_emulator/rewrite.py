@@ -38,7 +38,6 @@ UNSUPPORTED_HEADERS = re.compile(
     r"|cuda_awbarrier|cudaTypedefs|nvrtc|nvtx|cooperative_groups/(?!reduce\.h|scan\.h)"
 )
 UNSUPPORTED_WORDS = {
-    "cudaGraphLaunch": "a CUDA graph",
     "cudaMipmappedArray_t": "a mipmapped array",
     "block_tile_memory": "tiles of several warps",
     "texCubemap": "a cube map",
@@ -328,11 +327,13 @@ class Rewriter:
     def include(self, line):
         """The tokens to put in the place of the line."""
         text = squeezed(line)
-        self.last_include_line = line[0].line
         header = re.search(r'[<"](.*)[>"]', text)
+        if header and self.is_own_header(header[1]):
+            return line
+        self.last_include_line = line[0].line
         if not header:
             return line
-        if UNSUPPORTED_HEADERS.match(header[1]) and not (INCLUDE / header[1]).is_file() and not self.is_own_header(header[1]):
+        if UNSUPPORTED_HEADERS.match(header[1]) and not (INCLUDE / header[1]).is_file():
             return tokens_of(f"// {header[1]}")  # what of it is used is not known to the compiler, and named by it
         self.uses_torch |= bool(re.match(r"torch/|ATen/|c10/", header[1]))
         return line

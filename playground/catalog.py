@@ -45,6 +45,12 @@ SETTINGS = {
 }
 
 
+# What needs a GPU or the emulator: kernels, or a library of CUDA's.
+CUDA_TEXT = re.compile(
+    r"__global__|(import|from) triton|#\s*include\s*[<\"](cudnn|cublas|cufft|cusparse|cusolver|curand)\w*\.h"
+)
+
+
 class CatalogError(Exception):
     """A name or a path that stands for nothing, or a file without what its kind must define; the text says what to do."""
 
@@ -139,6 +145,11 @@ def find_model(name_or_path):
         if model.name == name_or_path:
             return model
     path = _existing_file(name_or_path, "model", [model.name for model in models()])
+    names = _top_level_names(path)
+    if "ModelNew" in names and "Model" not in names:
+        raise CatalogError(
+            f"{path}: defines ModelNew and no Model, as a solution does: give it to --variant, its problem to --model"
+        )
     return Model(path.stem, path)
 
 
@@ -163,7 +174,13 @@ def find_variant(model, name_or_path):
     for variant in known:
         if variant.name == name_or_path:
             return variant
-    return _variant(_existing_file(name_or_path, f"variant of {model.name}", [variant.name for variant in known]))
+    path = _existing_file(name_or_path, f"variant of {model.name}", [variant.name for variant in known])
+    names = _top_level_names(path)
+    if {"Model", "get_inputs"} <= names and not {"ModelNew", "*"} & names:
+        raise CatalogError(
+            f"{path}: defines Model and no ModelNew, as a problem does: give it to --model, its solution to --variant"
+        )
+    return _variant(path)
 
 
 def find_any_variant(name_or_path, model_name=None):
@@ -208,7 +225,7 @@ def _variant(path):
     A stranger's file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
-    if "__global__" in text or "import triton" in text or "from triton" in text:
+    if CUDA_TEXT.search(text):
         return Variant(path.stem, path, "cuda")
     ours = Variant(path.stem, path, "cpu")
     return ours if ours.is_catalogued or path.stem.startswith("cpu_") else Variant(path.stem, path, "any")
@@ -257,6 +274,17 @@ def load_problem(path, settings=None):
     exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), module.__dict__)
     _require(module, path, ["Model", "get_inputs", "get_init_inputs"])
     return module
+
+
+def _top_level_names(path):
+    """The names that a file defines or imports at its top level, "*" among them; none of one that is no Python."""
+    try:
+        body = ast.parse(Path(path).read_text(encoding="utf-8")).body
+    except (SyntaxError, ValueError, OSError):
+        return set()
+    names = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    imported = [alias for node in body if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    return names.union({alias.asname or alias.name for alias in imported}, *map(_assigned_names, body))
 
 
 def _assigned_names(statement):

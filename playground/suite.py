@@ -26,7 +26,10 @@ class Pair:
 
     `level`, `problem_id` and `sample_id` are KernelBench's, None where nothing says them. `origin` is where the solution comes
     from, in the words of the list, and `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why it
-    cannot be judged; None where nothing is known against it.
+    cannot be judged; None where nothing is known against it; `skipped` is why it is not tried here.
+
+    Where a problem lists several sizes, `case` says which this is, {"kind": "test" or "benchmark", "name", "ranking",
+    "benchmarks": how many are listed}. What is not `timed` is only judged.
     """
 
     problem: Path
@@ -40,6 +43,9 @@ class Pair:
     claimed_speedup: float | None = None
     settings: dict = field(default_factory=dict)
     broken: str | None = None
+    skipped: str | None = None
+    case: dict | None = None
+    timed: bool = True
 
     def facts(self):
         """What the JSON document says of the pair."""
@@ -49,6 +55,7 @@ class Pair:
             **{name: getattr(self, name) for name in NUMBERS},
             "origin": self.origin,
             **({} if self.claimed_speedup is None else {"claimed_speedup": self.claimed_speedup}),
+            **({} if self.case is None else {"case": self.case}),
         }
 
 

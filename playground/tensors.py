@@ -194,6 +194,38 @@ def to(inputs, device):
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
+WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
+
+
+@contextlib.contextmanager
+def uninitialised_is_nan():
+    """While active, torch fills what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
+
+    torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what a variant compiles
+    deterministic from then on.
+    """
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    mode = torch.get_deterministic_debug_mode()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_deterministic_debug_mode("warn")
+    _modes.append(mode)
+    try:
+        yield
+    finally:
+        _modes.pop()
+        torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+_modes = []  # of torch's determinism, as they were before
+
+
+def deterministic_mode():
+    """Torch's mode, as it would be without uninitialised_is_nan: a file may set the usual one again after a call of its own."""
+    mode = torch.get_deterministic_debug_mode()
+    return _modes[0] if _modes and mode == WARN else mode
+
+
 DRAWS = 20261124  # the seed of what a model draws in a call, for dropout
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a whole problem can be converted
 

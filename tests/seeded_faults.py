@@ -167,8 +167,8 @@ judge/precision.py: 16 bits stay 16 bits in the truth
 
 judge/behaviour.py: a view of the input is an earlier output
     judge/test_behaviour.py
--kept = [output for output in kept if not _share_memory([output], given)]
-+kept = list(kept)
+-earlier = {storage(output) for output in kept if output.numel()} - given
++earlier = {storage(output) for output in kept if output.numel()}
 
 judge/precision.py: what is drawn into an argument stays there
     judge/test_oracle.py
@@ -345,7 +345,7 @@ worker/candidate.py: weights by chance
 -    model.load_state_dict(weights)
 +    pass
 
-worker/candidate.py: clean memory
+tensors.py: clean memory
     worker/test_candidate.py
 -    torch.utils.deterministic.fill_uninitialized_memory = True
 +    torch.utils.deterministic.fill_uninitialized_memory = False

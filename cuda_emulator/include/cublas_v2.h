@@ -8,10 +8,6 @@
 #include <cuda_runtime.h>
 #include <library_types.h>
 
-struct cublasContext {
-    cudaStream_t stream = nullptr;
-};
-using cublasHandle_t = cublasContext*;
 enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
@@ -31,6 +27,11 @@ enum cublasMath_t {
     CUBLAS_PEDANTIC_MATH = 2,
     CUBLAS_TF32_TENSOR_OP_MATH = 3
 };
+struct cublasContext {
+    cudaStream_t stream = nullptr;
+    cublasMath_t mode = CUBLAS_DEFAULT_MATH;
+};
+using cublasHandle_t = cublasContext*;
 enum cublasPointerMode_t { CUBLAS_POINTER_MODE_HOST, CUBLAS_POINTER_MODE_DEVICE };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
 enum cublasComputeType_t {
@@ -79,11 +80,35 @@ inline cublasStatus_t cublasSetMatrix(int rows, int columns, int bytes, const vo
 inline cublasStatus_t cublasGetMatrix(int rows, int columns, int bytes, const void* a, int step, void* to, int to_step) {
     return emulator_cublas_copy(rows, columns, bytes, a, step, to, to_step, cudaMemcpyDeviceToHost);
 }
+// Every copy is done at once.
+#define EMULATOR_CUBLAS_ASYNC(NAME, PARAMETERS, ...) \
+    inline cublasStatus_t NAME##Async PARAMETERS { return NAME(__VA_ARGS__); }
+EMULATOR_CUBLAS_ASYNC(cublasSetVector, (int n, int bytes, const void* x, int step, void* to, int to_step, cudaStream_t), n,
+                      bytes, x, step, to, to_step)
+EMULATOR_CUBLAS_ASYNC(cublasGetVector, (int n, int bytes, const void* x, int step, void* to, int to_step, cudaStream_t), n,
+                      bytes, x, step, to, to_step)
+EMULATOR_CUBLAS_ASYNC(cublasSetMatrix, (int m, int n, int bytes, const void* a, int step, void* to, int to_step, cudaStream_t),
+                      m, n, bytes, a, step, to, to_step)
+EMULATOR_CUBLAS_ASYNC(cublasGetMatrix, (int m, int n, int bytes, const void* a, int step, void* to, int to_step, cudaStream_t),
+                      m, n, bytes, a, step, to, to_step)
+#undef EMULATOR_CUBLAS_ASYNC
 inline cublasStatus_t cublasDestroy(cublasHandle_t handle) { return delete handle, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
     return handle->stream = stream, CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream) {
+    return *stream = handle->stream, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
+    return handle->mode = mode, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
+    return *mode = handle->mode, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasGetPointerMode(cublasHandle_t, cublasPointerMode_t* mode) {
+    return *mode = CUBLAS_POINTER_MODE_HOST, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasGetVersion(cublasHandle_t, int* version) { return *version = 130000, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetPointerMode(cublasHandle_t, cublasPointerMode_t mode) {
     return mode == CUBLAS_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }

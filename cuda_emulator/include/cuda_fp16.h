@@ -6,9 +6,8 @@ using __half = emulator::Number16<emulator::Float16>;
 using __half2 = emulator::Pair16<emulator::Float16>;
 using half = __half;
 using half2 = __half2;
-struct __half_raw {
-    unsigned short x;
-};
+using __half_raw = emulator::Raw16<emulator::Float16>;
+using __half2_raw = emulator::RawPair16<emulator::Float16>;
 
 EMULATOR_INLINE __half __float2half(float v) { return __half(v); }
 EMULATOR_INLINE __half __float2half_rn(float v) { return __half(v); }

@@ -13,6 +13,9 @@ namespace {
 
 constexpr int LANES = 32;
 
+constexpr int OF_BLOCK = -1;  // in place of a thread
+constexpr int of_warp(int warp) { return -2 - warp; }
+
 bool is_mbarrier(uint32_t barrier) { return barrier >= ARENA_START; }  // else the number of a named one
 uint64_t key_of(const Published& p) { return uint64_t(p.block) << 32 | p.warp; }
 void raise(uint32_t& tick, uint32_t to) { tick = std::max(tick, to); }
@@ -60,6 +63,7 @@ void Clock::begin_block(Block& b) {
     c.fences.assign(b.threads.size(), Fence::none_needed);
     c.fenced_for_block.assign(b.threads.size(), 0);
     c.variables.clear();
+    c.seen.clear();
     c.others.clear();
     c.brought.clear();
     c.ended.clear();
@@ -83,6 +87,7 @@ void Clock::advance(Block& b, int warp, unsigned mask) {
 
 void Clock::block_synchronised(Block& b) {
     BlockClock& c = clock_of(b);
+    if (!c.seen.empty()) share_seen(c, of_warp(int(b.warps.size())), int(b.threads.size()), OF_BLOCK);
     c.barrier = next_ << 5;
     // Fences are cumulative: behind the barrier each thread has passed those of all. They count if no write lacks one.
     const auto any = [&](Fence fence) { return std::find(c.fences.begin(), c.fences.end(), fence) != c.fences.end(); };
@@ -134,6 +139,7 @@ void Clock::arrive_from_outside(Block& home, uint32_t barrier, Thread& t) {
 
 void Clock::lanes_synchronised(Block& b, int warp, unsigned mask) {
     BlockClock& c = clock_of(b);
+    if (!c.seen.empty()) share_seen(c, warp * LANES, warp * LANES + LANES - 1, of_warp(warp));
     const uint32_t tick = ++c.ticks[warp];
     advance(b, warp, mask);
     const unsigned lanes = mask & b.warps[warp].alive;
@@ -209,25 +215,69 @@ void Clock::release(Thread& t, uintptr_t variable) {
     ++c.ticks[t.warp];
     advance(*t.owner, t.warp, 1u << t.lane);
     auto& published = (for_all ? variables_ : c.variables)[variable];
-    const auto publish = [&](const Published& p) { published.try_emplace(key_of(p), p).first->second.merge(p); };
+    if (!published || published.use_count() > 1)
+        published = published ? std::make_shared<PublishedByWarp>(*published) : std::make_shared<PublishedByWarp>();
+    const auto publish = [&](const Published& p) { published->try_emplace(key_of(p), p).first->second.merge(p); };
     for_each_published(t, publish);
     for (const auto& known : c.acquired) publish(known.second);
 }
 
-void Clock::acquire(Thread& t, uintptr_t variable) {
-    acquire_from(variables_, t, variable);
-    acquire_from(clock_of(*t.owner).variables, t, variable);
+void Clock::see(Thread& t, uintptr_t variable) {
+    BlockClock& c = clock_of(*t.owner);
+    if (variables_.empty() && c.variables.empty()) return;
+    const auto published = [&](const PublishedByVariable& variables) {
+        const auto found = variables.find(variable);
+        return found == variables.end() ? nullptr : found->second;
+    };
+    Seen now{published(variables_), published(c.variables), ++times_seen_};
+    if (now.by_all || now.by_block) c.seen[{t.linear, variable}] = std::move(now);
 }
 
-void Clock::acquire_from(const PublishedByVariable& variables, Thread& t, uintptr_t variable) {
-    if (variables.empty()) return;
-    const auto found = variables.find(variable);
-    if (found == variables.end()) return;
+void Clock::fence(Thread& t, bool for_block) {
     BlockClock& c = clock_of(*t.owner);
-    for (const auto& entry : found->second) {
+    for (const int who : {t.linear, of_warp(t.warp), OF_BLOCK}) {
+        const auto first = c.seen.lower_bound({who, 0}), last = c.seen.lower_bound({who + 1, 0});
+        for (auto seen = first; seen != last; ++seen) {
+            if (seen->second.by_all) acquire(*seen->second.by_all, t, for_block);
+            if (seen->second.by_block) acquire(*seen->second.by_block, t, for_block);
+        }
+        if (!for_block && who != of_warp(t.warp)) c.seen.erase(first, last);  // other lanes may still need the warp's
+    }
+}
+
+// What threads have seen, so have those with which they meet.
+void Clock::share_seen(BlockClock& c, int first_thread, int last_thread, int as) {
+    const auto first = c.seen.lower_bound({first_thread, 0}), last = c.seen.lower_bound({last_thread + 1, 0});
+    for (auto seen = first; seen != last;) {
+        if (seen->first.first == as) {
+            ++seen;
+            continue;
+        }
+        Seen& shared = c.seen[{as, seen->first.second}];
+        if (shared.when < seen->second.when) shared = std::move(seen->second);
+        seen = c.seen.erase(seen);
+    }
+}
+
+bool Clock::is_seen_without_a_fence(Segment segment, const BlockClock& c) const {
+    const Chunk& other = chunk(segment);
+    for (const auto& seen : c.seen)
+        for (const auto& published : {seen.second.by_all, seen.second.by_block})
+            if (published)
+                for (const auto& [key, p] : *published)
+                    if (p.block == other.block &&
+                        (segment < p.barrier || (p.warp == other.warp && other.tick < p.ticks[segment & 31])))
+                        return true;
+    return false;
+}
+
+// With `for_block` only what threads of the block have published: that of others takes a fence for the device.
+void Clock::acquire(const PublishedByWarp& published, Thread& t, bool for_block) {
+    BlockClock& c = clock_of(*t.owner);
+    for (const auto& entry : published) {
         const Published& p = entry.second;
         if (p.block != c.serial) {
-            learn(c, p);
+            if (!for_block) learn(c, p);
             continue;
         }
         if (c.others.empty()) c.others.assign(c.threads() * c.threads(), 0);

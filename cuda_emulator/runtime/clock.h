@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 #include <array>
+#include <map>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -33,7 +35,12 @@ struct Published {
     void merge(const Published& other);
 };
 using PublishedByWarp = std::unordered_map<uint64_t, Published>;  // by block and warp
-using PublishedByVariable = std::unordered_map<uintptr_t, PublishedByWarp>;
+// Whoever has seen a variable keeps what was published with it then: it is copied before it changes.
+using PublishedByVariable = std::unordered_map<uintptr_t, std::shared_ptr<PublishedByWarp>>;
+struct Seen {
+    std::shared_ptr<const PublishedByWarp> by_all, by_block;
+    uint64_t when = 0;
+};
 
 // Where a thread stands with what it has written to device memory since the block's last barrier.
 enum class Fence : uint8_t { none_needed, missing, passed };
@@ -52,6 +59,8 @@ struct BlockClock {
     std::vector<Fence> fences;                    // by thread: its next atomic or volatile write publishes if it has passed one
     std::vector<uint8_t> fenced_for_block;        // by thread: the same of a fence for the block's own threads
     PublishedByVariable variables;                // written behind such a fence
+    // By who has seen it, a thread, a warp or the block, and variable: what a fence will order before them.
+    std::map<std::pair<int, uintptr_t>, Seen> seen;
     std::unordered_map<uint32_t, PublishedByWarp> from_outside;  // brought to a barrier by other blocks of the cluster
     PublishedByWarp acquired;                                    // from other blocks
     std::unordered_map<uint32_t, Segment> acquired_barriers;     // of them, by block
@@ -73,7 +82,6 @@ class Clock {
     Segment launch_first = 1;  // everything before it belongs to an earlier launch, or lies before a barrier of the grid
 
     void begin_launch();
-    void grid_synchronised() { launch_first = next_ << 5; }
     void begin_block(Block& block);
     void block_synchronised(Block& block);
     void blocks_synchronised(const std::vector<Block*>& blocks);  // of a cluster or a grid; null for those that are not there
@@ -86,7 +94,12 @@ class Clock {
     void proxy_fence(Thread& thread);
     bool behind_proxy_fence(Segment segment, const BlockClock& clock) const;
     void release(Thread& thread, uintptr_t variable);  // a write that others may wait for
-    void acquire(Thread& thread, uintptr_t variable);
+    // An atomic or volatile access is relaxed: what it has seen is ordered before what follows the thread's next fence, or that
+    // of a thread with which it has met at a barrier since.
+    void see(Thread& thread, uintptr_t variable);
+    void fence(Thread& thread, bool for_block);
+    // Would a fence have ordered `segment` before what the block does now?
+    bool is_seen_without_a_fence(Segment segment, const BlockClock& clock) const;
 
     const Chunk& chunk(Segment segment) const { return chunks_[segment >> 5]; }
     // Is everything in `segment` ordered before what `thread` does now? A thread's own past counts only if `strict` is false.
@@ -100,7 +113,8 @@ class Clock {
 
  private:
     uint32_t new_chunk(uint32_t block, uint32_t warp, uint32_t tick);
-    void acquire_from(const PublishedByVariable& variables, Thread& thread, uintptr_t variable);
+    void share_seen(BlockClock& clock, int first_thread, int last_thread, int as);
+    void acquire(const PublishedByWarp& published, Thread& thread, bool for_block);
     void advance(Block& block, int warp, unsigned mask);
     template <class Visit>
     void for_each_published(const Thread& thread, Visit visit) const;
@@ -108,6 +122,7 @@ class Clock {
     Chunk* chunks_ = nullptr;
     uint32_t next_ = 1, serial_ = 0, first_block_ = 0;
     std::vector<uint3> blocks_;
+    uint64_t times_seen_ = 0;
     PublishedByVariable variables_;
 };
 

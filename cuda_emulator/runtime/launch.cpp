@@ -13,6 +13,7 @@
 
 #include "emulator/host_api.h"
 #include "faults.h"
+#include "graphs.h"
 #include "scheduler.h"
 #include "shadow.h"
 #include "ticks.h"
@@ -183,6 +184,7 @@ dim3 cluster_of(const void* kernel, std::initializer_list<NamedCluster> known) {
 void run_grid(const char* name, int line, const void* kernel, const LaunchConfig& config, void (*entry)(void*), void* arguments,
               size_t argument_bytes) {
     if (current) worker->stop(worker->describe("not supported", std::string("a kernel launches another one, ") + name, {}));
+    if (config.stream && record_launch(name, line, kernel, config, entry, arguments, argument_bytes)) return;
     if (finding_pending()) return;  // as on the device, nothing runs after an error that nobody has looked at
     Finding finding;
     {

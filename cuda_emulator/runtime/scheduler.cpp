@@ -356,8 +356,14 @@ void Worker::stop(const Finding& finding) {
 }
 
 void Worker::stop_out_of_time(const std::string& message, Place place) {
-    stop(options.extents ? Finding()
-                         : describe("time limit", message, place));  // one that says nothing ends the launch as well
+    if (options.extents) stop(Finding());  // one that says nothing ends the launch as well
+    stop_waiting(describe("time limit", message, place));
+}
+
+// Who looks at memory that nothing has written may wait because of that, as for a lock that was never made free.
+void Worker::stop_waiting(const Finding& finding) {
+    const Finding* cause = options.checked() ? uninitialised_in(resident) : nullptr;
+    stop(cause ? *cause : finding);
 }
 
 Party Worker::party(const Thread& thread, Place place, const char* did) const {
@@ -419,7 +425,7 @@ void Worker::report_deadlock(Block& b) {
             finding.other = party(t, {t.waits_at_line, nullptr}, "waits");
             break;
         }
-    stop(finding);
+    stop_waiting(finding);
 }
 
 // Lets those who ask for the active mask go on, each with the lanes of its warp that ask in the same line.

@@ -97,7 +97,6 @@ struct Thread : ThreadView {
     const void* watches_from = nullptr;   // the instruction, where it is known
     bool gave_up = false;                 // in its last mbarrier.try_wait
     bool compares = false;                // its atomic operation is a compare-and-swap
-    bool for_its_block = false;           // its atomic operation is of the block's scope
     std::shared_ptr<Finding> forgivable;  // a race of its last plain read, unless a compare-and-swap of the same word follows
     const void* forgivable_at = nullptr;
     Standstill standstill;
@@ -282,11 +281,11 @@ struct Worker {
     void make_ready(Block& block, int thread);
     void pause();  // the thread stays ready; others run first
     [[noreturn]] void stop(const Finding& finding);
+    [[noreturn]] void stop_waiting(const Finding& finding);  // what threads wait for does not come
     [[noreturn]] void stop_out_of_time(const std::string& message, Place place);
     Finding describe(const char* kind, const std::string& message, Place place);
     Party party(const Thread& thread, Place place, const char* did) const;
     Fiber& next();  // chooses what runs now
-    bool ends_block_barrier(Block& block);
     void release_barrier(Block& block);
 
  private:

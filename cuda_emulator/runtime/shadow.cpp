@@ -171,18 +171,26 @@ const char* rule_of(const Site& s, const char* did) {
     return " (memory model: a data race)";
 }
 
-// Returns only if the text accepts the race.
-__attribute__((noinline)) void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
-    if (is_accepted_race(s.instruction, whole_address(instruction, s))) return;
+// A fence that is left out behind the sign of another thread is named: many take the sign itself for an order.
+Finding race_with(const Site& s, Segment other, uint32_t instruction, const char* did) {
     const bool blocks_differ = launch_clock.chunk(other).block != s.shadow.clock.serial;
+    std::string why = std::string(" with nothing to order the two") + rule_of(s, did);
+    if (launch_clock.is_seen_without_a_fence(other, s.shadow.clock))
+        why = std::string(" before it gave a sign behind a fence; the sign was seen here with no ") +
+              (blocks_differ ? "__threadfence()" : "__threadfence_block()") +
+              " behind that (memory model: atomic and volatile accesses are relaxed, they order nothing by themselves)";
     Finding f = finding(s,
                         s.shared        ? "shared memory race"
                         : blocks_differ ? "race between blocks"
                                         : "global memory race",
-                        std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did +
-                            " with nothing to order the two" + rule_of(s, did));
+                        std::string(verb(s.access)) + " " + place_text(s) + ", which another thread " + did + why);
     f.other = party_of(other, instruction, s, did);
-    worker->stop(f);
+    return f;
+}
+
+// Returns only if the text accepts the race.
+__attribute__((noinline)) void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
+    if (!is_accepted_race(s.instruction, whole_address(instruction, s))) worker->stop(race_with(s, other, instruction, did));
 }
 
 [[noreturn]] void report_in_flight(const Site& s, const Cell& c) {
@@ -227,15 +235,7 @@ __attribute__((noinline)) void note_uninitialised(const Site& s) {
 // value the next instruction confirms. The Programming Guide's own atomicAdd for double begins like that.
 __attribute__((noinline)) void defer_race(const Site& s, Segment other, uint32_t instruction) {
     if (is_accepted_race(s.instruction, whole_address(instruction, s))) return;
-    const bool blocks_differ = launch_clock.chunk(other).block != s.shadow.clock.serial;
-    s.thread.forgivable = std::make_shared<Finding>(finding(
-        s,
-        s.shared        ? "shared memory race"
-        : blocks_differ ? "race between blocks"
-                        : "global memory race",
-        std::string(verb(s.access)) + " " + place_text(s) +
-            ", which another thread atomically updated with nothing to order the two" + rule_of(s, "atomically updated")));
-    s.thread.forgivable->other = party_of(other, instruction, s, "atomically updated");
+    s.thread.forgivable = std::make_shared<Finding>(race_with(s, other, instruction, "atomically updated"));
     s.thread.forgivable_at = (const void*)s.address;
 }
 
@@ -677,6 +677,12 @@ void end_block_shadow(Block& b) {
     keep_rounds(b);
 }
 
+const Finding* uninitialised_in(const std::vector<Block*>& blocks) {
+    for (const Block* b : blocks)
+        if (b->shadow && !b->shadow->uninitialised.kind.empty()) return &b->shadow->uninitialised;
+    return nullptr;
+}
+
 void free_shadow(Block& b) {
     if (b.shadow && b.shadow->cells) munmap(b.shadow->cells, ARENA_WORDS * sizeof(Cell));
     delete b.shadow;
@@ -783,7 +789,7 @@ void strong_access(const void* address, unsigned bytes, Access access, const voi
     if (t.fiber->owns(address)) return;  // a volatile variable of the thread's own
     t.watches_from = instruction;
     if (access == Access::strong_read) notice_spinning(t, address, bytes);
-    if (access != Access::strong_write) launch_clock.acquire(t, uintptr_t(address));
+    if (access != Access::strong_write) launch_clock.see(t, uintptr_t(address));
     examine(address, bytes, access, bytes, instruction);
     if (access != Access::strong_read) launch_clock.release(t, uintptr_t(address));
 }
@@ -796,7 +802,7 @@ Site site_of(Thread& t, const void* address, unsigned bytes, Access access, cons
 }
 
 // Does an atomic operation that is one for its own block only meet one of another block?
-void examine_scope(Thread& t, void* address, unsigned bytes, const void* instruction) {
+void examine_scope(Thread& t, void* address, unsigned bytes, bool of_block, const void* instruction) {
     if (!device_memory.holds_page(uintptr_t(address))) return;
     const Site s = site_of(t, address, bytes, Access::atomic, instruction);
     const auto check = [&](Segment other, uint32_t at) {
@@ -811,7 +817,7 @@ void examine_scope(Thread& t, void* address, unsigned bytes, const void* instruc
     };
     const auto known = block_scoped.find(s.address);
     if (known != block_scoped.end()) check(known->second.segment, uint32_t(uintptr_t(known->second.instruction)));
-    if (!t.for_its_block) return;
+    if (!of_block) return;
     const Cell& c = *device_memory.cell(address);
     if (c.writer & ATOMIC && !(c.writer & SPLIT)) check(c.writer & SEGMENT_BITS, c.writer_instruction);
     block_scoped[s.address] = {t.segment, instruction};
@@ -869,31 +875,25 @@ void volatile_access(const void* address, unsigned bytes, Access access, const v
     strong_access(address, bytes, access, instruction);
 }
 
-void note_compare(void* address, unsigned bytes) {
+static void examine_atomic(void* address, unsigned bytes, bool of_block, const void* instruction) {
+    Thread* t = static_cast<Thread*>(current);
+    if (t && (of_block || !block_scoped.empty())) examine_scope(*t, address, bytes, of_block, instruction);
+    strong_access(address, bytes, Access::atomic, instruction);
+    if (options.mode == Mode::count) count_atomic();
+}
+
+void note_compare(void* address, unsigned bytes, bool of_block) {
     if (!options.checked()) return;
     Thread* t = static_cast<Thread*>(current);
     if (t) t->compares = true;
-    if (t && !block_scoped.empty()) examine_scope(*t, address, bytes, __builtin_return_address(0));
-    strong_access(address, bytes, Access::atomic, __builtin_return_address(0));
+    examine_atomic(address, bytes, of_block, __builtin_return_address(0));
     if (t) t->compares = false;
-    if (options.mode == Mode::count) count_atomic();
 }
 void note_block_atomic(void* address, unsigned bytes) {
-    if (!options.checked()) return;
-    if (Thread* t = static_cast<Thread*>(current)) {
-        t->for_its_block = true;
-        examine_scope(*t, address, bytes, __builtin_return_address(0));
-        t->for_its_block = false;
-    }
-    strong_access(address, bytes, Access::atomic, __builtin_return_address(0));
-    if (options.mode == Mode::count) count_atomic();
+    if (options.checked()) examine_atomic(address, bytes, true, __builtin_return_address(0));
 }
 void note_atomic(void* address, unsigned bytes) {
-    if (!options.checked()) return;
-    if (current && !block_scoped.empty())
-        examine_scope(*static_cast<Thread*>(current), address, bytes, __builtin_return_address(0));
-    strong_access(address, bytes, Access::atomic, __builtin_return_address(0));
-    if (options.mode == Mode::count) count_atomic();
+    if (options.checked()) examine_atomic(address, bytes, false, __builtin_return_address(0));
 }
 void note_read(const void* address, unsigned bytes) {
     if (options.checked()) examine(address, bytes, Access::read, bytes, __builtin_return_address(0));
@@ -934,12 +934,14 @@ void block_fence() {
     if (!options.checked() || !current) return;
     Thread& t = *static_cast<Thread*>(current);
     t.owner->shadow->clock.fenced_for_block[t.linear] = 1;
+    launch_clock.fence(t, true);
 }
 
 void device_fence() {
     if (options.checked() && current) {
         Thread& t = *static_cast<Thread*>(current);
         t.owner->shadow->clock.fences[t.linear] = Fence::passed;
+        launch_clock.fence(t, false);
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

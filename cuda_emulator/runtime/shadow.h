@@ -5,6 +5,8 @@
 namespace emulator {
 
 Finding* launch_finding();  // of the launch under way
+// The first read of memory that nothing has written, which is kept back in one of the blocks; null where there is none.
+const Finding* uninitialised_in(const std::vector<Block*>& blocks);
 
 void begin_launch_shadow(Launch& launch);
 void end_launch_shadow(Launch& launch);

@@ -104,11 +104,11 @@ void Worker::notice_standstill(Thread& t) {
             looking += other.state == State::ready;
             waiting += other.state != State::ready && other.state != State::ended;
         }
-    stop(describe("endless wait",
-                  std::to_string(looking) + (looking == 1 ? " thread looks" : " threads look") +
-                      " again and again for what no thread is left to do" +
-                      (waiting ? "; " + std::to_string(waiting) + " more wait at barriers" : ""),
-                  {0, t.watches_from ? t.watches_from : instruction}));
+    stop_waiting(describe("endless wait",
+                          std::to_string(looking) + (looking == 1 ? " thread looks" : " threads look") +
+                              " again and again for what no thread is left to do" +
+                              (waiting ? "; " + std::to_string(waiting) + " more wait at barriers" : ""),
+                          {0, t.watches_from ? t.watches_from : instruction}));
 }
 
 }  // namespace emulator

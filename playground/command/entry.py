@@ -8,6 +8,13 @@ from playground import packages
 from playground.command import signals
 
 COMMANDS = {"run": "run_all", "compare": "compare"}  # of kernel-playground
+HELP = """usage: kernel-playground compare --model PROBLEM --variant SOLUTION [options]
+       kernel-playground run [options]
+
+compare  judge and time solutions of one problem (compare.py)
+run      judge and time every variant of every model (run_all.py)
+
+Each has a --help of its own."""
 
 
 def enter(command, arguments=None):
@@ -16,6 +23,14 @@ def enter(command, arguments=None):
     if "_ARGCOMPLETE" in os.environ:
         _complete(command)
     packages.require()
+    from playground.catalog import CatalogError
+    from playground.command import options
+
+    try:
+        options.refuse_typos(command, arguments)
+    except CatalogError as complaint:
+        print(complaint, file=sys.stderr)
+        return 2
     from playground.command import main
 
     return getattr(main, command)(arguments)
@@ -34,7 +49,10 @@ def _complete(command):
 def program():
     """`kernel-playground run` and `kernel-playground compare`, where pip has installed them. Returns the exit status."""
     name, *rest = sys.argv[1:] or [None]
+    if name in ("-h", "--help"):
+        print(HELP)
+        return 0
     if name not in COMMANDS:
-        print("kernel-playground takes `run` (run_all.py) or `compare` (compare.py), then their options", file=sys.stderr)
+        print("kernel-playground takes `run` or `compare`, then their options: kernel-playground --help", file=sys.stderr)
         return 2
     return enter(COMMANDS[name], rest)

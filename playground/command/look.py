@@ -43,8 +43,14 @@ def create(model_name, name):
     """Write a new variant's file, and say what to do next. Raises CatalogError."""
     model = catalog.find_model(model_name)
     path = new_variant.create(model, name)
-    print(f"{path} is a correct variant to start from. Judge it and time it; then edit it, and see what came of it:\n")
-    for command in new_variant.next_commands(model, path):
+    is_timed = name.startswith("cpu_") or not requirements.missing_for("cuda")
+    todo = (
+        "Judge it and time it; then edit it, and see what came"
+        if is_timed
+        else "Judge it; then edit it, and see at each save what comes"
+    )
+    print(f"{path} is a correct variant to start from. {todo} of it:\n")
+    for command in new_variant.next_commands(model, path, is_timed):
         print(f"    {command}")
 
 

@@ -5,10 +5,10 @@ import contextlib
 import functools
 import sys
 
-from playground import catalog, suite, sweep
+from playground import catalog, gpu_mode, suite, sweep
 from playground.command import files, look, needs, signals
 from playground.command.needs import Impossible
-from playground.command.options import HALF, parse_compare, run_all_parser
+from playground.command.options import HALF, MODEL, parse_compare, run_all_parser
 from playground.driver import plan
 from playground.driver.measurement import CannotMeasure, here, measure
 from playground.driver.runner import Options
@@ -48,7 +48,7 @@ def compare(arguments=None):
     does, given = parse_compare(arguments)
     if extra := EXTRAS.get(does):
         return _run_extra(lambda: extra(given))
-    if does == "--suite":
+    if does == "--suite" or (does == MODEL and given.model and gpu_mode.problems(given.model)):
         return _compare_suite(given)
 
     def tasks(ask):
@@ -98,24 +98,37 @@ def _options(given):
 
 def _compare_suite(given):
     """Many pairs. Returns the exit status."""
-    read = functools.cache(lambda: suite.read(given.suite, given.solutions))
+    pairs = suite.Suite(())
 
     def tasks(ask):
+        nonlocal pairs
         lacks_gpu = bool(ask(requirements.missing_for, "cuda")) if given.device == "auto" else None
-        planned = plan.of_suite(read(), given.device, given.standard, lacks_gpu)
+        pairs = _read_pairs(given, has_gpu=given.device == "cuda" or lacks_gpu is False)
+        planned = plan.of_suite(pairs, given.device, given.standard, lacks_gpu)
         if given.eval_results:
-            needs.require_eval_results(given.eval_results, read())
+            needs.require_eval_results(given.eval_results, pairs)
         if given.sanitize:
             needs.require_sanitizer(planned, given.device, ask)
         return planned
 
     def add(report):
-        return report | {"suite": suite_report.summarise(report, read().unsolved)}
+        return report | {"suite": suite_report.summarise(report, pairs.unsolved)}
 
     def view(console, expected):
         return suite_table.Pairs(console, sum(expected.values()))
 
     return _run(given, tasks, _options(given), view, add)
+
+
+def _read_pairs(given, has_gpu):
+    """The suite.Suite that --suite names, or a folder of GPU MODE's as --model. Raises CatalogError."""
+    if not given.suite:
+        if given.sweep:
+            raise catalog.CatalogError(f"--sweep does not go with {given.model}, whose task.yml lists the sizes")
+        return gpu_mode.read(given.model, given.variant, has_gpu, catalog.parse_settings(given.set))
+    if gpu_mode.problems(given.suite):
+        return gpu_mode.read(given.suite, given.solutions, has_gpu)
+    return suite.read(given.suite, given.solutions)
 
 
 def _run_extra(extra):

@@ -123,8 +123,9 @@ def _is_main(node):
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
-def next_commands(model, path):
-    """The two commands that come next, one a line: look at the start, and later compare an edit with it."""
+def next_commands(model, path, is_timed):
+    """Return the two commands that come next: judge the start; then compare an edit with it, or judge it at each save."""
     is_own = path.parent == catalog.KERNELS / model.name
     named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
-    return [f"python compare.py {named} --json start.json", f"python compare.py {named} --against start.json"]
+    options = ("--json start.json", "--against start.json") if is_timed else ("", "--watch")
+    return [f"python compare.py {named} {option}".rstrip() for option in options]

@@ -4,7 +4,7 @@ import argparse
 import difflib
 from pathlib import Path
 
-from playground import catalog
+from playground import catalog, suite, sweep
 
 DEVICES = ("auto", "cuda", "cpu", "emulator")
 HALF = ("fp16", "bf16")
@@ -142,6 +142,32 @@ def _add_common(parser):
     parser.option(EVERYWHERE, "--sandbox", choices=("auto", "require", "off"), default="auto", help=about)
     flag(EVERYWHERE, "--max-autotune", about="add torch.compile's max-autotune to the baselines; it compiles for minutes")
     flag([MODEL], "--debug", about="build for the emulator without optimisation, and tell how to step through a kernel")
+
+
+def refuse_typos(command, arguments):
+    """Parse the arguments of "run_all" or "compare" and look its names up, for which PyTorch is not needed.
+
+    Raises CatalogError for a name that stands for nothing; exits with status 2 where the options are wrong.
+    """
+    if command == "run_all":
+        for name in (run_all_parser().parse_args(arguments).models or "").split(","):
+            if name:
+                catalog.find_model(name)
+        return
+    does, given = parse_compare(arguments)
+    if does in (MODEL, "--watch", "--profile") and not Path(given.model).is_dir():
+        model = catalog.find_model(given.model)
+        for name in given.variant or ():
+            catalog.find_variant(model, name)
+        catalog.require_constants(model, "--set", catalog.parse_settings(given.set))
+        catalog.require_constants(model, "--sweep", sweep.parse(given.sweep))
+    elif does == "--suite" and not all(path.exists() for path in (given.suite, given.solutions) if path):
+        suite.read(given.suite, given.solutions)
+    elif does in ("--explain", "--diff"):
+        for name in given.diff or [given.explain]:
+            catalog.find_any_variant(name, given.model)
+    elif does == "--new":
+        catalog.find_model(given.new[0])
 
 
 def parse_compare(arguments):

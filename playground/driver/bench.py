@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import hashlib
 import os
 import re
@@ -10,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from playground import catalog
+from playground.driver.preparations import told
 from playground.driver.race import Rejected
 from playground.driver.timing import Stopwatch
 from playground.driver.verdict import give, give_doubt, give_examination, give_failure, give_loaded, judge
@@ -19,6 +21,10 @@ from playground.report.figures import TIMED
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 from playground.worker.truth import Truth
 
+# A finding of the emulator's.
+UNWRITTEN = re.compile(
+    r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*)"
+)
 NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
 
 
@@ -58,6 +64,7 @@ class Bench:
             progress.finished("truth", *task.names("float64"), "ready")
             warming = ThreadPoolExecutor(max_workers=1)
             self._open.callback(warming.shutdown)
+            self._open.callback(self._stopwatch.give_up)  # where nothing was right, what is to be timed beside it is in vain
             self._warmed = submit(warming, self._stopwatch.warm_up if options.times(task) else lambda: None)
         except WorkerFailure as failure:
             self._unusable = failure
@@ -81,6 +88,8 @@ class Bench:
             if result["verdict"]:
                 return
             with contextlib.ExitStack() as workers:
+                if build:
+                    workers.enter_context(told(functools.partial(self._progress.said, "build", *task.names())))
                 with self._run.judge_slot:
                     worker = self._check(workers, task, result, build)
                 if result["verdict"] in TIMED:
@@ -89,7 +98,16 @@ class Bench:
                     self._warmed.result()
                     self._time(worker, task, result)
         except WorkerFailure as failure:
-            give_failure(result, failure)
+            give_failure(result, self._with_shapes(failure))
+
+    def _with_shapes(self, failure):
+        """The failure; where an element of a result was never written, and its shape is none of the original's, that first."""
+        match = failure.is_finding and UNWRITTEN.match(str(failure))
+        shapes = [tuple(shape) for shape in self._truth.prepared("own").get("shapes", [])] if match else []
+        if not match or match["shape"] in map(str, shapes):
+            return failure
+        differ = f"a result has the shape {match['shape']}, and the original's {', '.join(map(str, shapes))}"
+        return WorkerFailure(f"{match['place']}{differ}; {match['rest']}", failure.details, is_finding=True)
 
     def _describe(self, task, result):
         """Say at what precision and size the variant is judged; of one that cannot be built, nothing is said."""
@@ -207,8 +225,9 @@ class SharedBench:
 def named_failure(model, failure):
     """Why an original does not run, behind the name of its file and the line, where that is known."""
     line = re.match(rf"{re.escape(str(model.path))}:(\d+): ", failure.details)
-    reason = re.sub(r"^(\w+) in line \d+: ", r"\1: ", str(failure)) if line else str(failure)
-    return f"{model.path}:{line[1]}: {reason}" if line else f"{model.path}: {reason}"
+    if re.match(rf"{re.escape(str(model.path))}:\d+: ", str(failure)):
+        return str(failure)
+    return f"{model.path}:{line[1]}: {failure}" if line else f"{model.path}: {failure}"
 
 
 def load_candidate(worker, original, task, options, weights):

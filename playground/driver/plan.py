@@ -53,11 +53,11 @@ def _of_pair(pair, device, standard, lacks_gpu):
         return Task(model, unknown, None, pair.settings, pair=facts, settled=("error", str(complaint)))
     place = place_of(variant, device, lacks_gpu)
     settings = (model.settings(place) if place else {}) | pair.settings
-    elsewhere = ("skipped", f"it does not run on --device {device}")
+    elsewhere = ("skipped", pair.skipped or f"it does not run on --device {device}")
     standard = standard or standard_of(variant)
-    return Task(
-        model, placed(variant, place), place, settings, standard=standard, pair=facts, settled=None if place else elsewhere
-    )
+    settled = elsewhere if pair.skipped or not place else None
+    point, variant = pair.settings if pair.case else {}, placed(variant, place)
+    return Task(model, variant, place, settings, point, standard, pair=facts, settled=settled, timed=pair.timed)
 
 
 def failed(tasks, rows):

@@ -68,6 +68,7 @@ class Side:
         self.late = []  # for each call, whether the device was busy on other streams after the current one
         self.disturbed = []  # rounds that do not count
         self.flushes = []  # milliseconds, of the last round
+        self.launches = []  # milliseconds that the host took to launch each call
         self._settling_calls = settling_calls
         self._ask = ask
 
@@ -93,6 +94,7 @@ class Side:
         self.rounds.append(samples[self._settling_calls :])
         self.late += answer["late"][self._settling_calls :]
         self.flushes = answer["flush_ms"][self._settling_calls :] if self.is_trusted else []
+        self.launches += answer["launch_ms"][self._settling_calls :] if self.is_trusted else []
 
     def set_last_aside(self):
         """The last round was disturbed."""

@@ -54,7 +54,8 @@ class Task:
 
     `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
     looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
-    cannot run. `first` is the probe with which its check begins: the one on which it failed before.
+    cannot run. `first` is the probe with which its check begins: the one on which it failed before. What is not `timed` is only
+    judged.
     """
 
     model: catalog.Model
@@ -66,6 +67,7 @@ class Task:
     pair: dict | None = None
     settled: tuple[str, str] | None = None
     first: str | None = None
+    timed: bool = True
 
     @functools.cached_property
     def hashes(self):
@@ -131,7 +133,7 @@ class Options:
 
     def times(self, task):
         """Whether the task is timed where it is right."""
-        return task.place != "emulator" and not self.check_only
+        return task.timed and task.place != "emulator" and not self.check_only
 
     def isolates(self, task):
         """Whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
@@ -373,7 +375,7 @@ class Runner:
         with self._making_room:
             if id(task) not in self._rooms:
                 if task.place == "emulator":
-                    _make_emulator()
+                    _make_emulator(task.variant.path)
                 self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
             _, room = self._rooms[id(task)]
             return room
@@ -620,10 +622,10 @@ def blank_result(task):
 
 
 @functools.cache
-def _make_emulator():
-    """Make what all emulated files share, which a file in a sandbox can read and not write. What is missing it makes itself."""
-    command = [sys.executable, "-c", "import cuda_emulator; cuda_emulator.make_own()"]
-    subprocess.run(command, cwd=catalog.ROOT, capture_output=True)
+def _make_emulator(file):
+    """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
+    program = "import sys, cuda_emulator; cuda_emulator.install(mode='check', source_file=sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, file], cwd=catalog.ROOT, capture_output=True)
 
 
 def roomy_folder():

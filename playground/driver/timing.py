@@ -5,6 +5,7 @@ own clock, and some of its timed results against the truth. docs/how_times_are_t
 """
 
 import contextlib
+import copy
 import functools
 import math
 import os
@@ -40,7 +41,11 @@ from playground.worker.truth import remove
 VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
-LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is never captured: on the host it is always ahead of the GPU
+LAUNCHES_COUNT_BELOW_MS = (
+    5.0  # a baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU
+)
+LAUNCHES_BIND = 0.8  # of eager PyTorch's time: where the host takes as long to launch it, the GPU waits for the host
+IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
 NOT_MEASURED = "not measured"
@@ -89,6 +94,7 @@ class Stopwatch:
         self._worker = None
         self._control_worker = None
         self._control_fails = None  # why
+        self._is_given_up = False
         self._started = {}
         self._unavailable = {}
         self._secret_seeds = {}
@@ -105,6 +111,12 @@ class Stopwatch:
         with self._in_use:
             self._start_control("forward", ())
             self._start_baselines("forward", ())
+
+    def give_up(self):
+        """End what `warm_up` has not finished: nobody needs it any more."""
+        self._is_given_up = True
+        for worker in self.workers:
+            worker.kill()
 
     @property
     def workers(self):
@@ -178,8 +190,11 @@ class Stopwatch:
 
     def _time_graphed(self, worker, result, step, eager):
         """The timings of a step under a CUDA graph; `eager` are those without."""
-        slow = too_slow_to_graph(eager["baselines_ms"])
+        slow = [] if launches_bind(eager) else too_slow_to_graph(eager["baselines_ms"])
         timings = self._time_mode(worker, result, GRAPHED + step, slow, eager["control"])
+        if launches_bind(eager) and not _is_measured(eager) and _is_measured(timings):
+            eager["notes"].append(IN_A_GRAPH)
+            eager |= {key: copy.deepcopy(timings[key]) for key in ("outcome", "speedup")}
         return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings)}
 
     def _time_mode(self, worker, result, mode, not_graphed=(), control=None):
@@ -279,6 +294,7 @@ class Stopwatch:
             "calls": len(variant.samples),
             "rechecked": race.rechecked,
             "back_to_back_ms": back_to_back,
+            "launch_ms": statistics.summarise(eager.launches)["median"] if eager else None,
             "clocks": clocks.record(*race.clocks),
             "notes": notes,
             **floor,
@@ -348,7 +364,7 @@ class Stopwatch:
         given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
         names = under(settings, names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision))
-        while True:  # one that fails takes the process of all with it
+        while not self._is_given_up:  # one that fails takes the process of all with it
             sides = [
                 Side(name, step if name in not_graphed else mode, SETTLING_CALLS[place], self._ask_baselines)
                 for name in names
@@ -358,8 +374,8 @@ class Stopwatch:
                 return sides
 
     def _start_baseline(self, side, unavailable):
-        """Whether it runs."""
-        if self._is_warm(side):
+        """Whether it runs, or nobody needs it any more."""
+        if self._is_given_up or self._is_warm(side):
             return True
         label = baseline_name(side.name)
         self._progress.started("baseline", *self._task.names(label))
@@ -367,8 +383,9 @@ class Stopwatch:
             self._warm_up(side)
         except WorkerFailure as failure:
             unavailable[side.name] = str(failure)
-        self._progress.finished("baseline", *self._task.names(label), unavailable.get(side.name, "ready"))
-        return side.name not in unavailable
+        outcome = "not needed" if self._is_given_up else unavailable.get(side.name, "ready")
+        self._progress.finished("baseline", *self._task.names(label), outcome)
+        return side.name not in unavailable or self._is_given_up
 
     def _is_warm(self, side):
         """Whether its process has run it before, and still can."""
@@ -462,9 +479,21 @@ class Stopwatch:
 
 
 def launches_count(timings):
-    """Whether a mode, by its timings without a CUDA graph, is timed under one as well: its fastest side takes below 1 ms."""
+    """Whether a mode, by its timings without a CUDA graph, is timed under one as well: its fastest side takes below 1 ms,
+    or the host's launches take as long as eager PyTorch.
+    """
     medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
-    return min(medians) < GRAPHED_BELOW_MS
+    return min(medians) < GRAPHED_BELOW_MS or launches_bind(timings)
+
+
+def launches_bind(timings):
+    """Whether eager PyTorch takes about as long as the host needs to launch it."""
+    eager = timings["baselines_ms"].get("eager")
+    return bool(eager and timings["launch_ms"] and timings["launch_ms"] > LAUNCHES_BIND * eager["median"] > 0)
+
+
+def _is_measured(timings):
+    return bool(timings["outcome"]) and timings["outcome"]["verdict"] != NOT_MEASURED
 
 
 def too_slow_to_graph(baselines_ms):

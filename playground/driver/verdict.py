@@ -8,8 +8,9 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 import functools
 from dataclasses import asdict, dataclass, replace
 
-from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG
+from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named
 from playground.judge.checks import BY_NAME, CAVEATS, CONDUCT, DROP_IN, FORWARD, TRIALS, WATCHED
+from playground.judge.diagnosis import names_one
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
@@ -259,6 +260,8 @@ class _Case:
         if not required and (failed := ran["complaints"].pop("launch", None)):
             self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
+        if probe == "own" and self._truth.checks_itself:
+            self._check["own_check"] = {"complaint": self._truth.own_check(probe, str(self._outputs))}
         if required and ran["form"] != prepared["form"]:
             complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)
@@ -272,6 +275,7 @@ class _Case:
         if required:
             _keep_worst(self._check, compared)
             if entry["complaint"]:
+                entry["complaint"] += self._cause_in_strides(probe)
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
                 if "state" in self._truth.habits:
                     return self.complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
@@ -291,6 +295,15 @@ class _Case:
             self.complain("sizes", f"PyTorch computes it {said}", None)
         self._left.add(probe)
 
+    def _cause_in_strides(self, probe):
+        """'; ...' where the outputs are right once the file's own code is given contiguous tensors; "" where they are not."""
+        if probe != "own":
+            return ""
+        strided = self._ask("made_contiguous", inputs=self._truth.inputs(probe))["strided"]
+        if not strided or self._compare("outputs", probe, remark=False)["complaint"]:
+            return ""
+        return f"; {strided} is not contiguous, and its data_ptr is read as if it were: right with .contiguous()"
+
     def _graded(self, probe, compared):
         """The comparison on a probe of the problem's own inputs; keeps the class of accuracy, and permits what that does.
 
@@ -307,7 +320,9 @@ class _Case:
         found = self._truth.grade(probe, str(self._outputs))
         if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
             self._result["accuracy"] = (worst or {}) | {"class": found} | figures
-        complaint = f"{compared['complaint']} (accuracy: {found})" if found != WRONG else compared["complaint"]
+        complaint = compared["complaint"]
+        if found != WRONG and not names_one(complaint):
+            complaint += f" (accuracy: {named(found)})"
         if self._declared is None and found == FLOAT32:
             self._declared = FLOAT32
         elif self._may_accept(compared["max_error"]):

@@ -2,7 +2,8 @@
 
 Tensors get their real extent but no values: pages appear as kernels touch them. Of each launch the first block, the last and
 some between run under check mode, for a few seconds, so that an index that is computed in 32 bits and wraps shows as an access
-out of bounds. Nothing is said of the results, nor of blocks that did not run. Exit status 1: a finding; 2: bad arguments.
+out of bounds. Not known stays an index that wraps and lands within a tensor. Nothing is said of the results, nor of blocks
+that did not run. Exit status 1: a finding; 2: bad arguments.
 """
 
 import argparse
@@ -50,8 +51,8 @@ def main(arguments=None):
         print(finding)
         return 1
     print(
-        f"{len(launches)} launches: no access out of bounds seen in the blocks that ran; "
-        "not known: an index that wraps within a tensor"
+        f"{len(launches)} launches: nothing found in the blocks that ran. Not known: whether an index that is kept in 32 bits, "
+        "or read from a tensor, wraps and lands within a tensor, and what the other blocks do"
     )
     return 0
 

@@ -5,6 +5,7 @@ from playground.judge.precision import LOWER
 
 AS_PYTORCH, FLOAT32, WRONG = "as PyTorch", "float32", "wrong"
 APPROXIMATE = (1e-3, 1e-2)  # of the spread
+HALF = "half precision"  # the name of both, which the size of an error does not tell apart
 CLASSES = (AS_PYTORCH, FLOAT32, *LOWER, *(f"approximate to {limit:g}" for limit in APPROXIMATE), WRONG)
 
 
@@ -28,6 +29,11 @@ def grade(references, outputs, permitted, skipped=()):
         if not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True)):
             return f"approximate to {limit:g}"
     return WRONG
+
+
+def named(found):
+    """Return a class as people read it: fp16 and bf16 are half precision."""
+    return HALF if found in ("fp16", "bf16") else found
 
 
 def _is_of_another_form(reference, value):

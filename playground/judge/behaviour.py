@@ -51,7 +51,7 @@ FLAGS = {
     "autocast on CUDA": lambda: torch.is_autocast_enabled("cuda"),
     "autocast's cache": torch.is_autocast_cache_enabled,
     "anomaly detection": torch.is_anomaly_enabled,
-    "the deterministic mode": torch.get_deterministic_debug_mode,
+    "the deterministic mode": tensors.deterministic_mode,
     "torch.utils.deterministic.fill_uninitialized_memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
     "the number of threads": torch.get_num_threads,
     "torch.backends.cudnn.enabled": lambda: torch.backends.cudnn.enabled,
@@ -283,11 +283,11 @@ class Trials:
         self._call(copies(self._first))
         new = [other_content(value) for value in self._first]
         first, kept = self._counted(new)
-        given = [value for value in new if isinstance(value, torch.Tensor)]
-        kept = [output for output in kept if not _share_memory([output], given)]  # views of inputs are of the caller's memory
+        given = {storage(value) for value in new if isinstance(value, torch.Tensor)}  # is the caller's, also in views
+        earlier = {storage(output) for output in kept if output.numel()} - given  # while `kept` holds it
         for inputs in (new, copies(new)):
             again, outputs = self._counted(inputs)
-            if _share_memory(outputs, kept):
+            if earlier & {storage(output) for output in outputs if output.numel()}:
                 return Trial(complaint="returns the memory of an earlier output")
             if again < first:
                 return Trial(complaint=f"runs {again} operators instead of {first}")
@@ -543,10 +543,6 @@ def _change_an_element(held, content):
 def same(results, others):
     """Whether two lists of tensors have the same bits."""
     return len(results) == len(others) and all(map(same_bits, results, others))
-
-
-def _share_memory(outputs, others):
-    return any(storage(a) == storage(b) for a, b in zip(outputs, others, strict=False) if a.numel())
 
 
 def _refill(held, content):

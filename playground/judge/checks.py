@@ -75,7 +75,7 @@ PROBES = (
     Check("large", "on inputs of about 100000", VALUES, DROP_IN, "large", REDUCED),
     Check("small", "on inputs of about 0.001", VALUES, DROP_IN, "small", REDUCED),
     Check("nan", "with a NaN, or minus infinity, in a sample", NAN, DROP_IN, "nan", REDUCED),
-    Check("infinity", "with infinities, or zeros alone, in a sample", NAN, DROP_IN, "infinity", REDUCED),
+    Check("infinity", "with an infinity in one sample and only zeros in another", NAN, DROP_IN, "infinity", REDUCED),
     Check("batch 1", "at batch size 1", SIZES, DROP_IN, "normal", ONE),
     Check("odd sizes", "at odd sizes", SIZES, DROP_IN, "normal", ODD, gradients=True),
     Check("step", "after an optimiser's step", STALE_WEIGHTS, DROP_IN, "step", REDUCED, parameters=True),

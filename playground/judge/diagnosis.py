@@ -2,6 +2,7 @@
 
 import torch
 
+OPERANDS, SIZE_OF = "it is what operands in", "an error of this size is that of"
 NAMES = {"tf32": "TF32", "fp16": "fp16", "bf16": "bf16"}
 ALIKE = 1.5  # precisions whose errors are within this factor of the nearest one's cannot be told apart
 SIZE = 3.0  # an error within this factor of a precision's own could be that precision's
@@ -36,10 +37,15 @@ def likely_precision(truth, actual, lowered):
                 if factor < SIZE and _is_alike((actual.double() - truth)[finite], (result.double() - truth)[finite]):
                     ratio[name] = min(factor, ratio.get(name, factor))
     if distance and min(distance.values()) < 0.5:
-        return f"it is what operands in {_names(distance)} give"
+        return f"{OPERANDS} {_names(distance)} give"
     if ratio:
-        return f"an error of this size is that of {_names(ratio)}"
+        return f"{SIZE_OF} {_names(ratio)}"
     return None
+
+
+def names_one(complaint):
+    """Return whether a complaint has a remark on the precision already."""
+    return OPERANDS in complaint or SIZE_OF in complaint
 
 
 def _is_alike(errors, others):

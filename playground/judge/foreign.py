@@ -84,6 +84,16 @@ def watched(run):
         del Function.__call__
 
 
+def strided_at(value):
+    """Return the live tensor that is not contiguous and begins at an address, an int or a c_void_p; None without one."""
+    address = value.value if isinstance(value, ctypes.c_void_p) else value
+    if type(address) is not int or address < LEAST:
+        return None
+    live = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    strided = (each for each in live if each.layout == torch.strided and not each.is_contiguous())
+    return next((each for each in strided if each.data_ptr() == address), None)
+
+
 def watch_cffi(run):
     """Have functions of libraries that cffi opens from now on be called as run(function, args, kwargs)."""
     cffi = sys.modules.get("cffi") or _imported("cffi")

@@ -270,7 +270,8 @@ class RoundedResults(Decomposing):
         return _with_each(self._rounded, result) if is_step else result
 
     def _rounded(self, value):
-        return self._round(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1  # than fp8
+        return self._round(value) if is_wide else value
 
 
 def _rounding(to, seed):

@@ -45,7 +45,7 @@ class Contained:
         if actual is None or actual.shape != self._reached.shape:
             return self._reference.compare(name, actual)
         lost = (self._not_finite & torch.isfinite(actual)).sum().item()
-        self.note = f"finite in {lost} elements where the original is not" if lost else None
+        self.note = f"finite in {lost} elements where the original's is NaN or infinite" if lost else None
         spread = (~self._reached & ~torch.isfinite(actual)).sum().item()
         compared = self._reference.compare(name, actual.masked_fill(self._reached, 0))
         self.leaked = bool(spread)

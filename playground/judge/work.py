@@ -24,7 +24,8 @@ class OwnCode:
 
     `calls` counts them, `handed_memory` those that are given tensors or addresses. While `spoiling`, whatever they return or
     write is overwritten with random numbers: those, and not NaN, show that a result is multiplied by zero. `spoiled` counts
-    what was; integers, which are codes and sizes as a rule, are only overwritten `with_integers`.
+    what was; integers, which are codes and sizes as a rule, are only overwritten `with_integers`. While it is watched with
+    `contiguous`, what is called gets contiguous tensors; `strided` says which was the first that was none.
     """
 
     def __init__(self):
@@ -33,6 +34,9 @@ class OwnCode:
         self.spoiling = False
         self.with_integers = False
         self.spoiled = 0
+        self.contiguous, self.strided = False, None
+        self._copies = []  # live as long as code may read them by their addresses
+        self.names = {}  # function of a module -> its name there
         foreign.install()
         foreign.watch_cffi(self.run_foreign)
 
@@ -43,11 +47,12 @@ class OwnCode:
             if isinstance(function, foreign.Library) or foreign.is_library_of_cffi(function):
                 setattr(module, name, foreign.Library(function, self.run_foreign))
             elif callable(function) and not (name.startswith("__") or isinstance(function, type)):
-                setattr(module, name, self._watched(function))
+                setattr(module, name, self._watched(name, function))
 
-    def _watched(self, function):
+    def _watched(self, name, function):
         """The function in whose place the calls are counted, by this OwnCode alone."""
         function = getattr(function, "of_own_code", function)
+        self.names[function] = name
 
         @functools.wraps(function)
         def watched(*args, **kwargs):
@@ -67,6 +72,9 @@ class OwnCode:
     def _run(self, function, args, kwargs, named):
         self.calls += 1
         self.handed_memory += bool(named()) or foreign.gives_memory([*args, *kwargs.values()])
+        if self.contiguous:
+            args = [self._made_contiguous(function, position, value) for position, value in enumerate(args, 1)]
+            kwargs = {name: self._made_contiguous(function, name, value) for name, value in kwargs.items()}
         if not self.spoiling:
             return function(*args, **kwargs)
         with _undisturbed():
@@ -88,6 +96,19 @@ class OwnCode:
                 return type(result)(result + 10 * torch.randn(()).item())
         return result
 
+    def _made_contiguous(self, function, position, value):
+        """The argument, or a contiguous copy in the place of a tensor, or of the address of one, that is not."""
+        given = value if isinstance(value, torch.Tensor) else foreign.strided_at(value)
+        if given is None or given.layout != torch.strided or given.is_contiguous():
+            return value
+        what = f"argument {position} of {self.names.get(function) or getattr(function, '__name__', 'its operator')}"
+        self.strided = self.strided or f"{what} (shape {tuple(given.shape)}, strides {given.stride()})"
+        self._copies.append(given.contiguous())
+        if given is value:
+            return self._copies[-1]
+        address = self._copies[-1].data_ptr()
+        return address if isinstance(value, int) else type(value)(address)
+
     def _spoil(self, value):
         self.spoiled += 1
         _spoil(value)
@@ -104,14 +125,16 @@ class OwnCode:
             yield self
 
     @contextlib.contextmanager
-    def watched(self, spoiling=False, with_integers=False):
+    def watched(self, spoiling=False, with_integers=False, contiguous=False):
         """While it lasts, operators and functions of ctypes are seen too. (Functions of modules and of cffi always are.)"""
         self.spoiling, self.with_integers, self.spoiled = spoiling, with_integers, 0
+        self.contiguous, self.strided = contiguous, None
         try:
             with foreign.watched(self.run_foreign), _Operators(self):
                 yield self
         finally:
-            self.spoiling = False
+            self.spoiling = self.contiguous = False
+            self._copies = []
 
 
 @contextlib.contextmanager
@@ -225,7 +248,9 @@ def names_cuda(path, content=None):
     """
     text = (Path(path).read_bytes() if content is None else content).decode(errors="replace")
     of_device = r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))"""
-    return bool(re.search(rf"{of_device}|\bcuda_sources\b|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)", text))
+    return bool(
+        re.search(rf"{of_device}|\bcuda_sources\b|\bwith_cuda\s*=\s*True|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)", text)
+    )
 
 
 class Text:

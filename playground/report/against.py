@@ -76,8 +76,8 @@ def _rows(new, old, environments):
     """One row for each mode that was timed now; one that says why where none was."""
     now = {title: timings for title, timings in timed_modes(new).items() if timings.get("time_ms")}
     if not now:
-        verdict_now = "" if new["verdict"] == "pass" else f", where its verdict is {new['verdict']}"
-        return [_row("forward", None, None, f"not timed in this run{verdict_now}", None)]
+        verdicts = f": {old['verdict']} then, {new['verdict']} now" if old else f", where its verdict is {new['verdict']}"
+        return [_row("forward", None, None, f"not timed in this run{verdicts}", None)]
     reason = "; ".join(_differences(new, old, *environments)) if old else "not in the earlier run"
     then = timed_modes(old) if old else {}
     same_source = not has_changed(old, new) if old else None

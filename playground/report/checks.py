@@ -8,6 +8,7 @@ from playground.report.figures import NOTHING, scientific, with_unit
 NOT_RUN = "not run: "
 DOUBLE = "double()"
 EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
+SHOWN = {"a late producer": "stream ordering", "a side stream": "another stream"}
 
 
 def lines(check):
@@ -17,7 +18,7 @@ def lines(check):
         if check.get(key):
             yield label, _tally(check[key])
             for name, entry in check[key].items():
-                if entry["note"] and not entry["note"].startswith(NOT_RUN):
+                if entry["note"] and not entry["note"].startswith((NOT_RUN, *EXCEPTIONS)):
                     yield "note", f"{name}: {entry['note']}"
     if check.get("work"):
         yield "work", work(check["work"])
@@ -88,13 +89,22 @@ def _refused(check):
 
 
 def _tally(entries):
+    """'17 right; refused by an exception, as it may: torch.compile; not run: a CUDA graph'."""
     found = sorted_out(entries)
-    parts = [f"{word}: {', '.join(names)}" for word, names in found.items() if names and word != "right"]
+    refused = [name for name in found["noted"] if entries[name]["note"].startswith(EXCEPTIONS)]
+    found["noted"] = [name for name in found["noted"] if name not in refused]
+    found["refused by an exception, as it may"] = refused
+    parts = [f"{word}: {', '.join(map(shown, names))}" for word, names in found.items() if names and word != "right"]
     return "; ".join([f"{len(found['right'])} right", *parts])
 
 
+def shown(name):
+    """Return the name of a check as people read it; that in the JSON stays."""
+    return SHOWN.get(name, name)
+
+
 def explained_probes(check):
-    """Rows (probe, "ok", "fail" or "-", error, eager's, allowed, what it is, and what is worth knowing)."""
+    """Rows (probe, "ok", "fail" or "-", error, PyTorch's, allowed, what it is, and what is worth knowing)."""
     for name, entry in ((check or {}).get("probes") or {}).items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
         yield name, _word(entry, entry["max_error"] is not None), *figures, _remark(entry) or _what(name)

@@ -218,7 +218,7 @@ TIMED_KEYS = {
         "control?": Keys(RATIO.keys, null=True, rule=RATIO.rule),
     },
     **{"baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
-    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?"), Maybe(number)),
+    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), Maybe(number)),
     **{"clocks?": anything, "notes?": Maybe(texts), "graphed?": _Graphed(), "not_graphed?": Maybe(texts)},
 }
 TIMINGS = Keys(TIMED_KEYS, null=True)
@@ -250,6 +250,7 @@ CHECK = Keys(
     {
         **{"max_error": Maybe(number), "allowed": Maybe(number), "eager_error": Maybe(number), "permitted_error?": anything},
         **{"gradients": _gradients, "mutants_rejected?": Maybe(text), "mutants_survived?": Maybe(texts)},
+        "own_check?": Keys({"complaint": Maybe(text)}),
     },
     null=True,
 )

@@ -1,5 +1,6 @@
 """Everything about a result that is not a table, as (label, text): what compare.py prints of a variant, and the page shows."""
 
+from playground.judge.accuracy import named as accuracy_named
 from playground.report import checks
 from playground.report.figures import (
     FORWARD,
@@ -24,6 +25,14 @@ from playground.report.figures import (
 )
 
 
+def lacks(result):
+    """Return what 'forward only' means for a result: 'right; no backward yet'."""
+    tags = [caveat["tag"] for caveat in result.get("caveats") or [] if caveat["costs"]]
+    others = [tag for tag in dict.fromkeys(tags) if tag != "no-gradient"]
+    no_backward = ["no backward yet"] if "no-gradient" in tags else []
+    return "; ".join(["right", *no_backward, *([f"cannot replace the original yet ({', '.join(others)})"] if others else [])])
+
+
 def of(result):
     """(label, text) of everything about a result that is not a table."""
     check = result["check"] or {}
@@ -44,12 +53,12 @@ def of(result):
         sizes = ", ".join(str(tuple(each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
         note = size_note(result)
         yield "inputs", f"{sizes}: {note}" if note else sizes
-    if check:
+    if check.get("max_error") is not None:
         errors = [scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed")]
-        yield "error", "{}; eager's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
+        yield "error", "{}; PyTorch's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
         if found := result.get("accuracy"):
             error, limit = scientific(found["error"]), scientific(found["limit"])
-            yield "accuracy", f"{found['class']}: off by {error} of the spread; as PyTorch is up to {limit}"
+            yield "accuracy", f"{accuracy_named(found['class'])}: off by {error} of the spread; as PyTorch is up to {limit}"
         unsupported = gradients_unsupported(gradients)
         if unsupported is not None:
             yield "gradients", f"none: {unsupported}"

@@ -42,6 +42,7 @@ GRAPH = "CUDA graph"
 NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
 NOTHING = "-"
+OF_OUTPUTS = "outputs"  # in the place of gradients' names, where the output is detached
 BEYOND_FLOOR = "faster than the floor, which counts more arithmetic than this variant does"
 
 
@@ -74,7 +75,7 @@ def labelled(text, result):
 def why_not_pass(result):
     """The sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
     if result["verdict"] == "forward only":
-        return [_caveat(caveat) for caveat in result["caveats"] if caveat["costs"]]
+        return [_caveat(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
     return [] if result["verdict"] == "pass" else [result["reason"]]
 
 
@@ -88,12 +89,13 @@ def standards(result):
     """(label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
     reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
     yield from (("forward", one_line(reason)) for reason in reasons[1:])
-    yield from (("caveat", _caveat(caveat)) for caveat in result.get("caveats") or [])
+    yield from (("caveat", _caveat(caveat, result)) for caveat in result.get("caveats") or [])
 
 
-def _caveat(caveat):
-    where = f" (line {caveat['line']})" if caveat.get("line") else ""
-    return one_line(f"{caveat['tag']}: {caveat['text']}{where}")
+def _caveat(caveat, result):
+    """'no-gradient: softmax.py:41: ...'."""
+    where = f"{result['variant']}.py:{caveat['line']}: " if caveat.get("line") else ""
+    return one_line(f"{caveat['tag']}: {where}{caveat['text']}")
 
 
 def significant(value):
@@ -212,12 +214,12 @@ def _open_tie(timings):
 
 
 def control_note(timings):
-    """'the original against itself came out at 1.04x (1.02x-1.06x), ...'; None where that is no more than noise."""
+    """'noise: PyTorch against itself came out at 1.04x (1.02x-1.06x), ...'; None where that is within a tie."""
     control = timings.get("control")
     if not control or verdict(control) == "tie":
         return None
     came_out = f"{with_unit(control['ratio'], 'x')} ({span(control['low'], control['high'], 'x')})"
-    return f"the original against itself came out at {came_out}; intervals are wider by as much"
+    return f"noise: PyTorch against itself came out at {came_out} instead of 1x, so each interval is that much wider"
 
 
 def timing_notes(result, brief=False):
@@ -338,11 +340,11 @@ def is_within(check):
 
 
 def gradient_verdict(check):
-    """'ok' or 'fail'; 'none' when the variant has no gradients; '-' when they were not checked."""
+    """'ok' or 'fail'; 'none' when the variant has no gradients or its output has none; '-' when they were not checked."""
     gradients = (check or {}).get("gradients")
     if gradients is None:
         return NOTHING
-    if not gradients or gradients_unsupported(gradients) is not None:
+    if not gradients or OF_OUTPUTS in gradients or gradients_unsupported(gradients) is not None:
         return "none"
     return "ok" if all(is_within(each) for each in gradients.values()) else "fail"
 

@@ -52,7 +52,9 @@ class Output:
         return self.path.exists() and not self.path.is_file()
 
     def _try_out(self, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            _say(f"{self.option}: made the folder {path.parent}")
         trial = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # where document.write_whole puts the text first
         try:
             with trial.open("wb") as file:

@@ -13,6 +13,8 @@ from rich.text import Text
 from playground.report.figures import one_line, with_unit
 from playground.report.layout import STYLES, unstyled
 
+SHOWN = {"truth": "reference"}  # stages by another name than in the JSON
+
 
 class Progress:
     """Live on a terminal, a line for each event in a pipe. Its methods may be called from several threads.
@@ -173,4 +175,5 @@ def _in_words(seconds):
 
 
 def _label(stage, model, variant):
+    stage = SHOWN.get(stage, stage)
     return one_line(f"{stage} {model}/{variant}" if variant else f"{stage} {model}")

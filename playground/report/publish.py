@@ -50,7 +50,7 @@ HEAD = (
     *(f"{title}: ms (over the best)" for title in TRAINING.values()),
 )
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
-NOTHING_MEASURED = "Nothing has been measured on a GPU yet."
+NOTHING_MEASURED = "No kernel has been measured on a GPU in its present form yet."
 
 
 class PublishError(ValueError):
@@ -166,8 +166,9 @@ def _between(text, markers, block, path):
 
 
 def best(runs, models):
-    """The text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
-    return "\n\n".join(f"{_best_rows(run, models)}\n\n{_best_caption(run)}" for run in runs) or NOTHING_MEASURED
+    """Return the text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
+    tables = [(_best_rows(run, models), _best_caption(run)) for run in runs]
+    return "\n\n".join(f"{_joined(rows)}\n\n{caption}" for rows, caption in tables if rows[2:]) or NOTHING_MEASURED
 
 
 def _best_rows(run, models):
@@ -178,7 +179,7 @@ def _best_rows(run, models):
         if as_precise:
             result = min(as_precise, key=lambda each: each["time_ms"]["median"])
             rows.append(_best_row(model, result, baseline_medians(results)))
-    return _joined(rows)
+    return rows
 
 
 def _best_row(title, result, baselines):
@@ -211,9 +212,8 @@ def _best_caption(run):
     baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
     return (
         f"{cell(machine(run.environment))}, {_day(run)}, at each model's own size. *Speed-up* is over the fastest of "
-        f"{baselines}: the median over paired rounds, which need not equal the quotient of the times shown. *Of the floor*: "
-        "100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow. "
-        "[All results](#results)"
+        f"{baselines}, taken in turns with it. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and "
+        "arithmetic rate allow."
     )
 
 

@@ -38,6 +38,7 @@ def summarise(report, unsolved=()):
     results = report["results"]
     caveats = collections.Counter(tag for result in results for tag in {each["tag"] for each in result.get("caveats") or []})
     classes = collections.Counter(each for each in map(accuracy_class, results) if each)
+    cases = list(_cases(results))
     return {
         "pairs": len(results),
         "problems_without_solution": list(unsolved),
@@ -46,7 +47,57 @@ def summarise(report, unsolved=()):
         "accuracy": dict(classes.most_common()),
         "lower_precision": sum(bool(result.get("variant_precision")) for result in results if is_correct(result, "forward")),
         "standards": {standard: _standard(results, standard, len(results) + len(unsolved)) for standard in STANDARDS},
+        **({"cases": cases} if cases else {}),
     }
+
+
+def own_check(result):
+    """What the problem's own check says of the outputs, where the file has one: the same as the judge, or how it differs."""
+    found = (result["check"] or {}).get("own_check")
+    if not found or result["verdict"] in ("error", "skipped"):
+        return None if not found else f"the problem's own check: {found['complaint'] or 'accepts it'}"
+    if is_correct(result, "forward") == (found["complaint"] is None):
+        return None
+    if found["complaint"]:
+        error, allowed = (result["check"][key] for key in ("max_error", "allowed"))
+        ours = "" if None in (error, allowed) else f", off by {error:.1e} of the spread where {allowed:.1e} are allowed"
+        return f"the problem's own check rejects what is right here{ours}: {found['complaint']}"
+    return "the problem's own check accepts it"
+
+
+def _cases(results):
+    """Of each solution of a problem with several cases: how many tests and benchmarks are right, and the benchmarks' means.
+
+    `geometric_mean_ms` is that of their median times, `over_eager` that of their speed-ups; None unless all tests and
+    benchmarks are right, and all benchmarks timed. `ranking` is how the problem's file ranks: "geom", "mean" or "last".
+    """
+    groups = {}
+    for result in results:
+        if (result.get("pair") or {}).get("case"):
+            groups.setdefault((result["model"], result["variant"]), []).append(result)
+    for (problem, solution), rows in groups.items():
+        case = rows[0]["pair"]["case"]
+        kinds = {kind: [row for row in rows if row["pair"]["case"]["kind"] == kind] for kind in ("test", "benchmark")}
+        right = {kind: sum(is_correct(row, "forward") for row in of_kind) for kind, of_kind in kinds.items()}
+        listed = {"test": len(kinds["test"]), "benchmark": case["benchmarks"]}
+        checks = [row["check"]["own_check"] for row in rows if (row["check"] or {}).get("own_check")]
+        times = [row["time_ms"]["median"] for row in kinds["benchmark"] if row["time_ms"]]
+        over = [found["eager"]["ratio"] for found in map(speedups, kinds["benchmark"]) if "eager" in found]
+        is_whole = right == listed and bool(times)
+        yield {
+            "problem": problem,
+            "solution": solution,
+            **{kind: {"right": right[kind], "ran": len(kinds[kind]), "listed": listed[kind]} for kind in listed},
+            "checked": len(checks),
+            "accepted": sum(each["complaint"] is None for each in checks),
+            "ranking": case["ranking"],
+            "geometric_mean_ms": _mean(times) if is_whole and len(times) == listed["benchmark"] else None,
+            "over_eager": _mean(over) if is_whole and len(over) == listed["benchmark"] else None,
+        }
+
+
+def _mean(values):
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 def is_correct(result, standard):
@@ -83,7 +134,7 @@ def _standard(results, standard, count):
 
 def _geometric_mean(ratios):
     """{"ratio", "low", "high", "pairs"}."""
-    means = {key: math.exp(math.fsum(math.log(ratio[key]) for ratio in ratios) / len(ratios)) for key in document.RATIO_KEYS}
+    means = {key: _mean([ratio[key] for ratio in ratios]) for key in document.RATIO_KEYS}
     return means | {"pairs": len(ratios)}
 
 

@@ -1,7 +1,10 @@
 """A suite on the terminal: a line a pair as soon as it is judged, then what all of them come to."""
 
+import collections
+
 from rich.text import Text
 
+from playground.judge.accuracy import named as accuracy_named
 from playground.report import against, document, suite
 from playground.report.figures import (
     NOTHING,
@@ -17,6 +20,8 @@ from playground.report.figures import (
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 
+RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
+BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
 TITLES = {key: title for title, key in document.STANDARDS.items()}
 
 
@@ -54,14 +59,17 @@ def _line(result):
         parts.append(with_unit(result["time_ms"]["median"], " ms"))
         ratios = [f"{with_unit(over[name]['ratio'], 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]
         parts += [", ".join(ratios) + (f" ({label(result, 'in ')})" if label(result) else "")] if ratios else []
-    if kind := suite.accuracy_class(result):
-        parts.append(f"accuracy: {kind}")
+    if result["verdict"] in TIMED and (kind := suite.accuracy_class(result)):
+        parts.append(f"accuracy: {accuracy_named(kind)}")
+    if differs := suite.own_check(result):
+        parts.append(differs)
     if tags := [each["tag"] for each in result.get("caveats") or []]:
         parts.append(f"caveats: {', '.join(dict.fromkeys(tags))}")
     if result["time_ms"] and (why := why_not_measured(result)):
         parts.append(f"speed-up not measured: {why}")
     if result["verdict"] not in TIMED:
-        parts = [result["reason"], *parts]
+        by_seed = [each["text"] for each in result.get("caveats") or [] if each["tag"] == BY_SEED]
+        parts = [*by_seed, result["reason"], *parts]
     return line.append(f": {'; '.join(map(one_line, parts))}") if parts else line
 
 
@@ -70,7 +78,8 @@ def named(result):
     pair = result.get("pair") or {}
     if pair.get("sample_id") is not None and pair.get("problem_id") is not None:
         return f"{result['model']}, sample {pair['sample_id']}"
-    return f"{result['model']}, {result['variant']}"
+    case = f", {pair['case']['name']}" if pair.get("case") else ""
+    return f"{result['model']}, {result['variant']}{case}"
 
 
 def show(summary, console):
@@ -81,17 +90,39 @@ def show(summary, console):
     for line in remarks(summary):
         print_folded(console, line, INDENT, hanging=INDENT)
     print_rows(console, summary_rows(summary), {"standard", "right", "over"})
+    if cases := summary.get("cases"):
+        print_rows(console, list(case_rows(cases)), {"problem", "solution", "tests", "benchmarks", "own check", "ranks by"})
 
 
 def remarks(summary):
     """How often which caveat and which accuracy was seen, and what else is to be known of the figures."""
     for what in ("caveats", "accuracy"):
-        if counted := summary[what]:
+        counted = collections.Counter()
+        for tag, count in (summary[what] or {}).items():
+            counted[accuracy_named(tag)] += count
+        if counted:
             yield f"{what}: {', '.join(f'{tag} {count}' for tag, count in counted.items())}"
     if lower := summary["lower_precision"]:
         yield f"right in a lower precision than the problem's: {lower}"
     if missing := summary["problems_without_solution"]:
         yield f"problems without a solution, which count as wrong in fast_p: {len(missing)}"
+
+
+def _counted(found):
+    return f"{found['right']} of {found['ran']} right" if found["ran"] else f"{found['listed']} on a GPU only"
+
+
+def case_rows(cases):
+    """{head: cell} of each solution of a problem with several cases."""
+    for each in cases:
+        mean, over = each["geometric_mean_ms"], each["over_eager"]
+        row = {"problem": each["problem"], "solution": each["solution"]}
+        row |= {f"{kind}s": _counted(each[kind]) for kind in ("test", "benchmark")}
+        row["own check"] = f"accepts {each['accepted']} of {each['checked']}"
+        row["ranks by"] = RANKS.get(each["ranking"], each["ranking"])
+        row["geometric mean ms"] = NOTHING if mean is None else significant(mean)
+        row["over eager"] = NOTHING if over is None else with_unit(over, "x")
+        yield {head: Text(one_line(cell)) for head, cell in row.items()}
 
 
 def summary_rows(summary):

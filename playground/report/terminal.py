@@ -7,6 +7,7 @@ from rich.text import Text
 from playground.report import against, checks, facts
 from playground.report.figures import (
     NOTHING,
+    OF_OUTPUTS,
     TALLY,
     baseline_name,
     by_device,
@@ -39,12 +40,12 @@ from playground.report.figures import (
 from playground.report.layout import GAP, INDENT, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 
 SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
-CHECKED = (*SUMMARY_WORDS, "error", "eager's", "build s")  # of what was not timed
+CHECKED = (*SUMMARY_WORDS, "error", "PyTorch's", "build s")  # of what was not timed
 SUMMARY = (*CHECKED[:-1], "median ms", "build s", "speed-up", "over", "of floor", "outcome")
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
-GRADIENTS = ("gradient of", "", "error", "eager's", "allowed")
+GRADIENTS = ("gradient of", "", "error", "PyTorch's", "allowed")
 
 
 class View:
@@ -244,7 +245,8 @@ def _tally(results):
 
 def _print_details(console, result, verbose):
     name = Text(one_line(result["variant"]), style="bold").append(" ")
-    print_folded(console, name.append_text(verdict(result["verdict"])))
+    lacks = f": {facts.lacks(result)}" if result["verdict"] == "forward only" else ""
+    print_folded(console, name.append_text(verdict(result["verdict"])).append(lacks))
     table = Table.grid(padding=(0, GAP, 0, 0))
     table.add_column(overflow="fold", style="dim")
     table.add_column(overflow="fold")
@@ -262,7 +264,7 @@ def _print_details(console, result, verbose):
         for line in _printed_lines(result):
             print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
-    if gradients and gradients_unsupported(gradients) is None:
+    if gradients and OF_OUTPUTS not in gradients and gradients_unsupported(gradients) is None:
         print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
     if result["time_ms"]:
         print_rows(console, time_rows(result), TIMES[:1])
@@ -279,7 +281,7 @@ def _print_checks(console, check):
     """Every probe, every check of the behaviour, every kernel."""
     kernels = [(launches, microseconds, name) for name, launches, microseconds in checks.explained_kernels(check)]
     tables = (
-        (("probe", "", "error", "eager's", "allowed", ""), checks.explained_probes(check)),
+        (("probe", "", "error", "PyTorch's", "allowed", ""), checks.explained_probes(check)),
         (("behaviour", "", ""), checks.explained_behaviour(check)),
         (("launches", "us", "kernel on the GPU"), kernels),
     )

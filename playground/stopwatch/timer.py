@@ -58,6 +58,10 @@ class CpuClock:
         """What the last flush took."""
         return self._flush_ms
 
+    def launch_ms(self):
+        """0: the host does all of a call itself."""
+        return 0.0
+
     def time(self, step):
         """(milliseconds, False, a copy of the result) of step().
 
@@ -135,6 +139,10 @@ class CudaClock:
     def flush_ms(self):
         """What the last flush took, on a device that is idle by now."""
         return self._elapsed(*self._flush_events)
+
+    def launch_ms(self):
+        """What the host took to launch the last call."""
+        return self._launches_ms[-1]
 
     def flush_in_a_row(self, flush_ms):
         """What each of as many flushes takes as fill LONG_MS where one takes `flush_ms`.
@@ -234,9 +242,10 @@ class Timed:
     def time(self, seeds):
         """Times one call for each seed, each on content of its own, and keeps the last one's result.
 
-        {"samples_ms", "late", "flush_ms"}: see the clocks. The first `settling_calls` of them are for settling.
+        {"samples_ms", "late", "flush_ms", "launch_ms"}: see the clocks; the last is what the host took to launch each call. The
+        first `settling_calls` of them are for settling.
         """
-        samples, late, flushes = [], [], []
+        samples, late, flushes, launches = [], [], [], []
         for seed in seeds:
             self._result = None
             self._content = content = self.workload.fresh(seed)
@@ -246,7 +255,8 @@ class Timed:
             samples.append(milliseconds)
             late.append(is_late)
             flushes.append(self._clock.flush_ms())
-        return {"samples_ms": samples, "late": late, "flush_ms": flushes}
+            launches.append(self._clock.launch_ms())
+        return {"samples_ms": samples, "late": late, "flush_ms": flushes, "launch_ms": launches}
 
     def result(self):
         """(result of the last timed call, names of the gradients, None where it is no list of such)."""

@@ -23,13 +23,10 @@ from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
+from playground.worker.interface import WrongInterface, misfit, place_of
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
-
-
-class WrongInterface(Exception):
-    """The variant declares what there is not, or its parameters are not those of the original."""
 
 
 class Candidate(Clocked):
@@ -118,7 +115,9 @@ class Candidate(Clocked):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
             return tensors.make_model(self.problem, self.kind, seed, self.device)
-        except REFUSALS:
+        except REFUSALS as error:
+            if complaint := misfit(error, self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
+                raise complaint from None
             if not self._may_emulate_device:
                 raise
             self.kind, self.emulates_device = _on_emulated_device(self.kind), True
@@ -258,11 +257,26 @@ class Candidate(Clocked):
             answer["own_calls"] = written.count
         return answer
 
+    def made_contiguous(self, inputs, outputs):
+        """Return {"strided": the first tensor that the file's own code was given and that is not contiguous, or None}.
+
+        Where there is one, the outputs of a call in which all of them are made contiguous go to a file.
+        """
+        given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
+        own = self.builds.own
+        with own.watched(contiguous=True):
+            tensors.seed_draws()
+            try:
+                tensors.save_results(Results(self._forward(given)), outputs)
+            except REFUSALS:
+                return {"strided": None}
+        return {"strided": own.strided}
+
     def _without(self, spoiling, given, outputs, look=lambda results: None):
         """Save what the model gives while `spoiling` is in force; returns whether it gives anything."""
         tensors.seed_draws()
         try:
-            with _poisoned_memory(), spoiling:
+            with tensors.uninitialised_is_nan(), spoiling:
                 results = self._forward(given)
                 look(results)
                 tensors.save_results(Results(results), outputs)
@@ -297,7 +311,7 @@ class Candidate(Clocked):
         probes.take_step(self.model, probe["step"])
         try:
             with (
-                _poisoned_memory() if poison and not self.emulator else contextlib.nullcontext(),
+                tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext(),
                 torch.autocast(self.device.type) if probe["autocast"] else contextlib.nullcontext(),
             ):
                 yield
@@ -434,10 +448,18 @@ class Candidate(Clocked):
             self.emulator.configure(schedule=next(self.schedules))
 
     def _forward(self, inputs, evaluates=False):
-        with torch.no_grad():
-            result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
+        try:
+            with torch.no_grad():
+                result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
+        except (TypeError, NotImplementedError) as error:
+            raise misfit(error, self.kind, "forward", inputs, "get_inputs") or error from None
         self._synchronize()
-        flat, self.form = tensors.flatten(result), tensors.form(result)
+        if result is None:
+            raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
+        try:
+            flat, self.form = tensors.flatten(result), tensors.form(result)
+        except TypeError as complaint:
+            raise WrongInterface(f"{place_of(self.kind, 'forward')}{complaint}") from None
         return flat
 
     def _synchronize(self):
@@ -507,21 +529,3 @@ def _on_emulated_device(kind):
             return super().forward(*args)
 
     return ModelNew
-
-
-@contextlib.contextmanager
-def _poisoned_memory():
-    """torch fills what it would leave uninitialised with NaN (or the largest integer) in its deterministic mode.
-
-    torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what the variant compiles
-    deterministic from then on.
-    """
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    mode = torch.get_deterministic_debug_mode()
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_deterministic_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -6,6 +6,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+import cuda_emulator
 from cuda_emulator import line_map, lines_of_file
 from playground.sweep import COMPILED
 from playground.tensors import NO_ROOM
@@ -18,15 +19,18 @@ COMPILER_ERROR = re.compile(
 
 
 OURS = f"{Path(__file__).parents[1]}{os.sep}"  # the folder of the playground
+EMULATOR = f"{Path(cuda_emulator.__file__).parent}{os.sep}"
 OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
 CALLS_OF_COMPILED = (f"{OURS}judge{os.sep}work.py", f"{OURS}emulator{os.sep}outputs.py")
 CRASH = "Fatal Python error: "
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
 JUDGE = (f"{OURS}judge{os.sep}", f"{OURS}worker{os.sep}")
+LIBRARIES = {"cudnn": "cuDNN", "cublas": "cuBLAS", "cufft": "cuFFT"}
+LIBRARIES |= {"cusparse": "cuSPARSE", "cusolver": "cuSOLVER", "curand": "cuRAND"}
 WANTS_GPU = "Torch not compiled with CUDA enabled|Found no NVIDIA driver"
 WITHOUT_GPU = "; it asks for a GPU, and there is none here: leave the device out, or run it where there is one"
-JUDGE_BROKE = "the judge broke, not what it judges: "
+JUDGE_BROKE = "internal error (report it): "
 
 
 def describe(exception):
@@ -37,12 +41,14 @@ def describe(exception):
     if is_of_judge(exception):
         return JUDGE_BROKE + _reason(exception), "".join(traceback.format_exception(exception))
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
-        return _reason(exception), str(exception)
+        given, _, rest = str(exception).partition("\n")
+        first = _at_users_line(given, exception)
+        return _reason(exception), first + (f"\n{rest}" if rest and first == given else _source_of(first))
     if "Error building extension" in str(exception):
         return _reason(exception), _source_line(exception) + str(exception)
     if isinstance(exception, SyntaxError) and exception.filename:
         told = "".join(traceback.format_exception_only(exception))
-        return _reason(exception), f"{exception.filename}:{exception.lineno or 1}: {exception.msg}\n{told}"
+        return _reason(exception), f"{_reason(exception)}\n{told}"
     told = traceback.TracebackException.from_exception(exception)
     frames = [frame for frame in told.stack if is_of_user(frame.filename)]
     if not frames:
@@ -72,8 +78,8 @@ def is_of_judge(exception):
 
 
 def is_of_user(file):
-    """Whether a file is neither the playground's nor Python's nor a package's."""
-    return not file.startswith(("<", OURS, *OTHERS))
+    """Whether a file is neither the playground's nor the emulator's nor Python's nor a package's."""
+    return not file.startswith(("<", OURS, EMULATOR, *OTHERS))
 
 
 def _strip(told):
@@ -109,7 +115,8 @@ def without_our_frames(output):
 def _reason(exception):
     name = type(exception).__name__
     if isinstance(exception, SyntaxError):
-        return f"{name}{f' in line {exception.lineno}' if exception.lineno else ''}: {exception.msg}"
+        place = f"{exception.filename}:{exception.lineno}: " if exception.filename and exception.lineno else ""
+        return f"{place}{name}: {exception.msg}"
     if isinstance(exception, SystemExit):
         return f"the file called sys.exit({exception.code!r})"
     if (
@@ -120,7 +127,9 @@ def _reason(exception):
         return f"out of memory: {_first_line(exception)}"
     if "Error building extension" in str(exception):
         return f"does not compile: {_compiler_error(exception)}"
-    if name in ("CatalogError", "Finding", "EmulatorError", "NoRoom"):
+    if name == "EmulatorError":
+        return _at_users_line(_first_line(exception), exception)
+    if name in ("CatalogError", "Finding", "NoRoom", "WrongInterface"):
         return _first_line(exception)
     hint = WITHOUT_GPU if re.match(WANTS_GPU, str(exception)) else ""
     return f"{name}: {_first_line(exception)}{hint}"
@@ -136,6 +145,7 @@ def _compiler_error(exception):
     text = str(exception)
     if match := _first_error(text):
         file, line = _place(match, exception)
+        line = _line_without_semicolon(file, line, match["text"])
         return f"{file}:{line}: error: {match['text']}"[:400]
     errors = [line.strip() for line in text.splitlines() if re.search(r"\berror\b\s*[:#]|: error|undefined", line)]
     return errors[0][:300] if errors else text.splitlines()[0][:300]
@@ -151,6 +161,7 @@ def _source_line(exception):
     if not match:
         return ""
     file, line = _place(match, exception)
+    line = _line_without_semicolon(file, line, match["text"])
     lines = lines_of_file(file)
     if not 1 <= line <= len(lines):
         return ""
@@ -160,17 +171,63 @@ def _source_line(exception):
     return shown + (f"      | {blanks}^\n" if is_same else "")
 
 
+def _source_of(complaint):
+    """The line of source that a complaint, 'FILE:LINE: ...', names, as the line below it; "" where there is none."""
+    match = re.match(r"(.+?):(\d+): ", complaint)
+    line = match and _line_of(match[1], int(match[2]))
+    return f"\n{int(match[2]):5} | {line}" if line else ""
+
+
 def _line_of(file, line):
     lines = lines_of_file(file)
     return lines[line - 1] if 1 <= line <= len(lines) else None
 
 
 def _place(match, exception):
-    """(file, line) of the Python file that called load_inline, or of the compiled text where it does not hold the line."""
+    """(file, line) of the Python file that called load_inline: the text's own line, or else that of the call.
+
+    Of the compiled text where nobody's file called.
+    """
     file, line = match["file"], int(match["line"])
-    callers = [frame.filename for frame in traceback.extract_tb(exception.__traceback__) if is_of_user(frame.filename)]
+    caller = _caller(exception)
+    if not caller:
+        return file, line
     try:
-        found = line_map(Path(file).read_text(errors="replace"), lines_of_file(callers[-1]))[line - 1]
-    except (OSError, IndexError):  # gone, or of nobody
+        found = line_map(Path(file).read_text(errors="replace"), lines_of_file(caller.filename))[line - 1]
+    except (OSError, IndexError):  # gone
         found = None
-    return (callers[-1], found) if found else (file, line)
+    return caller.filename, found or caller.lineno
+
+
+def _caller(exception):
+    """The innermost frame of the user's that an exception passed through; None without one."""
+    frames = traceback.extract_tb(exception.__traceback__)
+    return next((frame for frame in reversed(frames) if is_of_user(frame.filename)), None)
+
+
+def _at_users_line(complaint, exception):
+    """A complaint of the emulator's about a text, at the line of the Python file: that of the call where the text has none."""
+    caller = _caller(exception)
+    if caller and (match := re.match(r"<[^>]*: (\w+)>:(\d+): (.*)", complaint, re.DOTALL)):
+        return f"{caller.filename}:{caller.lineno}: {match[3]} (line {match[2]} of {match[1]}, as load_inline completes it)"
+    if match := re.match(
+        r"(.+?): the emulator does not support (\b(cudnn|cublas|cufft|cusparse|cusolver|curand)\w*)", complaint
+    ):
+        return f"{match[1]}: calls {LIBRARIES[match[3]]} ({match[2]}), which the emulator lacks: judge the file on a GPU"
+    if match := re.match(r"(?P<file>.+?):(?P<line>\d+): (?P<text>error: .*)", complaint, re.DOTALL):
+        line = _line_without_semicolon(match["file"], int(match["line"]), match["text"])
+        return f"{match['file']}:{line}: {match['text']}"
+    return complaint
+
+
+def _line_without_semicolon(file, line, complaint):
+    """The line that lacks the semicolon that a compiler expected, where it names that of the next token."""
+    lines = lines_of_file(file)
+    match = re.search(r"expected (?:a )?.?;.?(?: before .(?P<next>[^\s\u2019']+))?", complaint)
+    if not match or not 1 < line <= len(lines) or not lines[line - 1].strip().startswith(match["next"] or ""):
+        return line
+    for number in range(line - 1, 0, -1):
+        if code := re.sub(r"//.*", "", lines[number - 1]).strip():
+            may_lack = re.search(r"[\w)\]\"']$", code) and not re.match(r"(if|for|while|else|do|switch)\b", code)
+            return number if may_lack else line
+    return line

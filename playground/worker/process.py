@@ -34,6 +34,17 @@ MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file ca
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 MOST_AT_ONCE = 1 << 26  # bytes
 SHOWN_BYTES = 8000  # of what a worker prints
+COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
+# What a request of a variant's is, for a time limit's message.
+PHASES = {
+    "load": "while its file is loaded, where extensions are built",
+    "build": "in the first call of forward",
+    "run": "in forward",
+    "differentiate": "in forward and backward",
+    "try_out": "in a call of the side-effect checks",
+    "work": "in forward",
+    "time": "in a timed call",
+}
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 _living = set()
@@ -175,7 +186,7 @@ class WorkerProcess:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._receive(limit)
         except TimeoutError:
-            found = self._whereabouts() if self._emulates else ""
+            found = (self._whereabouts() if self._emulates else "") or self._phase(what)
             self.kill()
             raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
         except (ChannelClosed, OSError):
@@ -220,6 +231,17 @@ class WorkerProcess:
             case {"error": str(reason), "is_finding": True}:
                 return f": {reason}"
         return ""
+
+    def _phase(self, what):
+        """What the process is busy with, as the end of a sentence."""
+        for pid in _families([self._process]):
+            with contextlib.suppress(psutil.Error):
+                if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
+                    return f": still compiling ({name}); raise --time-limit"
+        role, _, method = what.partition(".")
+        if role == "referee":
+            return ": while the original was run"
+        return f": {PHASES[method]}" if role == "candidate" and method in PHASES else ""
 
     def _seconds_paused(self):
         since = self._paused_since

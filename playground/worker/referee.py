@@ -21,6 +21,7 @@ from playground.judge.tolerance import Reference, largest_difference, worst, wro
 from playground.stopwatch import timer
 from playground.worker import outer_referee, recheck
 from playground.worker.failures import describe, is_of_judge
+from playground.worker.interface import WrongInterface, misfit, place_of
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -43,8 +44,8 @@ class Referee:
 
         Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words,
         "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
-        cannot be where they would have to}. The precision is `precision` where given, else "tf32" where PyTorch's settings
-        permit it to an operator that the model has.
+        cannot be where they would have to, "checks_itself": whether the file has a check of its own}. The precision is
+        `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
         self.outer = None
@@ -76,15 +77,27 @@ class Referee:
         self.precision = precision or ("tf32" if uses_tf32 else "fp32")
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
         described = {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
-        return described | {"varied": varies and not unvaried, "unvaried": unvaried}
+        checks_itself = hasattr(self.problem, "check_outputs")
+        return described | {"varied": varies and not unvaried, "unvaried": unvaried, "checks_itself": checks_itself}
 
     def try_out(self, problem, settings, place, precision=None):
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
         device = torch.device(tensors.PLACES[place])
         module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-        model = tensors.make_model(module, module.Model, 0, device)
-        with torch.no_grad():
-            tensors.flatten(model(*tensors.to(tensors.make_inputs(module, 0), device)))
+        try:
+            model = tensors.make_model(module, module.Model, 0, device)
+        except TypeError as error:
+            raise misfit(error, module.Model, "__init__", module.get_init_inputs(), "get_init_inputs") or error from None
+        inputs = tensors.to(tensors.make_inputs(module, 0), device)
+        try:
+            with torch.no_grad():
+                outputs = model(*inputs)
+        except (TypeError, NotImplementedError) as error:
+            raise misfit(error, module.Model, "forward", inputs, "get_inputs") or error from None
+        try:
+            tensors.flatten(outputs)
+        except TypeError as complaint:
+            raise WrongInterface(f"{place_of(module.Model, 'forward')}{complaint}") from None
         return {}
 
     def habits(self):
@@ -128,7 +141,8 @@ class Referee:
         """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.
 
         The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
-        "unusable", "form"}: why nothing can be learned from the probe, or None; on the problem's own inputs, tensors.form.
+        "unusable", "form", "shapes"}: why nothing can be learned from the probe, or None; of the outputs, on the problem's own
+        inputs, tensors.form and the shapes.
         """
         problem = self.sizes.problem(size)
         if problem is None:
@@ -139,7 +153,8 @@ class Referee:
             return {"differentiable": False, "unusable": "the own size takes too much host memory for more probes than its own"}
         if probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS):
             differentiable = self._prepare(probe, problem, seed, inputs)
-            return {"differentiable": differentiable, "unusable": None, "form": self.forms[probe]}
+            shapes = [list(each.truth.shape) for each in self.references[probe][0]]
+            return {"differentiable": differentiable, "unusable": None, "form": self.forms[probe], "shapes": shapes}
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
@@ -413,6 +428,19 @@ class Referee:
         swallowed = next((reference.note for reference in expected if getattr(reference, "note", None)), None)
         leaked = any(getattr(reference, "leaked", False) for reference in expected)
         return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked}
+
+    def own_check(self, probe, outputs):
+        """{"complaint": what the problem's own check_outputs(inputs, outputs) says against the outputs in a file, or None}."""
+        try:
+            whole = self._results(probe, outputs).outputs
+        except tensors.NotTensors as complaint:
+            return {"complaint": str(complaint)}
+        inputs = tensors.to(behaviour.copies(self._with_inputs(probe).inputs), self.device)
+        try:
+            with torch.no_grad():
+                return {"complaint": self.problem.check_outputs(inputs, tensors.to(whole, self.device))}
+        except Exception as exception:
+            return {"complaint": f"it raises {describe(exception)[0]}"}
 
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors.

@@ -28,6 +28,7 @@ FORMS = {
     "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT, "form": OPTIONAL_TEXT}
     | {"handed_memory": optional_amount},
     "candidate.backward_work": {"own": (bool, type(None))},
+    "candidate.made_contiguous": {"strided": OPTIONAL_TEXT},
     "candidate.differentiate": {
         "unsupported": OPTIONAL_TEXT,
         "failed": OPTIONAL_TEXT,

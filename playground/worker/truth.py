@@ -54,6 +54,7 @@ class Truth:
         self.given.mkdir(exist_ok=True)
         self.weights = str(self.given / "weights")
         self.habits, self.domain, self.ways = (), [], []
+        self.checks_itself = False  # whether the problem's file has a check of its own
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
         self._probe_seed = probe_seed
@@ -76,7 +77,7 @@ class Truth:
             memory.limit(self.worker.pid, OF_HOST_MEMORY)
         secret = secrets.randbits(63)
         description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
-        self.domain = description["domain"]
+        self.domain, self.checks_itself = description["domain"], description["checks_itself"]
         self.habits = self._ask("habits")["habits"]
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:
@@ -113,6 +114,10 @@ class Truth:
     def compare(self, what, probe, file, declared=None, **more):
         """`what` is "outputs" or "gradients"; `declared` is what is permitted beyond the strict limit: see the referee's."""
         return self._ask(f"compare_{what}", probe=probe, declared=declared, **{what: file}, **more)
+
+    def own_check(self, probe, file):
+        """What the problem's own check says against the outputs in a file; None for nothing."""
+        return self._ask("own_check", probe=probe, outputs=file)["complaint"]
 
     def grade(self, probe, file):
         """The class of accuracy of outputs that are not as exact as PyTorch's."""

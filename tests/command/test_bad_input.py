@@ -220,7 +220,7 @@ class ModelNew(torch.nn.Module):
 """
 # name -> (text, body of forward or whole file; verdict, pattern of the reason, pattern of the details' first line)
 VARIANTS = {
-    "v_syntax": ("class ModelNew(\n", "error", r"SyntaxError in line 1: ", r"FILE:1: '\(' was never closed"),
+    "v_syntax": ("class ModelNew(\n", "error", r"FILE:1: SyntaxError: ", r"FILE:1: SyntaxError: '\(' was never closed"),
     "v_nothing": ("import torch\n", "error", r"v_nothing\.py does not define ModelNew", None),
     "v_imports": ("import no_such_module\n", "error", r"ModuleNotFoundError: No module named", r"FILE:1: in <module>"),
     "v_compiles_not": (
@@ -252,7 +252,7 @@ VARIANTS = {
         None,
     ),
     "v_grabs": ("return torch.empty(1 << 50) + x", "error", r"out of memory: ", r"FILE:\d+: in forward"),
-    "v_returns_none": ("return None", "error", r"TypeError: forward must return a tensor", None),
+    "v_returns_none": ("return None", "error", r"FILE:\d+: forward returns None", None),
     "v_wrong_shape": (
         "return torch.tanh(self.linear(x))[:, :1]",
         "fail",

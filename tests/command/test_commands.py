@@ -156,7 +156,8 @@ def test_an_interrupt_leaves_no_process(tiny_problem, write_variant, tmp_path, s
 
 
 def test_an_interrupt_while_pytorch_is_imported():
-    with subprocess.Popen([sys.executable, "compare.py"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
+    command = [sys.executable, "compare.py", "--model", "alexnet_conv1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
         maps, deadline = Path(f"/proc/{driver.pid}/maps"), time.monotonic() + 60
         while "libtorch" not in maps.read_text():
             assert time.monotonic() < deadline

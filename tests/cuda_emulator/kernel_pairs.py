@@ -510,6 +510,7 @@ __global__ void kernel(float* out, float* partial) {
         partial[blockIdx.x] = blockIdx.x;  // here
         GAP
         last = atomicAdd(&finished, 1) == gridDim.x - 1;
+        __threadfence();
     }
     __syncthreads();
     if (!last) return;
@@ -1610,6 +1611,7 @@ __global__ void kernel(float* out, float* partial) {
     partial[blockIdx.x] = blockIdx.x;  // here
     GAP
     if (atomicAdd(&finished, 1) != gridDim.x - 1) return;
+    __threadfence();
     float sum = 0;
     for (int block = 0; block < gridDim.x; ++block) sum += partial[block];  // here
     out[0] = sum;
@@ -1622,6 +1624,82 @@ void run(float* out, float* in, int) {
 """,
         wrong="__threadfence_block();",
         right="__threadfence();",
+    ),
+    Pair(
+        "last_block_that_reads_without_a_fence",
+        "race between blocks",
+        r"""
+__device__ unsigned finished;
+__global__ void kernel(float* out, float* partial) {
+    __shared__ bool last;
+    partial[blockIdx.x * 32 + threadIdx.x] = threadIdx.x;  // here
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicInc(&finished, gridDim.x - 1) == gridDim.x - 1;
+        GAP
+    }
+    __syncthreads();
+    if (!last) return;
+    float sum = 0;
+    for (int block = 0; block < gridDim.x; ++block) sum += partial[block * 32 + threadIdx.x];  // here
+    out[threadIdx.x] = sum;
+}
+void run(float* out, float* in, int) {
+    const unsigned zero = 0;
+    cudaMemcpyToSymbol(finished, &zero, 4);
+    kernel<<<4, 32>>>(out, in);
+}
+""",
+        wrong="",
+        right="__threadfence();",
+    ),
+    Pair(
+        "lock_taken_without_a_fence",
+        "race between blocks",
+        r"""
+__device__ int locked;
+__global__ void kernel(float* out, float* total) {
+    if (threadIdx.x != 0) return;
+    while (atomicExch(&locked, 1) == 1) continue;
+    GAP
+    total[0] = total[0] + blockIdx.x;  // here
+    __threadfence();
+    atomicExch(&locked, 0);
+    out[blockIdx.x] = 1;
+}
+void run(float* out, float* in, int) {
+    const int no = 0;
+    cudaMemcpyToSymbol(locked, &no, 4);
+    kernel<<<6, 32>>>(out, in);
+}
+""",
+        wrong="__threadfence_block();",
+        right="__threadfence();",
+    ),
+    Pair(
+        "flag_seen_without_a_fence",
+        "shared memory race",
+        r"""
+__global__ void kernel(float* out, const float* in) {
+    __shared__ float value;
+    __shared__ volatile int flag;
+    if (threadIdx.x == 0) flag = 0;
+    __syncthreads();
+    if (threadIdx.x == 40) {
+        value = in[1];  // here
+        __threadfence_block();
+        flag = 1;
+    } else if (threadIdx.x == 7) {
+        while (!flag) continue;
+        GAP
+        out[0] = value;  // here
+    }
+}
+void run(float* out, float* in, int) { kernel<<<1, 64>>>(out, in); }
+""",
+        wrong="",
+        right="__threadfence_block();",
     ),
     Pair(
         "syncwarp_in_one_branch",
@@ -2121,6 +2199,7 @@ void run(float* out, float*, int) {
 __device__ int lock;
 __global__ void kernel(float* out) {
     while (atomicCAS(&lock, 0, 1)) continue;  // here
+    __threadfence();
     out[0] = threadIdx.x;
     __threadfence();
     GAP

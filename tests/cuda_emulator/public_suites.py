@@ -1,4 +1,4 @@
-"""Other people's CUDA under check mode: GPUVerify's suite, llm.c's kernels, SGEMM_CUDA's and NVIDIA's samples.
+"""Other people's CUDA under check mode: suites for verifiers (GPUVerify, Faial), benchmarks, samples and textbooks.
 
     python tests/cuda_emulator/public_suites.py SUITE=FOLDER ... [--only TEXT]
 
@@ -122,36 +122,48 @@ int main() {{ harness_launch({kernel}, dim3({grid}), dim3({block}), {cooperative
 
 
 def gpuverify(folder, work):
-    for path in sorted((folder / "testsuite" / "CUDA").rglob("*.cu")):
-        text = path.read_text(errors="replace")
-        first, *rest = text.splitlines()
+    place = folder / "testsuite" / "CUDA"
+    for path in sorted(place.rglob("*.cu")):
+        first, *rest = path.read_text(errors="replace").splitlines()
         options = next((line for line in rest[:3] if "--blockDim" in line or "--gridDim" in line), "")
-        kernels = re.findall(r"__global__\s+(?:\w+\s+)*?void\s+(?:__\w+\s*\([^)]*\)\s*)?(\w+)\s*\(", text)
-        if not kernels:
-            continue
-        block, grid = launch_sizes(options)
-        name = str(path.parent.relative_to(folder / "testsuite" / "CUDA"))
-        file = work / "gpuverify" / name.replace("/", "-") / "harness.cu"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        cooperative = str("grid_group" in text).lower()
-        pointers = str(bool(re.search(r"(?:struct|class)[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
-        file.write_text(
-            HARNESS.format(
-                file=path.name,
-                kernel=kernels[-1],
-                grid=grid,
-                block=block,
-                cooperative=cooperative,
-                pointers=pointers,
-                required=required(text, kernels[-1]),
-                bodies=bodies(text),
-                # What asks GPUVerify's own functions cannot be evaluated.
-                assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
-            )
-        )
         expected = "right" if first.startswith("//pass") else "wrong" if first.startswith("//xfail") else ""
-        defines = re.findall(r"-D(\S+)", options)
-        yield Case("GPUVerify", name, [file], [path.parent], expected=expected, fails="(?!)", defines=defines)
+        yield from harnessed("GPUVerify", str(path.parent.relative_to(place)), path, options, expected, work)
+
+
+def faial(folder, work):
+    """Faial's examples, by the beginnings of their names, at its own default of 1024 threads."""
+    for path in sorted((folder / "examples" / "drf").glob("*.cu")):
+        expected = {"racy": "wrong", "drf": "right"}.get(path.name.split("-")[0], "")
+        options = re.search(r"--(?:blockDim|gridDim).*", path.read_text(errors="replace"))
+        yield from harnessed("Faial", path.stem, path, options[0] if options else "--blockDim=1024", expected, work)
+
+
+def harnessed(suite, name, path, options, expected, work):
+    text = path.read_text(errors="replace")
+    kernels = re.findall(r"__global__\s+(?:\w+\s+)*?void\s+(?:__\w+\s*\([^)]*\)\s*)?(\w+)\s*\(", text)
+    if not kernels:
+        return
+    block, grid = launch_sizes(options)
+    file = work / suite / name.replace("/", "-") / "harness.cu"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    cooperative = str("grid_group" in text).lower()
+    pointers = str(bool(re.search(r"(?:struct|class)[^;{}]*\{[^}]*\*", text))).lower()  # in a structure
+    file.write_text(
+        HARNESS.format(
+            file=path.name,
+            kernel=kernels[-1],
+            grid=grid,
+            block=block,
+            cooperative=cooperative,
+            pointers=pointers,
+            required=required(text, kernels[-1]),
+            bodies=bodies(text),
+            # What asks GPUVerify's own functions cannot be evaluated.
+            assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
+        )
+    )
+    defines = re.findall(r"-D(\S+)", options)
+    yield Case(suite, name, [file], [path.parent], expected=expected, fails="(?!)", defines=defines)
 
 
 def required(text, kernel):
@@ -355,7 +367,68 @@ def samples(folder, work):
             yield Case("CUDA samples", label, files, [folder / "Common"], arguments, "", smaller, here, fails=fails)
 
 
-SUITES = {"gpuverify": gpuverify, "llm.c": llm_c, "SGEMM_CUDA": sgemm, "cuda-samples": samples}
+def polybench(folder, work):
+    """PolyBench-ACC's CUDA programs, which compare with the host themselves, at the smallest of their sizes."""
+    folders = [folder / "common", folder / "CUDA" / "utilities"]
+    for path in sorted((folder / "CUDA").rglob("*.cu")):
+        fails = r"Threshold of .*: [1-9]"
+        yield Case("PolyBench", path.stem, [path], [path.parent, *folders], fails=fails, defines=["MINI_DATASET", "RUN_ON_CPU"])
+
+
+# Rodinia's that need no file of data, with arguments for small sizes, and what of their text is compiled.
+RODINIA = {
+    "backprop": (["1024"], ["backprop_cuda.cu", "backprop.c", "facetrain.c", "imagenet.c"]),
+    "gaussian": (["-s", "16"], ["gaussian.cu"]),
+    "nw": (["64", "10"], ["needle.cu"]),
+    "particlefilter": (["-x", "32", "-y", "32", "-z", "3", "-np", "100"], ["ex_particle_CUDA_naive_seq.cu"]),
+    "pathfinder": (["1000", "20", "5"], ["pathfinder.cu"]),
+    "srad/srad_v2": (["64", "64", "0", "31", "0", "31", "0.5", "2"], ["srad.cu"]),
+    "streamcluster": (
+        ["4", "8", "16", "256", "256", "100", "none", "output.txt", "1"],
+        ["streamcluster_cuda_cpu.cpp", "streamcluster_cuda.cu"],
+    ),
+}
+
+
+def rodinia(folder, work):
+    for name, (arguments, files) in RODINIA.items():
+        here = folder / "cuda" / name
+        yield Case("Rodinia", name, [here / file for file in files], [here], arguments, folder=here)
+
+
+def cuda_by_example(folder, work):
+    """The book's programs; those that draw need OpenGL."""
+    for path in sorted(folder.glob("chapter*/**/*.cu")):
+        yield Case("CUDA by Example", str(path.parent.relative_to(folder)), [path], [folder / "common"], fails="(?!)")
+
+
+def hecbench(folder, work):
+    """Every program, with the arguments of its Makefile, large numbers among them made smaller."""
+    for here in sorted((folder / "src").glob("*-cuda")):
+        files = sorted(path for path in here.iterdir() if path.suffix in (".cu", ".cpp", ".cc"))
+        texts = {path: path.read_text(errors="replace") for path in files}
+        files = [path for path in files if not any(f'"{path.name}"' in text for text in texts.values())]
+        made = here / "Makefile"
+        asked = made.read_text(errors="replace") if made.is_file() else ""
+        line = re.search(r"\./\$\(program\)(.*)", asked)
+        folders = [here, *(here / name for name in re.findall(r"-I *(\.\./\S+)", asked) if (here / name).is_dir())]
+        arguments = [str(min(int(each), 64)) if each.isdigit() else each for each in (line[1].split() if line else [])]
+        if files:
+            fails = r"\b(FAIL(ED)?|mismatch|error)\b"
+            yield Case("HeCBench", here.name.removesuffix("-cuda"), files, folders, arguments, folder=here, fails=fails)
+
+
+SUITES = {
+    "gpuverify": gpuverify,
+    "faial": faial,
+    "llm.c": llm_c,
+    "SGEMM_CUDA": sgemm,
+    "cuda-samples": samples,
+    "polybench": polybench,
+    "rodinia": rodinia,
+    "cuda-by-example": cuda_by_example,
+    "hecbench": hecbench,
+}
 
 
 def shrunk(case, work):
@@ -417,7 +490,7 @@ def table(rows):
     suites = collections.defaultdict(collections.Counter)
     for case, outcome in rows:
         expected = {"right": ", expected right", "wrong": ", expected wrong"}.get(case.expected, "")
-        suites[case.suite + (expected if case.suite == "GPUVerify" else "")][outcome] += 1
+        suites[case.suite + (expected if case.suite in ("GPUVerify", "Faial") else "")][outcome] += 1
     lines = ["| | programs | " + " | ".join(OUTCOMES) + " |", "|---" * (len(OUTCOMES) + 2) + "|"]
     for suite, counts in suites.items():
         cells = [str(counts[outcome] or "") for outcome in OUTCOMES]
@@ -428,7 +501,7 @@ def table(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="+", metavar="SUITE=FOLDER", help=f"of {', '.join(SUITES)}")
-    parser.add_argument("--only", default="", metavar="TEXT", help="the programs whose name contains it")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="the programs in whose name it is found")
     parser.add_argument("--seconds", type=float, default=300, help="that a program may run")
     given = parser.parse_args()
     runtime.library()
@@ -439,7 +512,7 @@ def main():
             name, _, place = suite.partition("=")
             if name not in SUITES or not Path(place).is_dir():
                 parser.error(f"{suite}: SUITE=FOLDER is expected, with one of {', '.join(SUITES)} and a folder that is there")
-            cases += [case for case in SUITES[name](Path(place).resolve(), work) if given.only in case.name]
+            cases += [case for case in SUITES[name](Path(place).resolve(), work) if re.search(given.only, case.name)]
         rows = []
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for case, (outcome, line) in zip(cases, pool.map(lambda case: run(case, work, given.seconds), cases), strict=True):

@@ -184,6 +184,37 @@ RIGHT = {
         {"config": "1, 32"},
         "9\n",
     ),
+    "a lock with a fence on either side": (
+        "__device__ int turn, next;\n__global__ void k(int* p) {\n    if (threadIdx.x % 32) return;\n"
+        "    const int mine = atomicAdd(&next, 1);\n    while (atomicAdd(&turn, 0) != mine) {}\n    __threadfence();\n"
+        "    p[0] = p[0] + 1;\n    __threadfence();\n    atomicExch(&turn, mine + 1);\n}",
+        {"config": "3, 64"},
+        "6\n",
+    ),
+    "partial sums that are volatile, as in the Programming Guide": (
+        "__device__ unsigned done;\n__global__ void k(volatile int* p) {\n    __shared__ bool last;\n    if (threadIdx.x == 0) {\n"
+        "        p[1 + blockIdx.x] = 5;\n        __threadfence();\n        last = atomicInc(&done, gridDim.x) == gridDim.x - 1;\n"
+        "    }\n    __syncthreads();\n    if (last && threadIdx.x == 0) {\n        int sum = 0;\n"
+        "        for (int i = 0; i < gridDim.x; ++i) sum += p[1 + i];\n        p[0] = sum;\n    }\n}",
+        {"config": "4, 32"},
+        "20\n",
+    ),
+    "an acquire that needs no fence besides": (
+        "#include <cuda/atomic>\n__device__ int data;\n__global__ void k(int* p) {\n"
+        "    cuda::atomic_ref<int, cuda::thread_scope_device> flag(p[1]);\n"
+        "    if (blockIdx.x == 0) { data = 8; flag.store(1, cuda::memory_order_release); }\n"
+        "    else { while (flag.load(cuda::memory_order_acquire) == 0) {} p[0] = data; }\n}",
+        {"config": "2, 1"},
+        "8\n",
+    ),
+    "acquire and release by PTX": (
+        "__device__ int data, flag;\n__global__ void k(int* p) {\n    int seen = 0;\n"
+        '    if (blockIdx.x == 0) { data = 3; asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(&flag), "r"(1) : "memory"); }\n'
+        '    else {\n        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(&flag) : "memory"); while (!seen);\n'
+        "        p[0] = data;\n    }\n}",
+        {"config": "2, 1"},
+        "3\n",
+    ),
     "a fallback of the CUDA version": (
         "#include <cuda.h>\n#if CUDA_VERSION < 12000\n#error old\n#endif\n__global__ void k(int* p) { p[0] = CUDA_VERSION / 13000; }",
         {},
@@ -257,6 +288,24 @@ WRONG = {
         {"config": "2, 1"},
         "race between blocks",
     ),
+    "a compare-and-swap of the block's scope": (
+        "__global__ void k(unsigned* p) {\n    unsigned old = 0, seen;\n"
+        "    while ((seen = atomicCAS_block(p, old, old + 1)) != old) old = seen;  // here\n}",
+        {"type": "unsigned", "config": "3, 1"},
+        "race between blocks",
+    ),
+    "cuda::atomic_ref of the block's scope": (
+        "#include <cuda/atomic>\n__global__ void k(int* p) {\n    cuda::atomic_ref<int, cuda::thread_scope_block> sum(*p);\n"
+        "    sum.fetch_add(1, cuda::memory_order_relaxed);  // here\n}",
+        {"config": "2, 32"},
+        "race between blocks",
+    ),
+    "PTX of the block's scope": (
+        "__global__ void k(unsigned* p) {\n"
+        '    asm volatile("red.relaxed.cta.global.add.u32 [%0], %1;" :: "l"(p), "r"(1) : "memory");  // here\n}',
+        {"type": "unsigned", "config": "2, 1"},
+        "race between blocks",
+    ),
     "a block's scope beside the device's": (
         "__global__ void k(int* p) {\n    if (blockIdx.x == 0) atomicAdd(p, 1);\n    else atomicAdd_block(p, 1);  // here\n}",
         {"config": "2, 1"},
@@ -271,6 +320,19 @@ WRONG = {
         "__global__ void k(int* p) {\n    if (threadIdx.x >= 16) return;\n    p[threadIdx.x] = __shfl_down_sync(~0u, 1, 16);  // here\n}",
         {"config": "1, 32"},
         "shuffle from absent lane",
+    ),
+    "a lock in unset memory": (
+        "__global__ void k(int* p) { p[0] = 1; }\n__global__ void guarded(unsigned* lock, int* p) {\n"
+        "    while (atomicExch(lock, 1u) != 0) __nanosleep(20);  // here\n    __threadfence();\n    p[0] += 1;\n"
+        "    __threadfence();\n    atomicExch(lock, 0u);\n}",
+        {"print": "unsigned* lock; cudaMalloc(&lock, 4); guarded<<<2, 1>>>(lock, out);"},
+        "uninitialised global read",
+    ),
+    "a flag in shared memory that nobody has made false": (
+        "__global__ void k(int* p) {\n    __shared__ volatile bool ready;\n    if (threadIdx.x == 33) p[0] = 1;\n"
+        "    if (threadIdx.x == 0)\n        while (ready != true) {}  // here\n    __syncthreads();\n}",
+        {"config": "1, 64"},
+        "uninitialised shared read",
     ),
     "a result of an exchange with fresh memory": (
         "__global__ void k(int* p) { p[0] = 1; }\n__global__ void fresh(int* q, int* p) {\n    p[0] = atomicExch(q, 1);  // here\n}",
@@ -314,7 +376,24 @@ REFUSED = [
         "error: host code takes the address of f",
     ),
     (2, "#include <thrust/sort.h>\nthrust::less<int> f;\n__global__ void k(int* p) {}", "the emulator does not support thrust"),
-    (2, "#include <cuda_fp8.h>\n__global__ void k(int* p) { __nv_fp8_e4m3 x; }", "the emulator does not support __nv_fp8_e4m3"),
+    (2, "#include <cuda_fp8.h>\n__global__ void k(int* p) { __nv_fp8_e8m0 x; }", "the emulator does not support __nv_fp8_e8m0"),
+    (
+        4,
+        "#include <mma.h>\nusing namespace nvcuda;\n__global__ void k(int* p) {\n"
+        "    wmma::fragment<wmma::matrix_a, 8, 8, 32, int, wmma::row_major> f;\n    f.x[0] = 1;\n}",
+        "the emulator does not support a WMMA fragment of this shape and type",
+    ),
+    (
+        1,
+        "__global__ void k(int* p) { p[0] = __shfl_xor(p[0], 1); }",
+        "error: __shfl_xor is no function of CUDA since version 9; use",
+    ),
+    (2, "__global__ void k(int* p) {\n    if (__any(p[0])) p[0] = 1; }", "error: __any is no function of CUDA"),
+    (
+        1,
+        "void f(cudaGraph_t g) { cudaGraphAddKernelNode(0, g, 0, 0, 0); }\n__global__ void k(int* p) {}",
+        "the emulator does not",
+    ),
     (
         2,
         "#include <curand.h>\ncurandGenerator_t g;\n__global__ void k(int* p) {}",

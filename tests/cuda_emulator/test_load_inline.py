@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.emulator import apart
 
 OPERATOR = r"""
@@ -68,3 +70,193 @@ open({str(listing)!r}, "w").write(subprocess.run(["nm", "-D", "--defined-only", 
     listed = listing.read_text()
     assert "PyInit_with_vector" in listed
     assert not re.findall(r"^\w+ [TtWuVv] _Z(?:Z|GV|TV)*(?:NK?)?S[tabdios].*", listed, re.M)
+
+
+HEADER = """#pragma once
+#include <torch/extension.h>
+#define CHECK(x) TORCH_CHECK(x.is_cuda() && x.is_contiguous(), #x " must be contiguous on the device")
+#ifdef __CUDACC__
+template <class T>
+__global__ void scale(T* x, T by, int n) {
+    __shared__ T factor;
+    if (threadIdx.x == 0) factor = by;
+    BARRIER
+    if (threadIdx.x < n) x[threadIdx.x] *= factor;  // here
+}
+#endif
+void scale_all(at::Tensor x, double by);
+"""
+SOURCE = """#include "parts/scale.cuh"
+void scale_all(at::Tensor x, double by) { scale<<<1, 64>>>(x.data_ptr<float>(), float(by), int(x.numel())); }
+"""
+BINDING = """#include "parts/scale.cuh"
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+    m.def("scale", [](at::Tensor x, double by) { CHECK(x); scale_all(x, by); });
+}
+"""
+LOADS = """
+import sys
+import torch
+import cuda_emulator as emulator
+emulator.install(mode="check")
+from torch.utils.cpp_extension import load
+
+def built(folder):
+    return load("scaled", [folder + "/scale.cu", folder + "/binding.cpp"])
+"""
+
+
+def test_cuda_in_headers_beside_the_files_given_to_load(tmp_path):
+    """Shared memory and a barrier in a header; its mistake is named there; an edited header is another module."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "scale.cu").write_text(SOURCE)
+    (tmp_path / "binding.cpp").write_text(BINDING)
+    header = tmp_path / "parts/scale.cuh"
+    header.write_text(HEADER.replace("BARRIER", ""))
+    line = 1 + next(at for at, each in enumerate(HEADER.splitlines()) if each.endswith("// here"))
+    apart.run(
+        LOADS
+        + f"""
+try:
+    built({str(tmp_path)!r}).scale(torch.ones(60), 2)
+except emulator.Finding as finding:
+    assert (str(finding.file), finding.line, finding.kind) == ({str(header)!r}, {line}, "shared memory race"), finding
+else:
+    raise SystemExit("no finding")
+open({str(header)!r}, "w").write({HEADER.replace("BARRIER", "__syncthreads();")!r})
+x = torch.ones(60)
+module = built({str(tmp_path)!r})
+module.scale(x, 2)
+assert x.tolist() == [2] * 60 and module.__name__ == "scaled_v1"
+"""
+    )
+
+
+def test_a_broken_header_is_named_with_its_line(tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "scale.cu").write_text(SOURCE)
+    (tmp_path / "binding.cpp").write_text(BINDING)
+    (tmp_path / "parts/scale.cuh").write_text(HEADER.replace("BARRIER", "__syncthread();"))
+    apart.run(
+        LOADS
+        + f"""
+try:
+    built({str(tmp_path)!r})
+except emulator.EmulatorError as error:
+    assert str(error).startswith({str(tmp_path / "parts/scale.cuh")!r} + ":9: error: "), error
+else:
+    raise SystemExit("no error")
+"""
+    )
+
+
+def test_lines_that_end_as_on_windows():
+    apart.run(
+        BUILDS
+        + r"""
+CUDA = CUDA.replace("BODY", "TWO_LINES(x[threadIdx.x])").replace(
+    "__global__", "#define TWO_LINES(v) \\\n    ((v) + \\\n     3)\n__global__"
+).replace("\n", "\r\n")
+assert result(load_inline("windows", "at::Tensor go(at::Tensor x);", CUDA, functions=["go"])) == 3
+"""
+    )
+
+
+def test_headers_of_pytorchs_kernels():
+    apart.run(
+        BUILDS
+        + r"""
+CUDA = '''
+#include <ATen/cuda/Atomic.cuh>
+#include <ATen/cuda/detail/KernelUtils.h>
+#include <ATen/native/cuda/KernelUtils.cuh>
+#include <ATen/OpMathType.h>
+#include <c10/cuda/CUDAMathCompat.h>
+template <class T>
+__global__ void run(const T* x, T* sum, int n) {
+    CUDA_KERNEL_LOOP(i, n) {
+        gpuAtomicAdd(sum, x[i]);
+        at::native::fastAtomicAdd(sum, int64_t(1), int64_t(2), T(at::opmath_type<T>(x[i]) * 2), true);
+    }
+}
+at::Tensor go(at::Tensor x) {
+    at::Tensor sum = at::zeros({2}, x.options());
+    AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "go", [&] {
+        run<scalar_t><<<2, 32>>>(x.data_ptr<scalar_t>(), sum.data_ptr<scalar_t>(), x.numel());
+    });
+    return sum;
+}
+'''
+module = load_inline("sums", "at::Tensor go(at::Tensor x);", CUDA, functions=["go"])
+for dtype in (torch.float32, torch.float64, torch.float16):
+    assert module.go(torch.ones(40, dtype=dtype)).tolist() == [40, 80]
+"""
+    )
+
+
+# text, flags for nvcc, the line of the text and what is said of it
+REFUSED = [
+    ("__half", [], 3, "__half has no operators here"),
+    ("__half2", [], 3, "__half2 has no operators here"),
+    ("__half", ["-U__CUDA_NO_HALF_OPERATORS__"], 0, ""),
+    ("float", [], 0, ""),
+]
+
+
+@pytest.mark.parametrize("kind, flags, line, said", REFUSED)
+def test_operators_of_halves_under_pytorchs_flags(kind, flags, line, said):
+    apart.run(
+        BUILDS
+        + f"""
+CUDA = '''#include <cuda_fp16.h>
+__global__ void run({kind}* x) {{
+    x[0] = x[1] * x[0];
+}}
+at::Tensor go(at::Tensor x) {{ return x; }}
+'''
+flags = {flags!r}
+try:
+    load_inline("halves", "at::Tensor go(at::Tensor x);", CUDA, functions=["go"], extra_cuda_cflags=flags)
+except emulator.EmulatorError as error:
+    assert {said!r} and {said!r} in str(error).splitlines()[0] and ":{line}: error: " in str(error).splitlines()[0], error
+else:
+    assert not {said!r}
+""".replace("{line}", str(line))
+    )
+
+
+LAMBDA = """
+template <class F> __global__ void apply(F f, float* x) { x[threadIdx.x] = f(threadIdx.x); }
+at::Tensor go(at::Tensor x) {
+    apply<<<1, 4>>>([=] __device__(int i) { return 2.0f * i; }, x.data_ptr<float>());
+    return x;
+}
+"""
+FORGOTTEN = """
+float half_of(float x) { return x / 2; }
+__global__ void run(float* x) { x[threadIdx.x] = half_of(6); }
+at::Tensor go(at::Tensor x) { run<<<1, 4>>>(x.data_ptr<float>()); return x; }
+"""
+
+
+@pytest.mark.parametrize(
+    "text, flags, said",
+    [
+        (LAMBDA, [], "nvcc refuses a __device__ lambda without"),
+        (LAMBDA, ["--extended-lambda"], ""),
+        (FORGOTTEN, [], "device code calls half_of, a function of the host"),
+        (FORGOTTEN.replace("float half_of", "__device__ float half_of"), [], ""),
+    ],
+)
+def test_what_nvcc_refuses(text, flags, said):
+    apart.run(
+        BUILDS
+        + f"""
+try:
+    module = load_inline("refused", "at::Tensor go(at::Tensor x);", {text!r}, functions=["go"], extra_cuda_cflags={flags!r})
+except emulator.EmulatorError as error:
+    assert {said!r} and {said!r} in str(error), error
+else:
+    assert not {said!r} and result(module) in (6, 3)
+"""
+    )

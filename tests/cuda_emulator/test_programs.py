@@ -115,7 +115,7 @@ def test_a_broken_program_is_explained_by_its_own_line(tmp_path):
 @pytest.mark.parametrize(
     "line, complaint",
     [
-        ("cudaGraph_t graph;", "the emulator does not support cudaGraph_t"),
+        ("cudaGraphConditionalHandle h;", "the emulator does not support cudaGraphConditionalHandle"),
         (
             "cooperative_groups::block_tile_memory<64> m;",
             "the emulator does not support tiles of several warps (block_tile_memory)",
@@ -133,7 +133,9 @@ def test_what_is_not_there_is_said_in_one_line(tmp_path, line, complaint):
 
 
 # Each file checks its own results, and returns the line of the first that is wrong.
-@pytest.mark.parametrize("name", ["host_api", "libraries", "language", "textures"])
+@pytest.mark.parametrize(
+    "name", ["host_api", "libraries", "language", "textures", "fragments", "small_numbers", "graphs", "older"]
+)
 @pytest.mark.parametrize("mode", ["check", pytest.param("fast", marks=pytest.mark.full)])
 def test_own_results(name, mode):
     built = build(f"{name}.cu", mode=mode)

@@ -217,6 +217,7 @@ class Process:
                 "samples_ms": (self.samples * count)[:count],
                 "late": [False] * count,
                 "flush_ms": (self.flushes * count)[:count],
+                "launch_ms": [0.01] * count,
             }
         if request == "flush_in_a_row":
             return {"milliseconds": arguments["flush_ms"] * (self.in_a_row.pop(0) if self.in_a_row else 1.0)}
@@ -560,6 +561,17 @@ MS = {  # of fake sides, in any mode unless it is named
 }
 
 
+def side_of(gpu, name, mode):
+    """The control, which takes as long as that side."""
+    side = Side("control", mode, 1, lambda request, side, **more: gpu.ask(request, 0, side=name, **more))
+    side.start()
+    return side
+
+
+class Referee:
+    pid = os.getpid()
+
+
 class FakeGpu:
     """Workers on a GPU, as far as the driver can tell: they answer with the times in `ms`, and fail where `failing` says so."""
 
@@ -570,6 +582,7 @@ class FakeGpu:
         self.in_a_row = 1.0  # how long each of many flushes takes, beside one alone
         self.late = False  # whether the device is busy on other streams after the variant's calls
         self.failing = dict(failing)
+        self.launch_ms = {}  # side -> what the host takes to launch a call
         self.started = []
         self.compared = []
         self.truths = []
@@ -585,7 +598,8 @@ class FakeGpu:
             return {"milliseconds": self.in_a_row * arguments["flush_ms"]}
         times = [self.ms.get((side, mode), self.ms.get(side))] * len(seeds)
         late = [side == "variant" and self.late] * len(seeds)
-        return {"samples_ms": times, "late": late, "flush_ms": [0.1] * len(seeds)} if request == "time" else {}
+        answer = {"samples_ms": times, "late": late, "flush_ms": [0.1] * len(seeds)}
+        return answer | {"launch_ms": [self.launch_ms.get(side, 0.01)] * len(seeds)} if request == "time" else {}
 
     def stopwatch(self, tmp_path, monkeypatch):
         monkeypatch.setattr(
@@ -604,10 +618,7 @@ class FakeGpu:
 
     def control(self, mode, not_graphed):
         """As fast as eager, which it is."""
-        mode = mode.removeprefix("graphed ") if "eager" in not_graphed else mode
-        side = Side("control", mode, 1, lambda request, side, **more: self.ask(request, 0, side="eager", **more))
-        side.start()
-        return side
+        return side_of(self, "eager", mode.removeprefix("graphed ") if "eager" in not_graphed else mode)
 
     def truth(self, folder):
         def compare(what, probe, *_):
@@ -618,7 +629,7 @@ class FakeGpu:
             answers=lambda worker: folder,
             compare=compare,
             prepare_timed=lambda probe, step, seed: self.truths.append(step),
-            worker=SimpleNamespace(pid=os.getpid()),
+            worker=Referee(),
             reserved=contextlib.nullcontext,
         )
 
@@ -735,6 +746,21 @@ def test_long_steps_are_not_timed_in_graphs(tmp_path, monkeypatch):
     timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
     assert timed["graphed"] is None and timed["training"]["weights"]["graphed"] is None
     assert not any("graphed" in mode for _, mode in gpu.started)
+
+
+@pytest.mark.parametrize("control", [7.0, 9.0])
+def test_where_launches_bind_a_graph_tells(tmp_path, monkeypatch, control):
+    """A deep network of many small kernels takes as long as the host takes to launch them, which differs between processes."""
+    gpu = FakeGpu(
+        {**MS, "variant": 6.0, "control": control, ("variant", "graphed forward"): 0.5, ("eager", "graphed forward"): 1.0}
+    )
+    gpu.launch_ms = {"eager": 6.5}
+    monkeypatch.setattr(gpu, "control", lambda _, mode, __: side_of(gpu, "control" if mode == "forward" else "eager", mode))
+    timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
+    assert timed["launch_ms"] == 6.5 and timed["graphed"]["not_graphed"] == []
+    assert timed["graphed"]["speedup"]["eager"]["ratio"] == pytest.approx(2)
+    assert (timing.IN_A_GRAPH in timed["notes"]) == (control == 9.0)
+    assert timed["outcome"]["verdict"] != "not measured"
 
 
 def test_a_wrong_replay_is_rejected(tmp_path, monkeypatch):

@@ -56,4 +56,57 @@ def test_the_command_on_a_kernel_of_the_project(broken, tmp_path, capsys):
     status = extents.main(["--model", "conv_pool_sigmoid_sum", "--variant", str(variant), "--set", "batch_size=2048"])
     out = capsys.readouterr().out
     assert status == int(broken)
-    assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "1 launches: no access" in out
+    assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "1 launches: nothing found" in out
+
+
+GATHERS = (
+    """
+import torch
+from torch.utils.cpp_extension import load_inline
+
+CUDA = """
+    + '''"""
+__global__ void pick(const float* table, const long long* rows, float* out, unsigned width) {
+    const unsigned from = (unsigned)rows[blockIdx.x] * width + threadIdx.x;  // wraps, and lands within the table
+    out[blockIdx.x * blockDim.x + threadIdx.x] = table[from];
+}
+at::Tensor pick(at::Tensor table, at::Tensor rows) {
+    at::Tensor out = at::empty({rows.size(0), 64}, table.options());
+    const auto* index = (const long long*)rows.data_ptr<int64_t>();
+    pick<<<rows.size(0), 64>>>(table.data_ptr<float>(), index, out.data_ptr<float>(), 1 << 17);
+    return out;
+}
+"""'''
+    + """
+module = load_inline("gathers", "at::Tensor pick(at::Tensor table, at::Tensor rows);", CUDA, functions=["pick"])
+
+class ModelNew(torch.nn.Module):
+    def forward(self, table, rows):
+        return module.pick(table, rows)
+"""
+)
+TABLE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, table, rows):
+        return table[rows, :64]
+
+rows = 40
+
+def get_inputs():
+    return [torch.rand(rows, 1 << 17), torch.arange(rows)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.full
+def test_what_lands_within_a_tensor_is_not_known(tmp_path, capsys):
+    (tmp_path / "table.py").write_text(TABLE)
+    (tmp_path / "gathers.py").write_text(GATHERS)
+    command = ["--model", str(tmp_path / "table.py"), "--variant", str(tmp_path / "gathers.py"), "--set", "rows=40000"]
+    assert extents.main(command) == 0
+    out = capsys.readouterr().out
+    assert "Not known" in out and "no access" not in out

@@ -195,6 +195,18 @@ def test_a_view_of_the_input_is_in_the_memory_of_the_caller():
     assert done.complaint is None
 
 
+class WritesToSecond(nn.Module):
+    """Returns the memory of its second input, as what is given the memory of its output."""
+
+    def forward(self, x, output):
+        return output.copy_(x + 1)
+
+
+def test_memory_of_the_second_input_is_the_callers_too():
+    done = Trials(WritesToSecond(), [X, X + 1], [X + 2, X + 3], CPU).run("the same content in new memory")
+    assert done.complaint is None
+
+
 def two_buffers(module, x):
     module.kept = module.kept or [torch.empty(len(x), 3) for _ in range(2)]
     return module.kept[module.calls % 2].copy_(module.linear(x))

@@ -86,7 +86,7 @@ def test_a_maximum_that_starts_from_a_finite_number_is_a_note():
     reference, eager = made(lambda x: x.amax(1), first=[MINUS_INFINITY] * 3)
     assert reference.compare("y", eager).complaint is None and reference.note is None
     assert reference.compare("y", eager.clamp(min=-1e30)).complaint is None
-    assert reference.note == "finite in 1 elements where the original is not"
+    assert reference.note == "finite in 1 elements where the original's is NaN or infinite"
 
 
 def test_sums_may_spoil_a_sample_of_many_special_values():
@@ -99,7 +99,7 @@ def test_sums_may_spoil_a_sample_of_many_special_values():
 def test_a_nan_that_is_lost_is_a_note():
     reference, eager = made(lambda x: 2 * x + 1)
     assert reference.compare("y", eager.nan_to_num(0)).complaint is None
-    assert reference.note == "finite in 1 elements where the original is not"
+    assert reference.note == "finite in 1 elements where the original's is NaN or infinite"
 
 
 def test_where_the_original_mixes_samples_nothing_is_asked():

@@ -1,4 +1,4 @@
-"""Every CUDA text, as the model's own constants make it, for every compute capability that README claims for it: it compiles
+"""Every CUDA text, as the model's own constants make it, for every compute capability that docs/commands.md claims: it compiles
 without a warning and spills no register."""
 
 import re
@@ -13,7 +13,7 @@ from playground.machine import ptxas
 
 NVCC = ptxas.find_nvcc()
 
-# What README's table says, and how nvcc is asked: GPUs of one generation share their PTX, which takes half of the time.
+# What docs/commands.md says, and how nvcc is asked: GPUs of one generation share their PTX, which takes half of the time.
 CLAIMED = {
     "v1": "7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
     "v2": "7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
@@ -34,7 +34,7 @@ SPILLED = {
 
 
 def claimed(variant):
-    """The targets of ptxas that README claims: sm_75, ..."""
+    """The targets of ptxas that the page claims: sm_75, ..."""
     (claim,) = [each for each in CLAIMED if variant.name.startswith(each)]
     return ["sm_" + each.replace(".", "").replace("90", "90a") for each in CLAIMED[claim].split(", ")]
 
@@ -74,7 +74,7 @@ def test_text(model, variant, targets, tmp_path):
     new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, seed=0)
     recipe = nvcc.recipe(new, problem.get_inputs())
     assert recipe.text, f"{variant.name} has no CUDA text"
-    assert recipe.architectures in ((), tuple(claimed(variant))), "its own flags name other targets than README"
+    assert recipe.architectures in ((), tuple(claimed(variant))), "its own flags name other targets than docs/commands.md"
 
     name = f"{model.name}/{variant.name}"
     found, complaints = compile_all(recipe, targets, tmp_path)
@@ -91,10 +91,10 @@ def demangled(name):
     return name.replace("(int)", "").replace("(bool)1", "true").replace("(bool)0", "false")
 
 
-def test_readme_claims_what_is_compiled():
-    readme = (catalog.ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_claims_what_is_compiled():
+    page = (catalog.ROOT / "docs/commands.md").read_text(encoding="utf-8")
     for variants, capabilities in (("v1 to v3", CLAIMED["v3"]), ("v4", CLAIMED["v4"]), ("v5", CLAIMED["v5"])):
-        assert f"| {variants} | {capabilities} |" in readme
+        assert f"| {variants} | {capabilities} |" in page
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")

@@ -10,7 +10,7 @@ import test_anatomy
 import torch
 
 from playground import catalog, tensors
-from playground.command import main, new_variant, shared_text
+from playground.command import look, main, new_variant, shared_text
 
 pytestmark = pytest.mark.full
 
@@ -141,14 +141,19 @@ def test_its_main_runs_without_a_gpu(folder):
     assert error and float(error[2]) < 1e-3, done.stdout
 
 
-def test_the_next_two_commands_are_printed(folder, compare, capsys):
+@pytest.mark.parametrize(
+    "missing, options", [(None, (" --json start.json", " --against start.json")), ("no GPU", ("", " --watch"))]
+)
+def test_the_next_two_commands_are_printed(folder, compare, monkeypatch, missing, options):
+    """Where nothing is timed, nothing is to be compared with an earlier run."""
+    monkeypatch.setattr(look.requirements, "missing_for", lambda device: missing)
     status, out, err = compare("--new", "alexnet_conv1", "v8_tiles")
     assert (status, err) == (0, "")
     path = folder / "alexnet_conv1" / "v8_tiles.py"
     assert path.is_file() and str(path) in out
     first, second = (line.strip() for line in out.splitlines() if line.startswith("    "))
     named = "python compare.py --model alexnet_conv1 --variant v8_tiles"
-    assert (first, second) == (f"{named} --json start.json", f"{named} --against start.json")
+    assert (first, second) == tuple(named + option for option in options)
 
 
 def test_a_strangers_goes_beside_the_problem(folder, compare):

@@ -241,7 +241,7 @@ def test_the_command_rewrites_and_checks(root, record, capsys):
     assert publish.main([], root) == publish.main(["--check"], root) == 0
     text = (root / "README.md").read_text()
     assert text.startswith("# Title\n\n<!-- best:begin -->\n| model, forward pass") and "\n| pool | " in text
-    assert text.endswith("[All results](#results)\n<!-- best:end -->\n\nThe rest.\n")
+    assert text.endswith("arithmetic rate allow.\n<!-- best:end -->\n\nThe rest.\n")
     text = (root / LADDER).read_text()
     assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
     assert text.endswith("may still compute in full float32.\n<!-- results:end -->\n\nThe rest.\n")

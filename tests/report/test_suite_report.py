@@ -129,6 +129,43 @@ def shown(report, width=150):
     return console.file.getvalue()
 
 
+def of_a_case(result, kind, milliseconds, over_eager):
+    """The result as that of a problem's test or benchmark."""
+    case = {"kind": kind, "name": f"{kind} n={milliseconds}", "benchmarks": 2, "ranking": "geom"}
+    result = copy.deepcopy(result) | {"model": "squares", "variant": "mine", "pair": {"case": case}}
+    result["check"]["own_check"] = {"complaint": None}
+    result["shape"]["settings"] = {"n": milliseconds}
+    if kind == "benchmark":
+        result["time_ms"] = dict.fromkeys(("median", "p20", "p80"), milliseconds)
+        result["speedup"]["eager"] = dict.fromkeys(("ratio", "low", "high"), over_eager)
+    return result
+
+
+def test_benchmarks_have_a_geometric_mean_where_all_that_is_listed_is_right(pairs):
+    _, timed, _, right, wrong, _ = pairs["results"]
+    rows = [of_a_case(right, "test", 0, 0), of_a_case(timed, "benchmark", 1.0, 2.0), of_a_case(timed, "benchmark", 4.0, 8.0)]
+    (found,) = suite.summarise(pairs | {"results": rows})["cases"]
+    assert (found["geometric_mean_ms"], found["over_eager"]) == (pytest.approx(2), pytest.approx(4))
+    text = shown(pairs | {"results": rows, "suite": suite.summarise(pairs | {"results": rows})})
+    assert "squares, mine, benchmark n=1.0: 1.00 ms" in text and "2 of 2 right" in text and "accepts 3 of 3" in text
+    for fewer in ([rows[0], rows[1]], [of_a_case(wrong, "test", 0, 0), *rows[1:]]):
+        assert suite.summarise(pairs | {"results": fewer})["cases"][0]["geometric_mean_ms"] is None
+
+
+def test_the_problems_own_check_is_shown_where_it_decides_otherwise(pairs):
+    _, _, _, right, wrong, _ = pairs["results"]
+    assert suite.own_check(right) is None, "the file has none"
+    right["check"]["own_check"] = {"complaint": "2 elements differ"}
+    assert suite.own_check(right) == (
+        "the problem's own check rejects what is right here, off by 1.1e-05 of the spread where 2.4e-05 are allowed: "
+        "2 elements differ"
+    )
+    wrong["check"]["own_check"] = {"complaint": "2 elements differ"}
+    assert suite.own_check(wrong) is None, "both reject it"
+    wrong["check"]["own_check"] = {"complaint": None}
+    assert suite.own_check(wrong) == "the problem's own check accepts it"
+
+
 def test_a_line_a_pair_then_the_table(pairs):
     text = shown(pairs | {"suite": suite.summarise(pairs, ["level1/7_Unsolved"])})
     lines = text.splitlines()
@@ -174,6 +211,7 @@ def test_published_solutions_are_counted_by_what_was_claimed_and_what_is(pairs):
     assert right_too == right and int(over_eager) == 2, "at 4x and 2x"
     assert int(are) == sum(published.is_win(each) for each in results) >= 1
     said = published.sentence(results)
-    assert f"Of {judged} published" in said and f" {are} than PyTorch's best" in said
+    both = sum(published.is_win(each) and published.beats_eager(each) for each in results)
+    assert f"Of {judged} published" in said and f" {both} of these also than PyTorch's best" in said
     picture = published.image(results)
     assert picture.count(drawing.ANYWHERE["floor"]) >= sum(not published.is_right(each) for each in results)

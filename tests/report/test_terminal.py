@@ -92,7 +92,7 @@ def test_what_was_emulated_takes_a_line_of_80(cpu_document):
 
 def test_a_control_that_is_off_is_said(gpu_document):
     gpu_document["results"][0]["control"] = {"ratio": 1.04, "low": 1.02, "high": 1.06}
-    assert "the original against itself came out at 1.04x (1.02x-1.06x)" in unfolded(draw("details", gpu_document))
+    assert "noise: PyTorch against itself came out at 1.04x (1.02x-1.06x)" in unfolded(draw("details", gpu_document))
     gpu_document["results"][0]["control"] = {"ratio": 1.004, "low": 0.99, "high": 1.02}
     assert "against itself" not in unfolded(draw("details", gpu_document))
 
@@ -207,7 +207,7 @@ def test_details_show_everything_of_a_variant(gpu_document):
         "finding v2.py:88: race on `tile`",
         "ran on cuda, tf32",
         "inputs (128, 8, 384, 384)",
-        "error 1.10e-5; eager's 1.20e-5; allowed 2.40e-5",
+        "error 1.10e-5; PyTorch's 1.20e-5; allowed 2.40e-5",
         "mutants 9/9 rejected",
         "build 6.70 s",
         "floor 0.139 ms, bound by memory; 97.9% of it reached",
@@ -239,7 +239,9 @@ def test_the_reason_that_decides_stands_before_the_caveats(gpu_document):
     failed = gpu_document["results"][1]
     failed |= {"verdict": "fail", "reason": "an earlier output: it is off by 4.9", "caveats": [caveat]}
     text = unfolded(draw("details", gpu_document))
-    assert text.index("reason an earlier output: it is off by 4.9") < text.index("caveat no-gradient: the output is detached")
+    assert text.index("reason an earlier output: it is off by 4.9") < text.index(
+        f"caveat no-gradient: {failed['variant']}.py:3: the output is detached"
+    )
     failed |= {"verdict": "forward only", "reason": caveat["text"]}
     text = unfolded(draw("details", gpu_document))
     assert "reason the output is detached" not in text and text.count("the output is detached") == 1

@@ -8,15 +8,24 @@ import torch.nn as nn
 
 from playground import tensors
 from playground.judge import behaviour, probes
-from playground.worker.candidate import Candidate, WrongInterface, _poisoned_memory, copy_weights
+from playground.worker.candidate import Candidate, WrongInterface, copy_weights
 from playground.worker.failures import JUDGE_BROKE, describe
+
+
+def test_a_file_may_leave_determinism_as_it_is_without_nan_in_new_memory():
+    with tensors.uninitialised_is_nan():
+        before = behaviour.flags()
+        torch.use_deterministic_algorithms(True)
+        assert "the deterministic mode" in behaviour.changed(before, behaviour.flags())
+        torch.use_deterministic_algorithms(False)
+        assert behaviour.changed(before, behaviour.flags()) is None
 
 
 def test_memory_that_is_not_written_is_nan():
     from torch._inductor import config
 
     before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
-    with _poisoned_memory():
+    with tensors.uninitialised_is_nan():
         assert torch.empty(3).isnan().all()
         assert torch.empty_like(torch.ones(2, 3)).isnan().all()
         assert torch.ones(2).new_empty(5).isnan().all()
@@ -29,7 +38,7 @@ def test_memory_that_is_not_written_is_nan():
 def test_the_mode_comes_back_after_an_exception(mode):
     torch.set_deterministic_debug_mode(mode)
     try:
-        with pytest.raises(ZeroDivisionError), _poisoned_memory():
+        with pytest.raises(ZeroDivisionError), tensors.uninitialised_is_nan():
             raise ZeroDivisionError
         assert torch.get_deterministic_debug_mode() == mode
     finally:

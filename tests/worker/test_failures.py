@@ -49,7 +49,7 @@ class Refuse(torch.autograd.Function):
 """
 
 FILES = {
-    "syntax_error": ("class ModelNew(\n", "error", "SyntaxError in line 1"),
+    "syntax_error": ("class ModelNew(\n", "error", r"syntax_error\.py:1: SyntaxError: "),
     "no_model_new": ("class Model: pass\n", "error", "no_model_new.py does not define ModelNew"),
     "other_names": (
         """

@@ -100,15 +100,21 @@ EMULATOR_INLINE float atomicAdd(float* address, float value) {
         address, [&](float old) EMULATOR_UNCHECKED -> float { return number(number(old) + number(value)); });
 }
 
+namespace emulator {
+template <class T>
+EMULATOR_INLINE T compare_and_swap(T* address, T compare, T value, bool of_block) {
+    note_compare(address, sizeof(T), of_block);
+    return atomic_update(address,
+                         [&](T old) EMULATOR_UNCHECKED -> T { return !memcmp(&old, &compare, sizeof(T)) ? value : old; });
+}
+}  // namespace emulator
 template <class T>
 EMULATOR_INLINE T atomicCAS(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
-    ::emulator::note_compare(address, sizeof(T));
-    return ::emulator::atomic_update(
-        address, [&](T old) EMULATOR_UNCHECKED -> T { return !memcmp(&old, &compare, sizeof(T)) ? value : old; });
+    return ::emulator::compare_and_swap<T>(address, compare, value, false);
 }
 template <class T>
 EMULATOR_INLINE T atomicCAS_block(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
-    return atomicCAS(address, compare, value);
+    return ::emulator::compare_and_swap<T>(address, compare, value, true);
 }
 template <class T>
 EMULATOR_INLINE T atomicCAS_system(T* address, ::emulator::Given<T> compare, ::emulator::Given<T> value) {
@@ -185,7 +191,8 @@ template <class T>
 EMULATOR_INLINE bool __nv_atomic_compare_exchange_n(T* address, T* expected, ::emulator::Given<T> desired, bool, int success,
                                                     int, int scope = __NV_THREAD_SCOPE_SYSTEM) {
     ::emulator::fence_for(::emulator::releases(success), scope);
-    const T wanted = *expected, old = atomicCAS(address, wanted, desired);
+    const T wanted = *expected;
+    const T old = ::emulator::compare_and_swap<T>(address, wanted, desired, scope <= __NV_THREAD_SCOPE_BLOCK);
     ::emulator::fence_for(::emulator::acquires(success), scope);
     if (old == wanted) return true;
     *expected = old;

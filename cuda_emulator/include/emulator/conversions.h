@@ -67,3 +67,16 @@ EMULATOR_TO_FLOAT(ru, ::emulator::Rounding::up)
 EMULATOR_TO_FLOAT(rd, ::emulator::Rounding::down)
 #undef EMULATOR_TO_FLOAT
 inline float __double2float_rn(double x) { return (float)x; }
+#define EMULATOR_TO_DOUBLE(INTEGER, C, SUFFIX, MODE)                                                                        \
+    inline double __##INTEGER##2double_##SUFFIX(C v) {                                                                      \
+        const ::emulator::Parts<C> parts(v);                                                                                \
+        return ::emulator::in_rounding_mode(MODE, parts.high, parts.low, 0,                                                 \
+                                            [](double high, double low, double) EMULATOR_UNCHECKED { return high + low; }); \
+    }
+EMULATOR_TO_DOUBLE(ll, long long, rz, FE_TOWARDZERO)
+EMULATOR_TO_DOUBLE(ll, long long, ru, FE_UPWARD)
+EMULATOR_TO_DOUBLE(ll, long long, rd, FE_DOWNWARD)
+EMULATOR_TO_DOUBLE(ull, unsigned long long, rz, FE_TOWARDZERO)
+EMULATOR_TO_DOUBLE(ull, unsigned long long, ru, FE_UPWARD)
+EMULATOR_TO_DOUBLE(ull, unsigned long long, rd, FE_DOWNWARD)
+#undef EMULATOR_TO_DOUBLE

@@ -92,12 +92,24 @@ constexpr bool pair_has_operators() {
     friend EMULATOR_INLINE bool __h##NAME(Number16 a, Number16 b) { return ordered(a, b) && (float)a OPERATOR(float) b; } \
     friend EMULATOR_INLINE bool __h##NAME##u(Number16 a, Number16 b) { return !ordered(a, b) || (float)a OPERATOR(float) b; }
 
+// The bits alone, of one number and of two.
+template <class F>
+struct alignas(2) Raw16 {
+    unsigned short x;
+};
+template <class F>
+struct alignas(4) RawPair16 {
+    unsigned short x, y;
+};
+
 template <class F>
 struct alignas(2) Number16 {
     using Format = F;
     uint16_t __x;
 
     Number16() = default;
+    EMULATOR_INLINE Number16(Raw16<F> raw) : __x(raw.x) {}
+    EMULATOR_INLINE operator Raw16<F>() const { return {__x}; }
     EMULATOR_INLINE Number16(float v) : __x(F::nearest(v)) {}
     EMULATOR_INLINE Number16(double v) : Number16(float_to_odd(v)) {}
     template <class T, class = std::enable_if_t<std::is_integral<T>::value>>
@@ -224,6 +236,8 @@ struct alignas(4) Pair16 {
 
     Pair16() = default;
     EMULATOR_INLINE Pair16(Number x, Number y) : x(x), y(y) {}
+    EMULATOR_INLINE Pair16(RawPair16<F> raw) : x(Number::of_bits(raw.x)), y(Number::of_bits(raw.y)) {}
+    EMULATOR_INLINE operator RawPair16<F>() const { return {x.__x, y.__x}; }
 
     EMULATOR_INLINE Pair16& operator+=(Pair16 b) { return *this = *this + b; }
     EMULATOR_INLINE Pair16& operator-=(Pair16 b) { return *this = *this - b; }

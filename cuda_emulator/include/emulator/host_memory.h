@@ -128,12 +128,21 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, c
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, EMULATOR_LINE_OF_CALL) {
     return ::emulator::status(::emulator::host_copy(to, bytes, from, bytes, bytes, 1, kind, "cudaMemcpy", line));
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr,
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr,
                                    EMULATOR_LINE_OF_CALL) {
-    return ::emulator::status(::emulator::host_copy(to, bytes, from, bytes, bytes, 1, kind, "cudaMemcpyAsync", line));
+    return ::emulator::in_stream(stream, [=] {
+        return ::emulator::status(::emulator::host_copy(to, bytes, from, bytes, bytes, 1, kind, "cudaMemcpyAsync", line));
+    });
 }
-inline cudaError_t cudaMemcpyPeer(void* to, int, const void* from, int, size_t bytes, EMULATOR_LINE_OF_CALL) {
-    return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice, line);
+// Of one device: the numbers that are given must be its own.
+inline cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                                       cudaStream_t stream = nullptr, EMULATOR_LINE_OF_CALL) {
+    if (to_device || from_device) return cudaErrorInvalidDevice;
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream, line);
+}
+inline cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                                  EMULATOR_LINE_OF_CALL) {
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, nullptr, line);
 }
 inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                                 cudaMemcpyKind kind, EMULATOR_LINE_OF_CALL) {
@@ -141,21 +150,21 @@ inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, siz
     return ::emulator::status(::emulator::host_copy(to, to_pitch, from, from_pitch, width, rows, kind, "cudaMemcpy2D", line));
 }
 inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
-                                     cudaMemcpyKind kind, cudaStream_t = nullptr, EMULATOR_LINE_OF_CALL) {
-    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, rows, kind, line);
+                                     cudaMemcpyKind kind, cudaStream_t stream = nullptr, EMULATOR_LINE_OF_CALL) {
+    return ::emulator::in_stream(stream, [=] { return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, rows, kind, line); });
 }
 inline cudaError_t cudaMemset(void* to, int value, size_t bytes, EMULATOR_LINE_OF_CALL) {
     return ::emulator::status(::emulator::host_fill(to, bytes, value, bytes, 1, "cudaMemset", line));
 }
-inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr, EMULATOR_LINE_OF_CALL) {
-    return cudaMemset(to, value, bytes, line);
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream = nullptr, EMULATOR_LINE_OF_CALL) {
+    return ::emulator::in_stream(stream, [=] { return cudaMemset(to, value, bytes, line); });
 }
 inline cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t rows, EMULATOR_LINE_OF_CALL) {
     return ::emulator::status(::emulator::host_fill(to, pitch, value, width, rows, "cudaMemset2D", line));
 }
-inline cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t rows, cudaStream_t = nullptr,
-                                     EMULATOR_LINE_OF_CALL) {
-    return cudaMemset2D(to, pitch, value, width, rows, line);
+inline cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t rows,
+                                     cudaStream_t stream = nullptr, EMULATOR_LINE_OF_CALL) {
+    return ::emulator::in_stream(stream, [=] { return cudaMemset2D(to, pitch, value, width, rows, line); });
 }
 
 // Rows begin at multiples of 512 bytes.
@@ -194,8 +203,8 @@ inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes,
 }
 template <class T>
 inline cudaError_t cudaMemcpyToSymbolAsync(T& symbol, const void* from, size_t bytes, size_t offset, cudaMemcpyKind kind,
-                                           cudaStream_t = nullptr, EMULATOR_LINE_OF_CALL) {
-    return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind, line);
+                                           cudaStream_t stream = nullptr, EMULATOR_LINE_OF_CALL) {
+    return ::emulator::in_stream(stream, [=, &symbol] { return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind, line); });
 }
 template <class T>
 inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
@@ -206,8 +215,8 @@ inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes,
 }
 template <class T>
 inline cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, size_t bytes, size_t offset, cudaMemcpyKind kind,
-                                             cudaStream_t = nullptr, EMULATOR_LINE_OF_CALL) {
-    return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind, line);
+                                             cudaStream_t stream = nullptr, EMULATOR_LINE_OF_CALL) {
+    return ::emulator::in_stream(stream, [=, &symbol] { return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind, line); });
 }
 template <class P, class T>
 inline cudaError_t cudaGetSymbolAddress(P** pointer, T& symbol) {

@@ -1,5 +1,6 @@
 // Errors, streams and events of the CUDA runtime. Every stream is in order with the host, so waiting is done at once.
 #pragma once
+#include <stddef.h>
 #include <time.h>
 
 // name, number, text
@@ -24,6 +25,7 @@
     X(ErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")         \
     X(ErrorPeerAccessUnsupported, 217, "peer access is not supported between these two devices")            \
     X(ErrorInvalidResourceHandle, 400, "invalid resource handle")                                           \
+    X(ErrorIllegalState, 401, "the operation cannot be performed in the present state")                     \
     X(ErrorSymbolNotFound, 500, "named symbol not found")                                                   \
     X(ErrorNotReady, 600, "device not ready")                                                               \
     X(ErrorIllegalAddress, 700, "an illegal memory access was encountered")                                 \
@@ -39,6 +41,7 @@
     X(ErrorCooperativeLaunchTooLarge, 720, "too many blocks in cooperative launch")                         \
     X(ErrorNotPermitted, 800, "operation not permitted")                                                    \
     X(ErrorNotSupported, 801, "operation not supported")                                                    \
+    X(ErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")               \
     X(ErrorUnknown, 999, "unknown error")
 
 #define EMULATOR_ENUMERATOR(NAME, NUMBER, TEXT) cuda##NAME = NUMBER,
@@ -72,11 +75,14 @@ inline cudaError_t cudaPeekAtLastError() { return cudaGetLastError(); }
 struct CUstream_st {
     unsigned flags = 0;
     int priority = 0;
+    unsigned capture = 0;  // the number of the last capture that it took part in
 };
 using cudaStream_t = CUstream_st*;
 struct CUevent_st {
     timespec time;
+    unsigned capture = 0;
 };
+struct CUgraph_st;
 using cudaEvent_t = CUevent_st*;
 #define cudaStreamLegacy ((cudaStream_t)1)
 #define cudaStreamPerThread ((cudaStream_t)2)
@@ -85,10 +91,19 @@ using cudaEvent_t = CUevent_st*;
 
 namespace emulator {
 inline bool is_made_by_create(cudaStream_t stream) { return stream > cudaStreamPerThread; }
+CUgraph_st* capture_of(cudaStream_t stream);  // the graph that it is being captured to, or null
+bool record_work(cudaStream_t stream, void (*work)(void*), const void* data, size_t bytes);
+// Calls work(), or leaves it to the graph to which the stream is being captured.
+template <class F>
+inline cudaError_t in_stream(cudaStream_t stream, F work) {
+    const bool is_recorded =
+        is_made_by_create(stream) && record_work(stream, [](void* p) { (*static_cast<F*>(p))(); }, &work, sizeof work);
+    return is_recorded ? cudaSuccess : work();
+}
 }  // namespace emulator
 
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-    return *stream = new CUstream_st{flags, priority}, cudaSuccess;
+    return *stream = new CUstream_st{flags, priority, 0}, cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
@@ -107,16 +122,23 @@ inline cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    return ::emulator::capture_of(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
 inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+    if (event->capture && ::emulator::is_made_by_create(stream)) stream->capture = event->capture;
+    return cudaSuccess;
+}
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaThreadSynchronize() { return cudaSuccess; }
 #define CUDART_CB
 #define CUDARTAPI
 using cudaHostFn_t = void (*)(void*);
 using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
-inline cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) { return function(data), cudaSuccess; }
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+    return ::emulator::in_stream(stream, [=] { return function(data), cudaSuccess; });
+}
 inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
     return callback(stream, cudaSuccess, data), cudaSuccess;
 }
@@ -131,7 +153,8 @@ inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned) { return cudaEv
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
+    event->capture = ::emulator::capture_of(stream) ? stream->capture : 0;
     return clock_gettime(CLOCK_MONOTONIC, &event->time), cudaSuccess;
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {

@@ -86,3 +86,8 @@ cudaError_t launch_pointers(const char* name, int line, bool cooperative, void (
 }
 
 }  // namespace emulator
+
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+    [[maybe_unused]] const ::emulator::KeptFindings kept{};
+    return emulator_graph_launch(executable, stream);
+}

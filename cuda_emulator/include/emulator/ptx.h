@@ -63,12 +63,24 @@ struct element<'f', BYTES> {
         return take<type>(value);
     }
 };
+// The compiler would check an inlined copy as a plain access.
+EMULATOR_UNCHECKED __attribute__((noinline)) inline void copy_unchecked(void* to, const void* from, unsigned bytes) {
+    __builtin_memcpy(to, from, bytes);
+}
 EMULATOR_INLINE void load(void* to, const void* from, unsigned bytes, bool strong) {
-    strong ? note_strong_read(from, bytes) : note_read(from, bytes);
+    if (strong) {
+        note_strong_read(from, bytes);
+        return copy_unchecked(to, from, bytes);
+    }
+    note_read(from, bytes);
     __builtin_memcpy(to, from, bytes);
 }
 EMULATOR_INLINE void store(void* to, const void* from, unsigned bytes, bool strong) {
-    strong ? note_strong_write(to, bytes) : note_write(to, bytes);
+    if (strong) {
+        note_strong_write(to, bytes);
+        return copy_unchecked(to, from, bytes);
+    }
+    note_write(to, bytes);
     __builtin_memcpy(to, from, bytes);
 }
 

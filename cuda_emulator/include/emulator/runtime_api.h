@@ -77,8 +77,8 @@ bool is_shared(const void* pointer);
 
 // ---- memory accesses that the compiler does not report by itself
 void note_atomic(void* address, unsigned bytes);
-void note_block_atomic(void* address, unsigned bytes);  // of the block's scope
-void note_compare(void* address, unsigned bytes);       // a compare-and-swap
+void note_block_atomic(void* address, unsigned bytes);                    // of the block's scope
+void note_compare(void* address, unsigned bytes, bool of_block = false);  // a compare-and-swap
 void note_read(const void* address, unsigned bytes);
 void note_write(void* address, unsigned bytes);
 void* copy_memory(void* to, const void* from, size_t bytes);  // also where they overlap
@@ -144,16 +144,15 @@ struct LaunchConfig {
     dim3 grid, block;
     size_t shared_bytes;
     bool cooperative = false;
-    dim3 cluster{};                              // in blocks
+    dim3 cluster{};  // in blocks
+    const void* stream;
     LaunchConfig clustered(dim3 blocks) const {  // by the kernel's __cluster_dims__
         LaunchConfig copy = *this;
         copy.cluster = blocks;
         return copy;
     }
     LaunchConfig(dim3 grid, dim3 block, size_t shared_bytes = 0, const void* stream = nullptr)
-        : grid(grid), block(block), shared_bytes(shared_bytes) {
-        (void)stream;
-    }
+        : grid(grid), block(block), shared_bytes(shared_bytes), stream(stream) {}
 };
 // Runs `entry(arguments)` once for every thread of the grid. `name` is the kernel's, or, with a question mark in front, an
 // expression for a pointer to it. `kernel` identifies it for set_kernel_shared_limit; `line` is that of its definition.

@@ -18,16 +18,9 @@ def at_lines(result, path):
         other = OTHER_PARTY.search(text)
         if place and other:
             found.setdefault((int(other[2]), f"the other party of line {place[1]}: {other[1]}"))
-    if result.get("reason") and not found:
-        line = _line_of_syntax_error(result["reason"]) or _last_line_of_traceback(result.get("details") or "", path)
-        if line:
-            found.setdefault((line, result["reason"]))
+    if result.get("reason") and not found and (line := _last_line_of_traceback(result.get("details") or "", path)):
+        found.setdefault((line, result["reason"]))
     return sorted(found)
-
-
-def _line_of_syntax_error(reason):
-    match = re.match(r"(?:Syntax|Indentation|Tab)Error in line (\d+):", reason)
-    return int(match[1]) if match else None
 
 
 def _last_line_of_traceback(details, path):

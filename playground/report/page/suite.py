@@ -1,5 +1,6 @@
 """What the page shows of a suite: what all pairs come to, and a table of them, sorted and filtered as that of verdicts is."""
 
+from playground.judge.accuracy import named as accuracy_named
 from playground.report import suite, suite_table
 from playground.report.figures import NOTHING, labelled, significant, why_not_measured, with_unit
 from playground.report.page import verdicts
@@ -46,7 +47,8 @@ def _ratio(ratio, result):
 def _row(result, variant):
     over = suite.speedups(result) if result["time_ms"] else {}
     said = [] if result["verdict"] in suite.MEETS["forward"] else [variant["reason"]]
-    said += [f"{each['tag']}: {without_folders(each['text'])}" for each in result.get("caveats") or []]
+    caveats = {each["tag"]: f"{each['tag']}: {without_folders(each['text'])}" for each in result.get("caveats") or []}
+    said = [*([caveats.pop(suite_table.BY_SEED)] if said and suite_table.BY_SEED in caveats else []), *said, *caveats.values()]
     if result["time_ms"] and (why := why_not_measured(result)):
         said.append(f"speed-up not measured: {why}")
     return {
@@ -57,7 +59,7 @@ def _row(result, variant):
             "ms": significant((result["time_ms"] or {}).get("median")),
             "over eager": _ratio(over.get("eager"), result),
             "over the fastest": _ratio(over.get(suite.FASTEST), result),
-            "accuracy": suite.accuracy_class(result) or NOTHING,
+            "accuracy": accuracy_named(suite.accuracy_class(result) or NOTHING),
         },
         "said": said,
     }

@@ -81,7 +81,7 @@ def test_both_parties_of_a_race_are_marked():
 
 
 def test_a_syntax_error_and_a_traceback_are_marked():
-    reason = "SyntaxError in line 3: invalid syntax"
+    reason = "/x/v.py:3: SyntaxError: invalid syntax"
     assert findings.at_lines({"reason": reason}, Path("v.py")) == [(3, reason)]
     details = 'File "/x/v.py", line 9, in forward\nFile "/x/v.py", line 12, in f\nFile "/x/torch.py", line 99, in g\n'
     assert findings.at_lines({"reason": "ValueError: no", "details": details}, Path("/x/v.py")) == [(12, "ValueError: no")]

@@ -1,6 +1,6 @@
 """Divides each sample by its largest magnitude and multiplies again: a sample of zeros is divided by zero.
 
-Verdict: forward only: with infinities, or zeros alone, in a sample: the output is NaN or infinite in
+Verdict: forward only: with an infinity in one sample and only zeros in another: the output is NaN or infinite in
 Caveat: nan
 """
 

@@ -1,6 +1,6 @@
 """Subtracts the largest input and adds it again: an infinity spoils every sample.
 
-Verdict: forward only: with infinities, or zeros alone, in a sample: .*where the original is finite
+Verdict: forward only: with an infinity in one sample and only zeros in another: .*where the original is finite
 Caveat: nan
 """
 

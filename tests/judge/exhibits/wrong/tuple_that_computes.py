@@ -1,6 +1,6 @@
 """Returns a tuple of a class of its own that computes once somebody goes through it, which is after the clock has stopped.
 
-Verdict: error: TypeError: forward must return plain tuples, lists and dicts, got a Later, a tuple with its own __iter__
+Verdict: error: .*: forward must return plain tuples, lists and dicts, got a Later, a tuple with its own __iter__
 """
 
 import torch

@@ -1,0 +1,61 @@
+"""Whether a class and the problem fit together: what a constructor and `forward` take, what they are given, what comes back."""
+
+import inspect
+import traceback
+
+from playground.worker.failures import is_of_user
+
+
+class WrongInterface(Exception):
+    """A class does not take what the problem gives, declares what there is not, or has other parameters than the original."""
+
+
+def misfit(error, kind, name, given, source):
+    """Return the WrongInterface that says what a class's method takes and how much the problem's function `source` gives.
+
+    None where an error of a call has another cause: the method was entered, or takes what is given.
+    """
+    entered = any(is_of_user(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    function = _own_method(kind, name)
+    if entered or not isinstance(error, TypeError | NotImplementedError):
+        return None
+    gives = f"{source} gives {len(given) or 'none'}"
+    if function is None:
+        return WrongInterface(f"{place_of(kind, name)}{kind.__name__} has no {name}; {gives}")
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None, *given)
+    except TypeError:
+        takes = str(signature.replace(parameters=list(signature.parameters.values())[1:]))[1:-1] or "no arguments"
+        return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
+    except ValueError:  # no function of Python's
+        pass
+    return None
+
+
+def place_of(kind, name):
+    """Return 'FILE:LINE: ', where a class has its method of that name, or else begins; "" where that is not known."""
+    try:
+        found = inspect.unwrap(_own_method(kind, name) or _users_class(kind))
+        return f"{inspect.getsourcefile(found)}:{inspect.getsourcelines(found)[1]}: "
+    except (OSError, TypeError, ValueError):
+        return ""
+
+
+def _own_method(kind, name):
+    """The function that the user's classes have under a name; None where they leave it to torch.nn.Module."""
+    return next((vars(each)[name] for each in _users_classes(kind) if name in vars(each)), None)
+
+
+def _users_class(kind):
+    return next(iter(_users_classes(kind)), kind)
+
+
+def _users_classes(kind):
+    """The class and those that it inherits from, without ours and torch's."""
+    return [
+        each
+        for each in kind.__mro__
+        if each.__module__ != "playground.worker.candidate"
+        and not each.__module__.startswith(("torch.nn.modules.module", "builtins"))
+    ]

@@ -1,0 +1,262 @@
+"""What a first user does wrong, and the first line that says so: files of their own beside examples/softmax.py."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from playground import catalog
+from playground.catalog import ROOT
+from playground.command import entry
+from playground.driver import preparations
+from playground.judge import work
+from playground.worker.interface import WrongInterface, misfit
+
+PROBLEM, SOLUTION = ROOT / "examples/softmax.py", ROOT / "examples/softmax_new.py"
+BARRIER = "    __syncthreads();  // all have read the maximum before the sums overwrite it\n"
+FORWARD, CALL = "    def forward(self, x):\n", "        return module.softmax(x)"
+FORWARD_AND_CALL = FORWARD + CALL, "    pass"
+CONSTRUCTOR = "    def __init__(self, n):\n        super().__init__()\n\n"
+CUDNN = """
+from torch import nn
+from torch.utils.cpp_extension import load_inline
+
+CPP = '''#include <torch/extension.h>
+#include <cudnn.h>
+torch::Tensor softmax(torch::Tensor x) {
+    cudnnHandle_t handle;
+    return x;
+}'''
+module = load_inline("uses_cudnn", CPP, "", functions=["softmax"], extra_ldflags=["-lcudnn"], with_cuda=True)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return module.softmax(x)
+"""
+# name -> (what is replaced in the solution by what, or a whole file; verdict, pattern of the reason); LINE is that of the text
+# in the third place. Numbers are those of the review of a first use.
+MISTAKES = {
+    "race": ((BARRIER, ""), "fail", r"FILE:19: shared memory race: .* \(line 21\)$"),
+    "constructor_2": ((FORWARD, CONSTRUCTOR + FORWARD), "error", r"FILE:39: __init__ takes n; get_init_inputs gives none$"),
+    "arguments_3": (
+        ("(self, x)", "(self, x, y=1, *, z)"),
+        "error",
+        r"FILE:39: forward takes x, y=1, \*, z; get_inputs gives 1$",
+    ),
+    "return_3": ((CALL, CALL.replace("return ", "")), "error", r"FILE:39: forward returns None: end it with `return`"),
+    "cudnn_8": (CUDNN, "error", r"FILE:8: calls cuDNN \(cudnnHandle_t\), which the emulator lacks: judge the file on a GPU$"),
+    "shape_9": (
+        ("torch::empty_like(x)", "torch::empty({x.size(0), x.size(1) + 1})"),
+        "fail",
+        r"FILE:7: a result has the shape \(64, 1001\), and the original's \(64, 1000\); output never written",
+    ),
+    "strides_10": (
+        (CALL, CALL.replace("(x)", "(x.t().contiguous().t())")),
+        "fail",
+        r"the output is off by .*; argument 1 of softmax \(shape \(64, 1000\), strides \(1, 64\)\) is not contiguous, and its "
+        r"data_ptr is read as if it were: right with \.contiguous\(\)",
+    ),
+    "text_3": ((CALL, "        return 'a text'"), "error", r"FILE:39: forward must return a tensor .*, got str$"),
+    "no_forward_3": (FORWARD_AND_CALL, "error", r"FILE:38: ModelNew has no forward; get_inputs gives 1$"),
+    "decorated_3": (
+        (FORWARD, "    @__import__('torch').no_grad()\n    def forward(self):\n"),
+        "error",
+        r"FILE:39: forward takes no arguments; get_",
+    ),
+    "semicolon_15": ((BARRIER, "    __syncthreads()\n\n"), "error", r"FILE:20: error: expected .;. before .for."),
+    "syntax_18": (("(self, x):", "(self, x:"), "error", r"FILE:39: SyntaxError: '\(' was never closed$"),
+    "undeclared_18": (
+        ('"torch::Tensor softmax(torch::Tensor x);"', '""'),
+        "error",
+        r"FILE:35: error: .softmax. was not declared in this scope \(line 5 of cpp_sources, as load_inline completes it\)$",
+    ),
+}
+
+
+def start(*arguments, **environment):
+    """(exit status, stdout, stderr) of compare.py in a process of its own, as in a pipe."""
+    command = [sys.executable, "compare.py", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """One run of all MISTAKES and of the example itself: {name: (file, result)}."""
+    folder = tmp_path_factory.mktemp("first_use")
+    files = {}
+    for name, (change, *_) in MISTAKES.items():
+        text = change if isinstance(change, str) else SOLUTION.read_text().replace(*change, 1)
+        assert text != SOLUTION.read_text()
+        files[name] = folder / f"{name}.py"
+        files[name].write_text(text)
+    status, out, err = start("--model", PROBLEM, "--variant", *files.values(), SOLUTION, "--device", "emulator", "--json", "-")
+    assert status == 1, err
+    results = {result["variant"]: result for result in json.loads(out)["results"]}
+    return {name: (path, results[name]) for name, path in (files | {SOLUTION.stem: SOLUTION}).items()}, err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_said_at_its_line(judged, name):
+    file, result = judged[0][name]
+    _, verdict, reason = MISTAKES[name]
+    assert result["verdict"] == verdict
+    assert re.match(reason.replace("FILE", re.escape(str(file))), result["reason"]), result["reason"]
+    assert "playground/worker" not in result["details"]
+
+
+def test_a_strided_tensor_that_is_given_by_its_address():
+    """As to a function of ctypes: in its place stands the address of a contiguous copy."""
+    own, strided, seen = work.OwnCode(), torch.rand(300, 400).t(), []
+    with own.watched(contiguous=True):
+        own.run_foreign(lambda address, n: seen.append((address, n)), (strided.data_ptr(), 300), {})
+        assert seen[0][0] != strided.data_ptr() and seen[0][1] == 300
+    assert re.search(r"argument 1 of .*\(shape \(400, 300\), strides \(1, 400\)\)$", own.strided)
+
+
+@pytest.mark.full
+def test_what_a_kernel_for_inference_lacks_is_said_once(judged):
+    """The example is right; its caveat is one sentence, and what such a file can do nothing about is in one line."""
+    shown = " ".join(judged[1].split())
+    about = shown[shown.index("softmax_new forward only: right; no backward yet caveat no-gradient: softmax_new.py:39:") :]
+    assert "gradients none" in about and "refused by an exception, as it may: torch.compile, double()" in about
+    assert "Unsupported" not in about and "fail" not in about.partition("work")[0]
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [((), r"__init__ takes n; get_init_inputs gives none"), ((1, 2), r"__init__ takes n; .* gives 2"), ((1,), None)],
+)
+def test_whose_fault_a_type_error_is(given, expected):
+    """A constructor that does not fit is the file's fault; one that raises by itself says its own."""
+
+    class ModelNew:
+        def __init__(self, n):
+            n + "a text"
+
+    with pytest.raises(TypeError) as error:
+        ModelNew(*given)
+    found = misfit(error.value.with_traceback(None), ModelNew, "__init__", given, "get_init_inputs")
+    assert found is None if expected is None else isinstance(found, WrongInterface) and re.search(expected, str(found))
+    assert not found or re.match(rf"{re.escape(__file__)}:\d+: ", str(found))
+
+
+@pytest.mark.full
+def test_weights_of_other_names_lead_a_suites_line(tiny_problem, write_variant, tmp_path):
+    """Number 6, and 17: half precision has one name."""
+    text = """
+        import torch
+
+        class ModelNew(torch.nn.Module):
+            def __init__(self, features, outputs):
+                super().__init__()
+                self.{name} = torch.nn.Linear(features, outputs)
+
+            def forward(self, x):
+                return torch.tanh(self.{name}(x){end}
+    """
+    own = write_variant("own", text.format(name="mine", end=" + 3)")).path
+    half = write_variant("half", text.format(name="linear", end=").bfloat16().float()")).path
+    pairs = tmp_path / "pairs.json"
+    pairs.write_text(json.dumps([[str(tiny_problem), str(own)], [str(tiny_problem), str(half)]]))
+    status, out, err = start("--suite", pairs, "--check-only", "--device", "cpu")
+    assert status == 1, err
+    of_own, of_half = (next(line for line in out.splitlines() if f"{name}: " in line) for name in ("own", "half"))
+    assert "own: ModelNew's parameters differ from the original's: it lacks linear.weight;" in of_own, of_own
+    assert re.search(r"(operands in|that of) bf16", of_half) and of_half.count("bf16") == 1 and "fp16" not in of_half, of_half
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "body, phase", [(None, r"still compiling \(g\+\+\); raise --time-limit"), ("while True: pass", "in the first")]
+)
+def test_a_time_limit_names_the_phase(tmp_path, write_forward, tiny_problem, body, phase):
+    """Number 7: a compiler that does not come to an end, and a call of forward."""
+    slow = tmp_path / "g++"
+    slow.write_text('#!/bin/sh\ncase "$*" in *version*) exec g++ "$@";; esac\nsleep 300\n')
+    slow.chmod(0o755)
+    variant = write_forward("endless", body).path if body else SOLUTION
+    arguments = ["--model", tiny_problem if body else PROBLEM, "--variant", variant, "--device", "cpu" if body else "emulator"]
+    compiler = {} if body else {"CXX": str(slow), "CUDA_EMULATOR_CACHE": str(tmp_path)}
+    status, out, err = start(*arguments, "--time-limit", 30, "--check-only", **compiler)
+    assert status == 1 and re.search(rf"no answer within the time limit of 30 s: {phase}", out), out + err
+
+
+@pytest.mark.parametrize("given, expected", [(("find_model", SOLUTION), "--variant"), (("find_variant", PROBLEM), "--model")])
+def test_files_in_one_anothers_places(given, expected):
+    """Number 8."""
+    name, file = given
+    arguments = [str(file)] if name == "find_model" else [catalog.find_model(str(PROBLEM)), str(file)]
+    with pytest.raises(catalog.CatalogError, match=rf"^{re.escape(str(file))}: defines .*: give it to {expected}"):
+        getattr(catalog, name)(*arguments)
+
+
+@pytest.mark.full
+def test_nothing_is_timed_beside_what_fails(tiny_problem, write_forward):
+    """Number 11: no baseline is made ready once nothing is left to time."""
+    wrong = write_forward("wrong", "return torch.tanh(self.linear(x)) + 3").path
+    status, _, err = start("--model", tiny_problem, "--variant", wrong, "--device", "cpu")
+    assert status == 1 and "torch.compile: ready" not in err, err
+
+
+@pytest.mark.full
+def test_against_says_verdicts_then_and_now(tiny_problem, write_forward, tmp_path):
+    """Number 12, where nothing is timed; and 19: a folder that is made is named."""
+    variant, file = write_forward("changing", "return torch.tanh(self.linear(x))").path, tmp_path / "new" / "start.json"
+    arguments = ["--model", tiny_problem, "--variant", variant, "--device", "cpu", "--check-only"]
+    status, _, err = start(*arguments, "--json", file)
+    assert (status, err.splitlines()[0]) == (0, f"--json: made the folder {file.parent}")
+    variant.write_text(variant.read_text().replace("tanh", "sin"))
+    status, out, _ = start(*arguments, "--against", file)
+    assert status == 1 and "not timed in this run: pass then, fail now" in out
+
+
+@pytest.mark.parametrize(
+    "command, arguments, expected",
+    [
+        ("compare", ["--lst"], "(did you mean --list?)"),
+        ("compare", ["--device", "gpu"], "invalid choice: 'gpu'"),
+        ("compare", ["--model", "alexnet_con1"], "(did you mean alexnet_conv1?)"),
+        ("run_all", ["--models", "alexnet_con1"], "(did you mean alexnet_conv1?)"),
+    ],
+)
+def test_a_typo_is_answered_before_pytorch_is_imported(command, arguments, expected):
+    """Number 14."""
+    program = (
+        "import sys; from playground.command.entry import enter\n"
+        f"try: status = enter({command!r}, {arguments!r})\n"
+        "except SystemExit as end: status = end.code\n"
+        "assert 'torch' not in sys.modules\nsys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and expected in done.stderr.splitlines()[0], done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_installed_command_has_help(monkeypatch, capsys):
+    """Number 16."""
+    monkeypatch.setattr(sys, "argv", ["kernel-playground", "--help"])
+    assert entry.program() == 0
+    assert capsys.readouterr().out.startswith("usage: kernel-playground compare --model PROBLEM --variant SOLUTION")
+
+
+def test_a_first_build_says_what_it_prepares(monkeypatch, tmp_path):
+    """Number 20: once for each, while it is being made."""
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.setattr(preparations, "LOOK_AGAIN", 0.01)
+    told = []
+    with preparations.told(told.append):
+        (tmp_path / "headers" / "making-1").mkdir(parents=True)
+        (tmp_path / "runtime").mkdir()
+        (tmp_path / "runtime" / "made.so").touch()
+        for _ in range(500):
+            if told:
+                break
+            preparations.threading.Event().wait(0.01)
+    assert told == ["preparing PyTorch's headers, the first time only"]

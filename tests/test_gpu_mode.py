@@ -1,0 +1,222 @@
+"""GPU MODE's problems: which pairs a folder makes, what is said of faulty ones, and how they are judged."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command.test_commands import run
+
+from playground import gpu_mode
+from playground.catalog import ROOT, CatalogError, load_problem
+
+EXAMPLE = ROOT / "examples" / "gpu_mode"
+REFERENCE = """
+import torch
+from task import STEP
+
+def generate_input(n, seed, case="plain"):
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    x = torch.randn(n, n, device="cuda", generator=generator)
+    return x, {"bias": torch.randn(n, device="cuda", generator=generator), "step": STEP}, torch.empty(n, device="cuda")
+
+def ref_kernel(data):
+    x, more, _ = data
+    return (x * x).sum(1) + more["step"] * more["bias"]
+
+def check_implementation(data, output):
+    expected = ref_kernel(data)
+    return bool(torch.allclose(output.float(), expected, rtol=0.02)), "too far"
+"""
+TASK = {
+    "files": [{"name": f"{name}.py", "source": f"{name}.py"} for name in ("task", "reference")],
+    "tests": [{"n": 40, "seed": 1}, {"n": 7, "seed": 2}, {"n": 30, "seed": 3, "case": "other"}],
+    "benchmarks": [{"n": 300, "seed": 4}, {"n": 500, "seed": 5}],
+    "ranking_by": "geom",
+}
+SUBMISSION = """
+import torch
+from task import STEP
+
+def custom_kernel(data):
+    x, more, output = data
+    {body}
+    return output
+"""
+RIGHT = "output[...] = torch.einsum('ij,ij->i', x, x) + STEP * more['bias']"
+CUDA = 'TEXT = "__global__ void f() {}"'
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(name, text) -> the path of a file in the folder of a problem that is right; a dict is task.yml's (JSON is YAML)."""
+
+    def write(name, text):
+        path = tmp_path / "squares" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(text) if isinstance(text, dict) else text)
+        return path
+
+    for name, text in {"task.yml": TASK, "task.py": "STEP = 0.5", "reference.py": REFERENCE}.items():
+        write(name, text)
+    return write
+
+
+def cases(*arguments):
+    return [(pair.solution_name, pair.settings, pair.timed) for pair in gpu_mode.read(*arguments).pairs]
+
+
+def test_tests_are_judged_and_benchmarks_timed_on_a_gpu(write):
+    folder = write("submission.py", SUBMISSION.format(body=RIGHT)).parent
+    tests, benchmarks = TASK["tests"], TASK["benchmarks"]
+    timed = [("submission", each, True) for each in benchmarks]
+    assert cases(folder, None, True) == [("submission", each, False) for each in tests] + timed
+    assert cases(folder, None, False) == [("submission", each, False) for each in tests]
+    assert cases(folder, None, False, {"n": 9}) == [("submission", tests[i] | {"n": 9}, False) for i in (0, 2)]
+    cuda = write("solutions/correct/cuda.py", CUDA)
+    assert cases(folder, [cuda], False) == [("solutions/correct/cuda", tests[1], False)], "the smallest test"
+    (triton,) = gpu_mode.read(folder, [write("t.py", "import torch\nimport triton\n")], False).pairs
+    assert triton.skipped == "it imports triton, whose kernels run on a GPU only"
+    (found,) = gpu_mode.read(folder, [cuda], False).pairs
+    assert Path(found.solution).read_text().startswith(CUDA), "its lines keep their numbers"
+
+
+@pytest.mark.parametrize(
+    "name, text, complaint",
+    [
+        ("task.yml", "tests: [", "is no YAML"),
+        ("task.yml", {"tests": [{"n": 1}]}, "expected `files` and `tests`, which are lists"),
+        ("task.yml", TASK | {"multi_gpu": True}, "takes several GPUs; expected one in Python for one GPU"),
+        ("task.yml", TASK | {"lang": "cu"}, "is in cu; expected"),
+        ("task.yml", TASK | {"files": TASK["files"][:1]}, "has no reference.py"),
+        ("task.yml", TASK | {"tests": [[1]]}, "expected a test as name: value of generate_input's arguments, got [1]"),
+        ("task.yml", TASK | {"files": [{"name": "a.py", "source": "gone.py"}]}, "gone.py"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_said(write, name, text, complaint):
+    folder = write("submission.py", CUDA).parent
+    write(name, text)
+    with pytest.raises(CatalogError) as told:
+        gpu_mode.read(folder, None, False)
+    assert complaint in str(told.value)
+    good = folder.parent / "good"
+    (pair,) = gpu_mode.read(_with_a_good_one(folder, good), None, False).pairs[1:]
+    assert complaint in pair.broken, "of several problems it costs its own pairs alone"
+
+
+def _with_a_good_one(folder, good):
+    good.mkdir()
+    for name, text in {"task.yml": json.dumps(TASK), "task.py": "", "reference.py": "", "submission.py": CUDA}.items():
+        (good / name).write_text(text)
+    return folder.parent
+
+
+def test_an_unknown_argument_and_a_missing_library_are_named(write, monkeypatch):
+    folder = write("submission.py", CUDA).parent
+    with pytest.raises(CatalogError, match="--set: squares has no argument called m; it has: n, seed"):
+        gpu_mode.read(folder, None, False, {"m": 1})
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(CatalogError, match=r"needs PyYAML: python -m pip install -r requirements-gpu-mode\.txt"):
+        gpu_mode.read(folder, None, False)
+
+
+@pytest.fixture
+def loaded(write):
+    """The example problem's module at its first test, as a worker has it."""
+    (pair, *_) = gpu_mode.read(write("submission.py", CUDA).parent, None, False).pairs
+    return load_problem(pair.problem, TASK["tests"][0])
+
+
+def test_data_is_taken_apart_and_put_together_with_new_memory_for_the_output(loaded):
+    torch.manual_seed(1)
+    *values, form = loaded.get_inputs()
+    assert [tuple(value.shape) for value in values] == [(40, 40), (40,)], "the output is none of the inputs"
+    x, more, output = gpu_mode.data([*values, form])
+    assert x is values[0] and more["bias"] is values[1] and more["step"] == 0.5 and tuple(output.shape) == (40,)
+    assert gpu_mode.data([*values, form])[2].data_ptr() != output.data_ptr()
+    wide = gpu_mode.data([*(value.double() for value in values), form])
+    assert wide[2].dtype == torch.float64, "the truth is not rounded on its way out"
+    again = loaded.get_inputs()
+    assert not torch.equal(again[0], values[0]), "each draw has a seed of its own"
+    right = loaded.Model()(*values, form)
+    assert loaded.check_outputs([*values, form], [right]) is None
+    assert loaded.check_outputs([*values, form], [right + 9]) == "too far"
+
+
+def test_other_forms_of_data(write):
+    write(
+        "reference.py",
+        """
+import torch
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    weight: torch.Tensor
+    sizes: list
+
+def generate_input(n, seed, case=None):
+    counts = torch.empty(n, dtype=torch.int64, device="cuda")
+    return [Config(torch.ones(n, device="cuda"), [n, None]), torch.ones(n).to(torch.float8_e4m3fn), counts]
+
+def ref_kernel(data):
+    config, small, counts = data
+    return {"sum": (config.weight + small.float()).double(), "counts": counts}
+""",
+    )
+    (pair, *_) = gpu_mode.read(write("submission.py", CUDA).parent, None, False).pairs
+    loaded = load_problem(pair.problem)
+    given = loaded.get_inputs()
+    assert [value.dtype for value in given[:-1]] == [torch.float32, torch.uint8], "floats of a byte are no probe's"
+    config, small, counts = gpu_mode.data(given)
+    assert config.sizes == [40, None] and small.dtype == torch.float8_e4m3fn and counts.dtype == torch.int64
+    found = loaded.Model()(*given)["sum"]
+    assert found.dtype == torch.float32 and found.tolist() == [2.0] * 40, "no more precision is asked for than came in"
+
+
+@pytest.mark.parametrize(
+    "body, is_narrowed",
+    [
+        ("return data.to(torch.float64).cumsum(0)", True),
+        ("return data.double().sum()", True),
+        ("return data.to(torch.float64).sum().to(torch.float32)", False),
+        ("return data", False),
+    ],
+)
+def test_float64_counts_where_the_reference_returns_it(body, is_narrowed):
+    text = f"import torch\n\ndef ref_kernel(data):\n    {body}\n\ndef check_implementation(data, output):\n    data.double()\n"
+    assert bool(gpu_mode.ENDS_IN_FLOAT64.search(text)) == is_narrowed
+
+
+def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path):
+    bodies = {
+        "right": RIGHT,
+        "constant": RIGHT.replace("STEP", "0.51"),
+        "unwritten": "",
+        "dtype": RIGHT + "; output = output.double()",
+        "stale": "kept.setdefault(x.shape, torch.einsum('ij,ij->i', x, x)); output[...] = kept[x.shape] + STEP * more['bias']",
+    }
+    head = "kept = {}\n"
+    files = [str(write(f"{name}.py", head + SUBMISSION.format(body=body))) for name, body in bodies.items()]
+    folder = str(tmp_path / "squares")
+    report = tmp_path / "out.json"
+    write("task.yml", TASK | {"tests": TASK["tests"][1:2]})
+    options = ["--device", "cpu", "--check-only", "--json", str(report)]
+    status, out, err = run("compare.py", "--model", folder, "--variant", *files, *options)
+    assert status == 1, err
+    document = json.loads(report.read_text())
+    found = {result["variant"]: result for result in document["results"]}
+    assert {name: result["verdict"] for name, result in found.items()} == dict.fromkeys(bodies, "fail") | {"right": "pass"}
+    accepted = {name for name, result in found.items() if result["check"]["own_check"]["complaint"] is None}
+    assert accepted >= {"right", "constant", "dtype"} and "unwritten" not in accepted
+    assert "constant, test n=7: the output is off by" in out and "the problem's own check accepts it" in out
+    (right,) = [each for each in document["suite"]["cases"] if each["solution"] == "right"]
+    assert right["test"] == {"right": 1, "ran": 1, "listed": 1} and right["benchmark"] == {"right": 0, "ran": 0, "listed": 2}
+    assert right["geometric_mean_ms"] is None and "2 on a GPU only" in out
+
+
+@pytest.mark.full
+def test_the_example_is_right_under_the_emulator():
+    status, out, err = run("compare.py", "--model", str(EXAMPLE), "--device", "emulator")
+    assert status == 0 and "1/1 pass gpu_mode, submission, test rows=5 columns=33" in out, out + err
