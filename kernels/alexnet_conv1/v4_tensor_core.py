@@ -15,7 +15,7 @@ Mathematics
     A tile that reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
 
 Launches
-    convolve: a block of 384 threads an SM, 156 KB (strict 205), tiles of 256 positions x 96 (48) outputs. Where a block may have
+    convolve: a block of 384 threads an SM, 156 KB (strict 205), tiles of 256 positions x 96 (48) outputs. Where a block has
     99 KB: 90 KB (78), 384 (256) positions x 48 (24) outputs. pack_weights: a block of 128 threads an output channel.
 
 Floor
