@@ -34,7 +34,7 @@ SETTINGS = {
     "emulator": {
         "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 45, "width": 64},
         "conv3d_div_max_gap_bias_sum": {"batch_size": 11, "depth": 7, "height": 12, "width": 16},
-        "alexnet_conv1": {"batch_size": 11, "height": 17, "width": 345},
+        "alexnet_conv1": {"batch_size": 11, "height": 17, "width": 281},  # in strict fp32 v5 has no room for much wider ones
     },
     "counted": {
         "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 45, "width": 64},

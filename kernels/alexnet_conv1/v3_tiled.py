@@ -69,8 +69,8 @@ struct Image {
     __host__ __device__ int64_t plane() const { return (int64_t)out_h * out_w; }
 };
 
-// Copies 4 or 16 bytes to shared memory without waiting, or writes 4 bytes of zeros; then `from` is not read. The last waits
-// for all copies of this thread.
+// Copies 4 or 16 bytes to shared memory without waiting, or writes 4 bytes of zeros; then `from` is not read. The last one
+// waits for all copies of this thread.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
 __device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) { *to = exists ? *from : 0; }
 __device__ __forceinline__ void async_copy_16(float* to, const Element* from) {

@@ -15,8 +15,8 @@ Mathematics
     A tile that reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
 
 Launches
-    pack_weights: a block of 128 threads an output channel. convolve: a block of 384 threads an SM, and 156 KB (strict 205),
-    tiles of 256 positions x 96 (48) outputs. With 99 KB a block: 90 KB (78), 384 (256) positions x 48 (24) outputs.
+    convolve: a block of 384 threads an SM, 156 KB (strict 205), tiles of 256 positions x 96 (48) outputs. Where a block has
+    99 KB: 90 KB (78), 384 (256) positions x 48 (24) outputs. pack_weights: a block of 128 threads an output channel.
 
 Floor
     451 MB, 0.106 ms on an H200. 66 GFLOP, padded: 0.107 at the 622 TFLOP/s that mma.sync reaches.
