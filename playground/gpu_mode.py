@@ -26,7 +26,9 @@ from playground.tensors import uninitialised_is_nan
 TASK, KINDS = "task.yml", ("test", "benchmark")
 SOLUTIONS = ("submission.py", "solutions/*/*.py", "submissions/*.py")  # where a problem's folder has submissions of its own
 ON_GPU_ONLY = re.compile(r"^\s*(?:import|from)\s+(triton|helion|cutlass|cuda|cupy|numba|tilelang)\b", re.MULTILINE)
-IN_FLOAT64 = re.compile(r"\bfloat64\b|\.double\(")
+ENDS_IN_FLOAT64 = re.compile(
+    r"^def ref_kernel\b(?:(?!^\w).)*(?:float64|\.double\()(?!(?:(?!^\w).)*float)", re.MULTILINE | re.DOTALL
+)
 _folder = functools.cache(lambda name, text: tempfile.TemporaryDirectory(prefix="playground-gpu-mode-"))
 DRAWS = 1 << 16  # seeds: a problem that adds its seed to its values would lose them in a large one
 PROBLEM = """from playground.gpu_mode import problem
@@ -88,10 +90,10 @@ def _pairs(folder, file, names, has_gpu, settings):
             return [Pair(**names, settings=kinds["test"][0], skipped=why)]
         sizes = [math.prod(n for key, n in given.items() if key != "seed" and type(n) is int) for given in kinds["test"]]
         kinds = {"test": [kinds["test"][sizes.index(min(sizes))]] if "__global__" in text else kinds["test"]}
-    cases = {repr((kind, arguments)): (kind, arguments) for kind, given in kinds.items() for arguments in given}
-    for kind, given in cases.values():
+    for kind, given in ((kind, given) for kind, cases in kinds.items() for given in cases):
         name = " ".join([kind, *(f"{key}={value}" for key, value in given.items() if key != "seed")])
-        pairs.append(Pair(**names, settings=given, timed=kind == "benchmark", case=case | {"kind": kind, "name": name}))
+        if kind == "benchmark" or all(pair.case["name"] != name for pair in pairs):  # another seed is no other test
+            pairs.append(Pair(**names, settings=given, timed=kind == "benchmark", case=case | {"kind": kind, "name": name}))
     return pairs
 
 
@@ -171,7 +173,7 @@ def problem(files, arguments, device):
     if missing := [name for name in ("generate_input", "ref_kernel") if not hasattr(reference, name)]:
         raise CatalogError(f"{reference.__file__} does not define {', '.join(missing)}")
     global finish
-    finish = _narrowed if IN_FLOAT64.search(files["reference"][1]) else lambda result, given: result
+    finish = _narrowed if ENDS_IN_FLOAT64.search(files["reference"][1]) else lambda result, given: result
 
     class Model(torch.nn.Module):
         def forward(self, *given):

@@ -73,7 +73,7 @@ def test_tests_are_judged_and_benchmarks_timed_on_a_gpu(write):
     timed = [("submission", each, True) for each in benchmarks]
     assert cases(folder, None, True) == [("submission", each, False) for each in tests] + timed
     assert cases(folder, None, False) == [("submission", each, False) for each in tests]
-    assert cases(folder, None, False, {"n": 9})[:2] == [("submission", each | {"n": 9}, False) for each in tests[:2]]
+    assert cases(folder, None, False, {"n": 9}) == [("submission", tests[i] | {"n": 9}, False) for i in (0, 2)]
     cuda = write("solutions/correct/cuda.py", CUDA)
     assert cases(folder, [cuda], False) == [("solutions/correct/cuda", tests[1], False)], "the smallest test"
     (triton,) = gpu_mode.read(folder, [write("t.py", "import torch\nimport triton\n")], False).pairs
@@ -173,6 +173,20 @@ def ref_kernel(data):
     assert config.sizes == [40, None] and small.dtype == torch.float8_e4m3fn and counts.dtype == torch.int64
     found = loaded.Model()(*given)["sum"]
     assert found.dtype == torch.float32 and found.tolist() == [2.0] * 40, "no more precision is asked for than came in"
+
+
+@pytest.mark.parametrize(
+    "body, is_narrowed",
+    [
+        ("return data.to(torch.float64).cumsum(0)", True),
+        ("return data.double().sum()", True),
+        ("return data.to(torch.float64).sum().to(torch.float32)", False),
+        ("return data", False),
+    ],
+)
+def test_float64_counts_where_the_reference_returns_it(body, is_narrowed):
+    text = f"import torch\n\ndef ref_kernel(data):\n    {body}\n\ndef check_implementation(data, output):\n    data.double()\n"
+    assert bool(gpu_mode.ENDS_IN_FLOAT64.search(text)) == is_narrowed
 
 
 def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path):

@@ -836,10 +836,9 @@ LOADING = threading.RLock()  # the first calls of a model and of its replicas ma
 
 @functools.lru_cache(maxsize=None)
 def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` (CUDA, or C++ without a kernel) once a machine; return the namespace in torch.ops of `forward`.
+    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
 
-    forward(kernels, *arguments) computes what the schema says, by the text's `extern "C"` functions; original(*arguments) the
-    same by PyTorch. Tensors come first. `constants` become #defines. What is edited gets another namespace, as in a notebook.
+    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
     """
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
@@ -865,18 +864,18 @@ def load(name, text, flags):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
-    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if "<<<" in text:
-        options |= {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    else:
-        options |= {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
+    if is_cuda := "<<<" in text:
+        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
+    if torch.__version__ >= "2.8":  # before, torch's headers come along
+        options["no_implicit_headers"] = True
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
     path = cpp_extension.load_inline(name, is_python_module=False, **options)
     # Some releases return no path.
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    kernels.device = "cuda" if "<<<" in text and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
+    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if hasattr(kernels, symbol):  # the text may leave it out for these constants
@@ -902,10 +901,10 @@ def register(namespace, schema, kernels, forward, original, fused):
         @staticmethod
         def backward(ctx, grad):
             again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # Views, so that each gradient is a partial one where an argument depends on another.
-            enter = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            # A view, so that each gradient is a partial one where an argument depends on another.
+            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
             with torch.enable_grad():
-                given = [None if each is None else enter(each) for each in ctx.saved_tensors[:tensors]]
+                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
                 found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
             return None, *[next(found) if needed else None for needed in needs]
@@ -986,24 +985,22 @@ def warn(text):
 
 
 def main():
-    """Say whether ModelNew is right, and how fast; on the CPU and a small input where the playground emulates CUDA."""
     from torch.utils import benchmark, cpp_extension
 
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)
+    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
     device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    functions = model, lambda x: original(*model.operands(x))
     with torch.no_grad():
-        found, _ = model(x), model.double()
-        exact = torch.cat([functions[1](part.double()) for part in x.split(16)])
-        error, _ = ((found - exact).abs().max() / exact.std()).item(), model.float()
+        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+        error = ((found - exact).abs().max() / exact.std()).item()
         how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
         if not emulated:
-            timers = [benchmark.Timer("function(x)", globals={"function": each, "x": x}) for each in functions]
+            names = {"model": model.float(), "x": x, "original": original}
+            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
             how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -35,7 +35,7 @@ HEAD = (
     *(f"{title}: ms (over the best)" for title in figures.TRAINING.values()),
 )
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
-NOTHING_MEASURED = "Nothing has been measured on a GPU yet."
+NOTHING_MEASURED = "No kernel has been measured on a GPU in its present form yet."
 
 
 class PublishError(ValueError):
@@ -152,7 +152,8 @@ def _between(text, markers, block, path):
 
 def best(runs, models):
     """Return the text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
-    return "\n\n".join(f"{_best_rows(run, models)}\n\n{_best_caption(run)}" for run in runs) or NOTHING_MEASURED
+    tables = [(_best_rows(run, models), _best_caption(run)) for run in runs]
+    return "\n\n".join(f"{_table(BEST_HEAD, rows)}\n\n{caption}" for rows, caption in tables if rows) or NOTHING_MEASURED
 
 
 def _best_rows(run, models):
@@ -163,7 +164,7 @@ def _best_rows(run, models):
         if as_precise:
             result = min(as_precise, key=lambda each: each["time_ms"]["median"])
             rows.append(_best_row(model, result, figures.baseline_medians(results)))
-    return _table(BEST_HEAD, rows)
+    return rows
 
 
 def _best_row(title, result, baselines):

@@ -135,7 +135,7 @@ def faial(folder, work):
     for path in sorted((folder / "examples" / "drf").glob("*.cu")):
         expected = {"racy": "wrong", "drf": "right"}.get(path.name.split("-")[0], "")
         options = re.search(r"--(?:blockDim|gridDim).*", path.read_text(errors="replace"))
-        yield from harnessed("Faial", path.stem, path, options[0] if options else "--blockDim=1024 --gridDim=2", expected, work)
+        yield from harnessed("Faial", path.stem, path, options[0] if options else "--blockDim=1024", expected, work)
 
 
 def harnessed(suite, name, path, options, expected, work):
@@ -409,11 +409,13 @@ def hecbench(folder, work):
         texts = {path: path.read_text(errors="replace") for path in files}
         files = [path for path in files if not any(f'"{path.name}"' in text for text in texts.values())]
         made = here / "Makefile"
-        line = re.search(r"\./\$\(program\)(.*)", made.read_text(errors="replace")) if made.is_file() else None
+        asked = made.read_text(errors="replace") if made.is_file() else ""
+        line = re.search(r"\./\$\(program\)(.*)", asked)
+        folders = [here, *(here / name for name in re.findall(r"-I *(\.\./\S+)", asked) if (here / name).is_dir())]
         arguments = [str(min(int(each), 64)) if each.isdigit() else each for each in (line[1].split() if line else [])]
         if files:
             fails = r"\b(FAIL(ED)?|mismatch|error)\b"
-            yield Case("HeCBench", here.name.removesuffix("-cuda"), files, [here], arguments, folder=here, fails=fails)
+            yield Case("HeCBench", here.name.removesuffix("-cuda"), files, folders, arguments, folder=here, fails=fails)
 
 
 SUITES = {

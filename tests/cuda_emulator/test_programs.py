@@ -115,7 +115,7 @@ def test_a_broken_program_is_explained_by_its_own_line(tmp_path):
 @pytest.mark.parametrize(
     "line, complaint",
     [
-        ("cudaGraph_t graph;", "the emulator does not support cudaGraph_t"),
+        ("cudaGraphConditionalHandle h;", "the emulator does not support cudaGraphConditionalHandle"),
         (
             "cooperative_groups::block_tile_memory<64> m;",
             "the emulator does not support tiles of several warps (block_tile_memory)",

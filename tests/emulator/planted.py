@@ -22,8 +22,6 @@ WAIT = re.compile(
 # Whose last loop fills a part of the one dynamic shared array: a step too many writes to the next part, which is not noticed,
 # so it has one too few.
 ONE_SHORT = {("conv_pool_sigmoid_sum", "v5_hopper"), ("conv3d_div_max_gap_bias_sum", "v4_tensor_core")}
-# Between the first two of these stands what runs on a device with little shared memory: as built for so many KB.
-WITH_FEW_KB = {("conv_pool_sigmoid_sum", "training_tensor_core"): ("if constexpr (KEPT) {\n", "biases[o] =", 64)}
 # What shows only when a buffer is used again: {(model, variant): {what: (text, what stands in its place)}}.
 IN_LATER_ROUNDS = {
     ("conv3d_div_max_gap_bias_sum", "v5_hopper"): {
@@ -83,13 +81,8 @@ def planted(model, variant):
     for what, (old, new) in IN_LATER_ROUNDS.get((model.name, variant.name), {}).items():
         assert text.count(old) == 1, f"{variant.name} no longer has `{old}` once"
         edits.append((what, (text.index(old), text.index(old) + len(old)), new))
-    first, last, limit = WITH_FEW_KB.get((model.name, variant.name), ("", "", 0))
     for what, (start, end), new in edits:
-        planted_text = text[:start] + new + text[end:]
-        if limit and text.index(first) < start < text.index(last):
-            assert text.count("SHARED_LIMIT_KB = 0") == 1
-            planted_text = planted_text.replace("SHARED_LIMIT_KB = 0", f"SHARED_LIMIT_KB = {limit}")
-        yield what, text[:start].count("\n") + 1, planted_text
+        yield what, text[:start].count("\n") + 1, text[:start] + new + text[end:]
 
 
 def cuda_variants(model):

@@ -142,7 +142,8 @@ with where, torch.no_grad():
         for wrong in [], [2], [2, 2, 2, 2], [2, 2, 3]:
             refused("window of", lambda: forward(*given[:-1], wrong))
     for k, what in enumerate(["weight", "conv_bias", "bias"] if len(given) > 4 else ["bias"], start=1):
-        for wrong in given[k][:-1], given[k].double(), given[k][None, :3]:
+        short = given[k][:, :-1] if what == "weight" else given[k][:-1]
+        for wrong in short, given[k].double(), given[k][None, :3]:
             refused(f"expected {what} as a float32", lambda: forward(*given[:k], wrong, *given[k + 1 :]))
 """
 

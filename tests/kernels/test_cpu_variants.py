@@ -319,7 +319,7 @@ def test_a_changed_weight_is_noticed(model, variant):
 @ALL
 @pytest.mark.parametrize("of", ["x", "weight"])
 @pytest.mark.parametrize("variable_upstream", [False, True])
-def test_second_derivatives_are_right_or_raise(model, variant, of, variable_upstream):
+def test_second_derivatives_are_right(model, variant, of, variable_upstream):
     original, new, x = make(model, variant)
 
     def first(model):
@@ -328,13 +328,13 @@ def test_second_derivatives_are_right_or_raise(model, variant, of, variable_upst
         upstream = torch.ones_like(out, requires_grad=variable_upstream)
         return wanted, torch.autograd.grad(out, wanted, upstream, create_graph=True)[0]
 
-    if not hasattr(new, "operands"):  # the older form
-        with pytest.raises(NotImplementedError, match="second derivatives"):
-            first(new)[1].sum().backward()
-        return
     expected, found = (
-        torch.autograd.grad(gradient.square().sum(), wanted)[0] for wanted, gradient in map(first, (original, new))
+        torch.autograd.grad(gradient.square().sum(), wanted, allow_unused=True)[0]
+        for wanted, gradient in map(first, (original, new))
     )
+    if expected is None:  # the gradient of a linear function does not depend on its argument
+        assert found is None
+        return
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
