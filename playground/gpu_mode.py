@@ -26,9 +26,7 @@ from playground.tensors import uninitialised_is_nan
 TASK, KINDS = "task.yml", ("test", "benchmark")
 SOLUTIONS = ("submission.py", "solutions/*/*.py", "submissions/*.py")  # where a problem's folder has submissions of its own
 ON_GPU_ONLY = re.compile(r"^\s*(?:import|from)\s+(triton|helion|cutlass|cuda|cupy|numba|tilelang)\b", re.MULTILINE)
-ENDS_IN_FLOAT64 = re.compile(
-    r"^def ref_kernel\b(?:(?!^\w).)*(?:float64|\.double\()(?!(?:(?!^\w).)*float)", re.MULTILINE | re.DOTALL
-)
+IN_FLOAT64 = re.compile(r"^def ref_kernel\b(?:(?!^\w).)*(?:float64|\.double\()(?!(?:(?!^\w).)*float)", re.MULTILINE | re.DOTALL)
 _folder = functools.cache(lambda name, text: tempfile.TemporaryDirectory(prefix="playground-gpu-mode-"))
 DRAWS = 1 << 16  # seeds: a problem that adds its seed to its values would lose them in a large one
 PROBLEM = """from playground.gpu_mode import problem
@@ -173,7 +171,7 @@ def problem(files, arguments, device):
     if missing := [name for name in ("generate_input", "ref_kernel") if not hasattr(reference, name)]:
         raise CatalogError(f"{reference.__file__} does not define {', '.join(missing)}")
     global finish
-    finish = _narrowed if ENDS_IN_FLOAT64.search(files["reference"][1]) else lambda result, given: result
+    finish = _narrowed if IN_FLOAT64.search(files["reference"][1]) else lambda result, given: result
 
     class Model(torch.nn.Module):
         def forward(self, *given):

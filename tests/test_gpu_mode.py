@@ -186,7 +186,7 @@ def ref_kernel(data):
 )
 def test_float64_counts_where_the_reference_returns_it(body, is_narrowed):
     text = f"import torch\n\ndef ref_kernel(data):\n    {body}\n\ndef check_implementation(data, output):\n    data.double()\n"
-    assert bool(gpu_mode.ENDS_IN_FLOAT64.search(text)) == is_narrowed
+    assert bool(gpu_mode.IN_FLOAT64.search(text)) == is_narrowed
 
 
 def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path):

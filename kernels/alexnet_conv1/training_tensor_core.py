@@ -1094,7 +1094,7 @@ def saved(kernels, x, weight, bias, stride, padding, plan):
 def gradient(kernels, grad, x, weight, bias, stride, padding, none, nothing, plan):
     """Return the gradients of x, which is PyTorch's, weight and bias, those in `plan`."""
     shape, _, terms, numbers = sizes_of(kernels, x, weight, bias, stride, padding)
-    check(kernels, "grad", grad, x, shape)
+    check(kernels, "grad", kind(grad), kind(x), shape)
     grad, x, wanted = grad.contiguous(), x.contiguous(), bool(plan & 2)
     ours = wanted and terms and grad.numel()
     theirs = bool(plan & 1), wanted and not ours, wanted and not ours and bias is not None
@@ -1316,7 +1316,7 @@ def kind(tensor):
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    found, dtype, device = tensor
     if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
         raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")

@@ -69,25 +69,24 @@ struct Image {
     __host__ __device__ int64_t plane() const { return (int64_t)out_h * out_w; }
 };
 
-// Copies 4 or 16 bytes to shared memory without waiting, or writes 4 bytes of zeros; then `from` is not read.
+// Copies 4 or 16 bytes to shared memory without waiting, or writes 4 bytes of zeros; then `from` is not read. The last waits
+// for all copies of this thread.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
-__device__ __forceinline__ void cp_async_4(float* to, const Element* from, bool exists) { *to = exists ? *from : 0; }
-__device__ __forceinline__ void cp_async_16(float* to, const Element* from) {
+__device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) { *to = exists ? *from : 0; }
+__device__ __forceinline__ void async_copy_16(float* to, const Element* from) {
     *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
 }
-// Waits for all cp.async of this thread.
-__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void async_copy_wait_all() {}
 #else
-__device__ __forceinline__ void cp_async_4(float* to, const Element* from, bool exists) {
+__device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
 }
-__device__ __forceinline__ void cp_async_16(float* to, const Element* from) {
+__device__ __forceinline__ void async_copy_16(float* to, const Element* from) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
-// Waits for all cp.async of this thread.
-__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void async_copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
 
 // Shared memory holds two stages: one is computed with while the other is filled.
@@ -108,7 +107,7 @@ __device__ __forceinline__ void copy_row(float* to, const Element* row, int left
     const int lane = threadIdx.x % WARP;
     UNROLL for (int first = 0; first < WIDTH; first += WARP) {
         const int s = first + lane, w = left + s / STEP * STRIDE_W + s % STEP;
-        if (first + WARP <= WIDTH || s < WIDTH) cp_async_4(to + s, row + w, (unsigned)w < (unsigned)width);
+        if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to + s, row + w, (unsigned)w < (unsigned)width);
     }
 }
 
@@ -211,7 +210,7 @@ __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Til
     float* weights = &stage.weights[0][0][0][0];
     const Element* from = packed + ((int64_t)tile.group * SLICES + slice_index) * SLICE_WEIGHTS;
 #pragma unroll 4
-    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) cp_async_16(weights + k, from + k);
+    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) async_copy_16(weights + k, from + k);
 }
 
 // On the way out a tile passes through shared memory, so that stores are coalesced. The odd pitch avoids bank conflicts.
@@ -234,7 +233,7 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
     float sums[CHANNELS][POSITIONS] = {};
     fill(shared.stages[0], image, tile, x, packed, 0);
     UNROLL_1 for (int index = 0; index < SLICES; ++index) {
-        cp_async_wait_all();
+        async_copy_wait_all();
         __syncthreads();  // everybody's copies have arrived, and the other stage has been read
         if (index + 1 < SLICES) fill(shared.stages[(index + 1) % 2], image, tile, x, packed, index + 1);
         if (!computes) continue;
@@ -477,7 +476,7 @@ def kind(tensor):
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    found, dtype, device = tensor
     if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
         raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")

@@ -484,7 +484,7 @@ def kind(tensor):
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    (found, dtype, device), place = [each if isinstance(each, tuple) else kind(each) for each in (tensor, place)]
+    found, dtype, device = tensor
     if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
         raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")

@@ -19,6 +19,7 @@ from playground.stopwatch.outer import Unshareable, extent_of
 from playground.worker import WorkerFailure, standstill
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12, 24  # the last with those that cannot be used
+SECONDS = 3.0
 SETTLING = 1  # calls of a turn that do not count
 FEWEST_CALLS, MOST_CALLS = 2, {"cuda": 11, "cpu": 5}  # of a turn, besides
 TURN_MS = {"cuda": 20, "cpu": 60}  # about what the calls of a turn take
@@ -50,11 +51,12 @@ def measure(truth, players, place, step, declared, limit, seconds):
     """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` is one of workload.MODES. After `seconds`
-    there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where nothing can be measured.
+    (SECONDS at least) there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where nothing can be
+    measured.
     """
     rounds = {name: [] for name in (*players, NULL)}
     counts = dict.fromkeys(rounds, FEWEST_CALLS)
-    began = time.monotonic()
+    began, seconds = time.monotonic(), max(seconds, SECONDS)
     with {"cuda": _OnGpu, "cpu": _OnCpu}[place](truth, players.values(), step, declared, limit) as course:
         while (used := len(_whole(rounds))) < FEWEST_ROUNDS or (used < ROUNDS and time.monotonic() - began < seconds):
             if len(rounds[NULL]) == MOST_ROUNDS:

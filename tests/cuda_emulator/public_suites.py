@@ -393,7 +393,7 @@ RODINIA = {
 def rodinia(folder, work):
     for name, (arguments, files) in RODINIA.items():
         here = folder / "cuda" / name
-        yield Case("Rodinia", name, [here / file for file in files], [here], arguments, folder=here)
+        yield Case("Rodinia", name, [here / file for file in files], [here], arguments, folder=here, fails="(?!)")
 
 
 def cuda_by_example(folder, work):
@@ -474,7 +474,7 @@ def run(case, work, seconds):
     output.seek(0)
     printed = output.read().decode(errors="replace")
     if finding:
-        return "finding", str(finding)
+        return ("no end" if finding.kind == "time limit" else "finding"), str(finding)
     if case.absent and case.absent in printed:
         return None, ""
     if status < 0:
