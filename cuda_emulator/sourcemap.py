@@ -96,6 +96,8 @@ class SourceMap:
             self.lines = line_map(text, lines_of_file(source_file)) if source_file else [None] * (text.count("\n") + 1)
         self.found = any(line is not None for line in self.lines)
         self.file = source_file if self.found else fallback_name
+        if not self.found:  # by the text's own numbers, whatever is put into it
+            self.lines = list(range(1, len(self.lines) + 1))
 
     def line(self, number):
         """The file's line for the text's `number`-th."""
@@ -108,8 +110,6 @@ class SourceMap:
         quoted = str(file or self.file).replace("\\", "\\\\").replace('"', '\\"')
         if self.explicit:
             return "\n".join(LINE_DIRECTIVE.sub(rf'#line \1 "{quoted}"', line) for line in text.split("\n"))
-        if not self.found:
-            return f'#line 1 "{quoted}"\n{text}'
         out, expected = [], None
         continued = False
         for line, number in zip(text.split("\n"), self.lines, strict=True):

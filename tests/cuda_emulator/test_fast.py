@@ -44,6 +44,7 @@ __global__ void last_block(float* out, float* partial) {
         partial[blockIdx.x] = blockIdx.x + 1;
         __threadfence();
         last = atomicInc(&ticket, gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
     }
     __syncthreads();
     if (last && threadIdx.x == 0) {

@@ -48,7 +48,7 @@ def test_the_playground_uses_its_public_names_alone():
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known_as:
-                used.add(node.attr)
+                used |= {node.attr} - {"__file__"}
     assert {"install", "devices", "kernel_names"} <= used <= public, used - public
 
 
