@@ -21,8 +21,11 @@ from playground.worker import WorkerFailure, standstill
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12, 24  # the last with those that cannot be used
 SECONDS = 3.0
 SETTLING = 1  # calls of a turn that do not count
-FEWEST_CALLS, MOST_CALLS = 2, {"cuda": 11, "cpu": 5}  # of a turn, besides
-TURN_MS = {"cuda": 20, "cpu": 60}  # about what the calls of a turn take
+FEWEST_CALLS, MOST_CALLS = 2, {"cuda": 11, "cpu": 8}  # of a turn, besides
+TURN_MS = {"cuda": 20, "cpu": 80}  # about what the calls of a turn take
+# Of a turn's calls, each of which is right. Threads that go on may wait a time slice for one another on one processor, so that
+# on two cores calls of 6.2 ms took 6.1 to 37.
+USUAL = {"cuda": np.median, "cpu": np.min}
 # What a call without work lacks besides. On one NVIDIA H200 calls of 0.010, 0.36 and 11.2 ms came out 0.006, 0.005 and 0.007 ms
 # longer than by the inner clock. On a CPU it is the time in which a process that is told to stop may go on.
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
@@ -55,7 +58,7 @@ def measure(truth, players, place, step, declared, limit, seconds):
     measured.
     """
     rounds = {name: [] for name in (*players, NULL)}
-    counts = dict.fromkeys(rounds, FEWEST_CALLS)
+    counts, is_known = dict.fromkeys(rounds, FEWEST_CALLS), False
     began, seconds = time.monotonic(), max(seconds, SECONDS)
     with {"cuda": _OnGpu, "cpu": _OnCpu}[place](truth, players.values(), step, declared, limit) as course:
         while (used := len(_whole(rounds))) < FEWEST_ROUNDS or (used < ROUNDS and time.monotonic() - began < seconds):
@@ -67,10 +70,11 @@ def measure(truth, players, place, step, declared, limit, seconds):
                 if complaint := next((call["complaint"] for call in calls if call["complaint"]), None):
                     raise TimedWrong(complaint)
                 rounds[name].append([call["milliseconds"] for call in calls[SETTLING:] if call["milliseconds"] is not None])
-            if used:
+            if not is_known and _whole(rounds):  # the first that can be used says how many calls fit
                 fit = {name: TURN_MS[place] / np.median(played[-1]) for name, played in rounds.items() if played[-1]}
                 counts |= {name: round(min(MOST_CALLS[place], max(FEWEST_CALLS, each))) for name, each in fit.items()}
-    return conclude(rounds, RESOLUTION_MS[place])
+                rounds, is_known = {name: [] for name in rounds}, True
+    return conclude(rounds, RESOLUTION_MS[place], USUAL[place])
 
 
 class _Course:
@@ -193,15 +197,16 @@ def _whole(rounds):
     return [each for each in zip(*rounds.values(), strict=True) if all(each)]
 
 
-def conclude(rounds, resolution):
+def conclude(rounds, resolution, usual_of=np.median):
     """Return what `measure` does, of {side: [[milliseconds, ...] of each round]}. Raises WorkerFailure for too few rounds.
 
-    Nothing is taken to be faster than `resolution`, in milliseconds: a call that is has a bound that may be too low for it.
+    `usual_of` gives what stands for a turn's calls. Nothing is taken to be faster than `resolution`, in milliseconds: a call
+    that is has a bound that may be too low for it.
     """
     whole = _whole(rounds)
     if len(whole) < statistics.ROUNDS_FOR_AN_INTERVAL:
         raise WorkerFailure(f"only {len(whole)} of {len(rounds[NULL])} rounds of the outer clock could be used")
-    medians = {name: np.array([np.median(each[i]) for each in whole]) for i, name in enumerate(rounds)}
+    medians = {name: np.array([usual_of(each[i]) for each in whole]) for i, name in enumerate(rounds)}
     variant, eager = (medians[name] - medians[NULL] for name in (VARIANT, EAGER))
     shortest, slowest = statistics.median_interval(variant)
     quickest, longest = statistics.median_interval(eager)
