@@ -49,7 +49,6 @@ IN_A_GRAPH = "its launches bind, and take longer in one process than in another:
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
 NOT_MEASURED = "not measured"
-OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
 TRIES = 2  # of a timing that something disturbed
 
 # Beyond these a variant's own times are not believed; see `own_clock`.
@@ -568,8 +567,8 @@ def outcome(variant, others, result, control, disturbance=None):
     measured = statistics.paired_ratio(rivals[0].rounds, variant.rounds)
     ratio = statistics.widened(measured, control)
     verdict = statistics.verdict(ratio)
-    if verdict == "tie" and not disturbance and max(ratio["high"], 1 / ratio["low"]) > OPEN:
-        disturbance = f"too noisy: anything from {ratio['low']:.3g}x to {ratio['high']:.3g}x"
+    if not disturbance and statistics.says_nothing(ratio):
+        disturbance = statistics.too_noisy(ratio)
     if disturbance:
         unknown = dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
         return {"verdict": NOT_MEASURED, "precise": False, "reason": disturbance} | unknown

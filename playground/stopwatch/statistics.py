@@ -6,6 +6,7 @@ import numpy as np
 
 ROUNDS_FOR_AN_INTERVAL = 6  # with fewer values no two of them enclose the median with 95%
 PRECISE = 0.02  # an interval whose ends are this near to the ratio needs no further rounds
+OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
 TIE = 0.01  # two processes that run the very same code can differ by as much, whatever the interval says
 
 
@@ -80,3 +81,13 @@ def verdict(ratio):
     if ratio["low"] > 1 + TIE:
         return "win"
     return "loss" if ratio["high"] < 1 - TIE else "tie"
+
+
+def says_nothing(ratio):
+    """Return whether the interval has room for no difference and for a large one, too."""
+    return verdict(ratio) == "tie" and (ratio["low"] <= 0 or max(ratio["high"], 1 / ratio["low"]) > OPEN)
+
+
+def too_noisy(ratio):
+    """Return the reason why such a ratio is withheld."""
+    return f"too noisy: anything from {ratio['low']:.3g}x to {ratio['high']:.3g}x"

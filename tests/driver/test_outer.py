@@ -91,3 +91,10 @@ def test_without_an_outer_clock_nothing_is_claimed():
     outer.unclaimed(forged, "inputs of torch.qint8")
     assert forged["speedup"] == {} and forged["outcome"]["ratio"] is None
     assert forged["outcome"]["verdict"] == "not measured" and forged["outcome"]["reason"].endswith("inputs of torch.qint8")
+
+
+def test_an_interval_with_room_for_anything_is_withheld():
+    claimed = timings(1.9)
+    outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5})
+    assert claimed["outcome"]["verdict"] == "not measured" and claimed["speedup"] == {}
+    assert claimed["outcome"]["reason"].startswith("too noisy: anything from 0.5")

@@ -47,4 +47,4 @@ def test_the_original_is_never_a_win(condition, claims, tmp_path):
     assert half["outcome"]["verdict"] in ("win", "not measured"), half["outcome"]
     for result in (same, half):
         if result["outcome"]["verdict"] == "not measured":
-            assert result["outcome"]["reason"].startswith("the machine is busy (") and result["speedup"] == {}
+            assert result["outcome"]["reason"].startswith(("the machine is busy (", "too noisy: ")) and result["speedup"] == {}
