@@ -28,13 +28,13 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
 import shutil
 import sys
 import threading
-import traceback
 import warnings
 
 import torch
@@ -1024,11 +1024,11 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
     return 16 * blocks, parts * math.prod(weight[0]), numbers
 
 
-def sizes_of(kernels, x, weight, conv_bias, bias, pool, strict):
+def sizes_of(kernels, x, weight, conv_bias, bias, pool, strict, sizes=sizes):
     return sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool)
 
 
-def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs):
+def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs, sizes_of=sizes_of):
     """Return `needs`, and 4 in strict mode; None for what PyTorch computes."""
     strict = is_strict()
     return needs | 4 * strict if sizes_of(kernels, x, weight, conv_bias, bias, pool, strict) else None
@@ -1041,14 +1041,14 @@ def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
     return x.new_empty((x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)), argmax, x.new_empty(0)
 
 
-def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
+def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes_of=sizes_of):
     strict = bool(plan & 4)
     if strict != is_strict():
         words = ("TF32", "forbids it") if is_strict() else ("strict float32", "permits TF32")
         now = f"torch.backends.cudnn.conv.fp32_precision now {words[1]}; after torch.compiler.reset() it is compiled again"
         raise RuntimeError(f"{NAME}: called or compiled for {words[0]} convolutions, but {now}")
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
-    out, argmax, none = saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
+    out, argmax, none = kernels.saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
     floats, _, numbers = sizes_of(kernels, x, weight, conv_bias, bias, pool, strict)
     if numbers[0]:
         given = x, weight, conv_bias, bias, x.new_empty(floats), out, argmax if plan & 3 else None
@@ -1056,15 +1056,15 @@ def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
     return out, argmax, none
 
 
-def forward(kernels, x, weight, conv_bias, bias, divisor, pool):
+def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes_of=sizes_of):
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
     strict = is_strict()
     if not sizes_of(kernels, x, weight, conv_bias, bias, pool, strict):
-        return original(x, weight, conv_bias, bias, divisor, pool)
-    return save(kernels, x, weight, conv_bias, bias, divisor, pool, 4 * strict)[0]
+        return kernels.original(x, weight, conv_bias, bias, divisor, pool)
+    return kernels.save(kernels, x, weight, conv_bias, bias, divisor, pool, 4 * strict)[0]
 
 
-def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, argmax, none, plan):
+def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, argmax, none, plan, sizes_of=sizes_of):
     _, floats, numbers = sizes_of(kernels, x, weight, conv_bias, bias, pool, bool(plan & 4))
     grad, x, weight, rest = grad.contiguous(), x.contiguous(), weight.contiguous(), (divisor, not bias.numel(), *numbers)
     found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
@@ -1093,7 +1093,7 @@ SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float 
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     shared_limit_kb = SHARED_LIMIT_KB
     fused = plan, save, saved, gradient
     sources = NAME, CUDA, SCHEMA, forward, original
@@ -1201,24 +1201,27 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
             kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
 def load(name, text, flags, constants):
-    """Return a text's library and constants. Its functions know how many tensors they take, first, and whether a stream, last."""
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
     options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
@@ -1321,7 +1324,7 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe())]
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1

@@ -27,13 +27,13 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
 import shutil
 import sys
 import threading
-import traceback
 import warnings
 
 import torch
@@ -665,10 +665,10 @@ def sizes(kernels, x, weight, bias, *pool):
     return batch, height, width, batch + 1024  # no GPU has as many SMs
 
 
-def conv_pool_sum(kernels, x, weight, bias, pool):
+def conv_pool_sum(kernels, x, weight, bias, pool, sizes=sizes):
     found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
     if found is None:
-        return original(x, weight, bias, pool)
+        return kernels.original(x, weight, bias, pool)
     x, weight, bias, (batch, height, width, floats) = x.contiguous(), weight.contiguous(), bias.contiguous(), found
     out = x.new_empty(batch)
     if batch:
@@ -682,7 +682,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     shared_limit_kb = SHARED_LIMIT_KB
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", conv_pool_sum, original
 
@@ -723,24 +723,27 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
             kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
 def load(name, text, flags, constants):
-    """Return a text's library and constants. Its functions know how many tensors they take, first, and whether a stream, last."""
+    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
     options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
@@ -843,7 +846,7 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe())]
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
