@@ -159,9 +159,9 @@ class Referee:
                 raise
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
         unusable = None if is_of_forward else special.unusable(self.references[probe][0])
-        if probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean):
-            if not self._is_finite(probe) and self._is_finite("own"):  # such as a matrix that is no longer positive definite
-                unusable = "the original's own result is not finite"
+        has_to_be_finite = probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
+        if has_to_be_finite and not self._is_finite(probe) and self._is_finite("own"):
+            unusable = "the original's own result is not finite"
         shapes = [list(each.truth.shape) for each in self.references[probe][0]]
         return {"differentiable": differentiable, "unusable": unusable, "form": self.forms[probe], "shapes": shapes}
 
