@@ -697,7 +697,8 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has no raw_repr
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
 PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
@@ -779,8 +780,7 @@ def register(operators, schema, kernels, forward, original, fuse=None, *fused):
 
     def autograd(keys, *arguments):
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        needs = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in arguments[:tensors])
-        if needs or torch.autograd.forward_ad._current_level >= 0:
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
         return below_autograd(operators.forward, forward, keys, *arguments)
 
@@ -820,10 +820,10 @@ def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
     first, stream = arguments[0], 0
     if first.is_cuda:
-        if first.get_device() != torch._C._cuda_getDevice():
-            with torch.cuda.device(first.device):
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
                 return launch(function, *arguments)
-        stream = torch._C._cuda_getCurrentRawStream(first.get_device())
+        stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
     if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
