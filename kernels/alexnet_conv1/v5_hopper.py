@@ -75,8 +75,9 @@ __host__ DEVICE T larger(T a, T b) { return a > b ? a : b; }
 //     stages  102,144   [consumer][4][high, low][plane][row][unit]     a producer fills one (full mbarrier), its consumer's
 //                                                                      wgmma reads it: the left operand (empty mbarrier)
 //     staging  37,632   [consumer][3][8 channels][196 floats]          a consumer fills it, its bulk copies empty it
-//     the rest  1,096   scales, biases; StageInfo [consumer][4]; largest [consumer][2][warp]; mbarriers: of the weights, then
-//                       [consumer][full, empty][4]
+//     the rest  1,096   scales, biases: all threads, at first; StageInfo [consumer][4]: with its stage; largest:
+//                       [consumer][2][4], between a producer's warps; mbarriers: of the weights, then [consumer][full, empty][4]
+// Named barriers: 1 and 2 of a consumer's threads, for staging; 3 and 4 of a producer's, for `largest`.
 constexpr int WARP = 32, WARPGROUP = 128, MAX_SHARED_BYTES = 227 * 1024;
 constexpr int TAPS = KERNEL_H * KERNEL_W, UNIT_BYTES = 16, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
 constexpr int PHASES = ceil_div(STRIDE_H, 2), TAP_PAIRS = ceil_div(KERNEL_H, 2);
@@ -153,24 +154,26 @@ DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned
 template <int PENDING>
 DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
-// d (64 x N) = a * b, or += where `accumulate` is not 0; N is 96 or 48. A warp has 16 rows of d. With g = lane / 4 and
-// t = lane % 4 a lane has columns 8j + 2t and 8j + 2t + 1 of row g, then of row g + 8, for each j.
-#define D24 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
-#define D48 D24 ", %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, " \
-                "%45, %46, %47"
 #define EIGHT(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-// a (64 x 16) and b (16 x N): fp16 in shared memory, given by their descriptors.
-DEVICE void wgmma_m64nNk16_f16(float(&d)[48], uint64_t a, uint64_t b, int accumulate) {
+#define REGISTERS_32                                                         \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+// d (64 x 48) = or += a (64 x 16) * b (16 x 48), fp16, both in shared memory.
+DEVICE void wgmma_m64n48k16_f16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
+}
+// d (64 x 96) = or += a (64 x 16) * b (16 x 96), fp16, both in shared memory.
+DEVICE void wgmma_m64n96k16_f16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" D48 "}, %48, %49, accumulate, 1, 1, 0, 0;\n}"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" REGISTERS_32
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "%48, %49, accumulate, 1, 1, 0, 0;\n}"
                  : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
                  : "l"(a), "l"(b), "r"(accumulate));
-}
-DEVICE void wgmma_m64nNk16_f16(float(&d)[24], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {" D24 "}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
 }
 // Describes an operand in shared memory without swizzle, made of core matrices of 8 rows x 16 bytes. Core matrices adjacent in
 // the rows are 128 bytes apart, those adjacent in k `k_stride` units. `unit` has at most 18 bits, so fields never overflow.
@@ -593,9 +596,12 @@ struct Block {
 #pragma unroll (UNROLLED_STEPS)
         for (int step = 0; step < STEPS; ++step) {
             const int first = offset_of({2 * step}), second = offset_of({smaller(2 * step + 1, UNITS - 1)});
-            UNROLL for (int m = 0; m < TILES; ++m)
-                wgmma_m64nNk16_f16(sums[m], descriptor(x + 64 * m + first, second - first),
-                                   descriptor(weights + 2 * step * OUTS, OUTS), accumulate || step > 0);
+            UNROLL for (int m = 0; m < TILES; ++m) {
+                const uint64_t a = descriptor(x + 64 * m + first, second - first);
+                const uint64_t b = descriptor(weights + 2 * step * OUTS, OUTS);
+                if constexpr (OUTS == 96) wgmma_m64n96k16_f16(sums[m], a, b, accumulate || step > 0);
+                else wgmma_m64n48k16_f16(sums[m], a, b, accumulate || step > 0);
+            }
         }
     }
 
@@ -611,7 +617,8 @@ struct Block {
         Element* const out = tensors.out + (tile.sample * OUT_CHANNELS + first_channel) * out_plane;
         const int warp = uniform(static_cast<int>(threadIdx.x / WARP % 4));
         const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-        // Of the lane's positions in the tile, in bytes. What is computed in vain, between the rows, goes to the end.
+        // wgmma leaves a lane columns 8j + 2t and 8j + 2t + 1 (channels) of rows g and g + 8 of a warp's 16 (positions). Here
+        // are their offsets in the tile, in bytes; what is computed in vain, between the rows, goes to the end.
         int offsets[M_TILES][2];
         UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
             const int unit = tile.column + i / 2 * 64 + warp * 16 + g + i % 2 * 8, row = unit / plan.pitch;
