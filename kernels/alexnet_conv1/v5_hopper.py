@@ -76,7 +76,7 @@ __host__ DEVICE T larger(T a, T b) { return a > b ? a : b; }
 //                                                                      wgmma reads it: the left operand (empty mbarrier)
 //     staging  37,632   [consumer][3][8 channels][196 floats]          a consumer fills it, its bulk copies empty it
 //     the rest  1,096   scales, biases: all threads, at first; StageInfo [consumer][4]: with its stage; largest:
-//                       [consumer][2][4], between a producer's warps; mbarriers: of the weights, then [consumer][full, empty][4]
+//                       [consumer][2][4], between a producer's warps; mbarriers: the weights', [consumer][full, empty][4]
 // Named barriers: 1 and 2 of a consumer's threads, for staging; 3 and 4 of a producer's, for `largest`.
 constexpr int WARP = 32, WARPGROUP = 128, MAX_SHARED_BYTES = 227 * 1024;
 constexpr int TAPS = KERNEL_H * KERNEL_W, UNIT_BYTES = 16, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
