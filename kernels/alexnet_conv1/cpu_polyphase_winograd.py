@@ -113,7 +113,6 @@ public:
 };
 
 // ---- Shuffles
-
 // Lanes of a and, counted on, of b, in another order.
 template <int... FROM>
 INLINE Register shuffle(Register a, Register b) {
@@ -166,7 +165,6 @@ void copy_transposed(const float* in, int64_t in_pitch, int64_t rows, int64_t co
 }
 
 // ---- The kernel as it is, for what is not finite
-
 // weight (out_channels, TAPS) -> packed (vectors, TAPS, LANES), channels beyond the last zero.
 void pack_taps(const Sizes& size, const float* weight, float* packed) {
     std::fill_n(packed, size.vectors() * TAPS * LANES, 0.0f);
@@ -174,22 +172,20 @@ void pack_taps(const Sizes& size, const float* weight, float* packed) {
         copy_transposed(weight + o * TAPS, TAPS, size.channels_from(o), TAPS, packed + o * TAPS, LANES);
 }
 
-float padded(const Sizes& size, const float* plane, int64_t h, int64_t w) {
-    return h < 0 || h >= size.height || w < 0 || w >= size.width ? 0.0f : plane[h * size.width + w];
-}
-
 // The outputs at (i, j) of a sample for the LANES channels of `taps` (TAPS, LANES), in the order of the definition.
 Register convolve_directly(const Sizes& size, const float* sample, const float* taps, int64_t i, int64_t j) {
     Register sum{};
     for (int c = 0; c < IN_CHANNELS; ++c, sample += size.height * size.width)
         for (int u = 0; u < KERNEL_H; ++u)
-            for (int v = 0; v < KERNEL_W; ++v, taps += LANES)
-                sum += padded(size, sample, i * STRIDE_H - size.pad_h + u, j * STRIDE_W - size.pad_w + v) * load(taps);
+            for (int v = 0; v < KERNEL_W; ++v, taps += LANES) {
+                const int64_t h = i * STRIDE_H - size.pad_h + u, w = j * STRIDE_W - size.pad_w + v;
+                const bool inside = h >= 0 && h < size.height && w >= 0 && w < size.width;
+                sum += (inside ? sample[h * size.width + w] : 0.0f) * load(taps);
+            }
     return sum;
 }
 
 // ---- The kernel in pieces
-
 // Up to three taps of the kernel in one direction, a stride apart: for those taps the stride is 1.
 struct Piece {
     int offset, taps;
@@ -217,7 +213,6 @@ void with_constant(int taps, F function) {
 }
 
 // ---- Small matrices of constants
-
 template <int OUT, int IN>
 struct Matrix {
     float at[OUT][IN] = {};
@@ -237,11 +232,6 @@ INLINE void apply(const Matrix<OUT, IN>& matrix, const Register (&in)[IN], Regis
         out[i] = sum;
     }
 }
-
-struct ForwardArguments {
-    const float *x, *taps, *points, *bias;  // packed: taps (vectors, TAPS, LANES), points (groups, terms, CHANNELS)
-    float* out;
-};
 
 // ---- Winograd's minimal filtering: TILE x TILE outputs at once
 constexpr double FINITE_POINTS[] = {0, 1, -1};  // infinity is the last point
@@ -341,7 +331,6 @@ struct Strip {
 };
 
 // ---- Weights
-
 // The transform of a pair of pieces: taps (KERNEL_H, KERNEL_W, LANES) -> points (terms, CHANNELS).
 template <int H, int W>
 NOINLINE void transform_pieces(const float* taps, int c, int h, int w, float* points) {
@@ -363,25 +352,18 @@ NOINLINE void transform_pieces(const float* taps, int c, int h, int w, float* po
     }
 }
 
-template <class F>
-void for_all_pieces(F function) {
-    for (int c = 0; c < IN_CHANNELS; ++c)
-        for (int h = 0; h < ROWS.count; ++h)
-            for (int w = 0; w < COLUMNS.count; ++w)
-                with_constant(ROWS.list[h].taps, [&](auto H) {
-                    with_constant(COLUMNS.list[w].taps, [&](auto W) { function(H, W, c, h, w); });
-                });
-}
-
 // taps (vectors, TAPS, LANES) -> points (groups, terms, CHANNELS), of one register of channels.
 void transform_taps(const float* taps, int64_t vector, float* points) {
     taps += vector * TAPS * LANES, points += (vector / VECTORS * TERMS.total * VECTORS + vector % VECTORS) * LANES;
-    for_all_pieces([&](auto H, auto W, int c, int h, int w) {
-        transform_pieces<H, W>(taps + c * KERNEL_H * KERNEL_W * LANES, c, h, w, points);
-    });
+    for (int c = 0; c < IN_CHANNELS; ++c, taps += KERNEL_H * KERNEL_W * LANES)
+        for (int h = 0; h < ROWS.count; ++h)
+            for (int w = 0; w < COLUMNS.count; ++w)
+                with_constant(ROWS.list[h].taps, [&](auto H) {
+                    with_constant(COLUMNS.list[w].taps, [&](auto W) { transform_pieces<H, W>(taps, c, h, w, points); });
+                });
 }
-// ---- Input
 
+// ---- Input
 // A strip's input is worked on in rows of WIDTH columns, then in PERIOD_W lines of every PERIOD_W-th column: lane t of a
 // line belongs to tile t. Rows and lines are as long as the longest strip's.
 constexpr int reach() {
@@ -406,9 +388,6 @@ struct Window {
         start = strip.column * STRIDE_W - size.pad_w;
         left = std::min<int64_t>(std::max<int64_t>(0, -start), WIDTH);
         right = std::max(left, std::min<int64_t>(WIDTH, size.width - start));
-    }
-    static int64_t row(const Sizes& size, const Strip& strip, int offset, int j) {
-        return (strip.row + j) * STRIDE_H + offset - size.pad_h;
     }
 };
 
@@ -464,7 +443,7 @@ void transform_input(const Sizes& size, const float* x, const Strip& strip, floa
             const int count = TILE + ROWS.list[h].taps - 1;
             const float* rows[POINTS];
             for (int j = 0; j < count; ++j) {
-                const int64_t row = Window::row(size, strip, ROWS.list[h].offset, j);
+                const int64_t row = (strip.row + j) * STRIDE_H + ROWS.list[h].offset - size.pad_h;
                 rows[j] = row < 0 || row >= size.height ? space.zeros : plane + row * size.width + window.start;
             }
             with_constant(ROWS.list[h].taps, [&](auto N) { transform_rows<N>(rows, window, space.rows); });
@@ -480,6 +459,10 @@ void transform_input(const Sizes& size, const float* x, const Strip& strip, floa
 }
 
 // ---- Forward
+struct ForwardArguments {
+    const float *x, *taps, *points, *bias;  // packed: taps (vectors, TAPS, LANES), points (groups, terms, CHANNELS)
+    float* out;
+};
 
 // product (N tiles, CHANNELS) = the sums over the terms of values (terms, LANES of tiles) times points (terms, CHANNELS).
 template <int N>
@@ -536,7 +519,7 @@ struct ForwardSpace {
 
 // Outputs (rows, columns of the strip) that came out not finite, once more, as the definition says.
 NOINLINE void repair_outputs(const Sizes& size, const ForwardArguments& arguments, const Strip& strip, int64_t o,
-                                    float* outputs, int64_t pitch) {
+                             float* outputs, int64_t pitch) {
     const float* sample = arguments.x + strip.sample * IN_CHANNELS * size.height * size.width;
     for (int64_t r = 0; r < strip.rows; ++r)
         for (int64_t s = 0; s < strip.columns; ++s) {
@@ -550,8 +533,8 @@ NOINLINE void repair_outputs(const Sizes& size, const ForwardArguments& argument
 }
 
 // Writes one strip of out, for the group that begins with channel o.
-void finish_strip(const Sizes& size, const ForwardArguments& arguments, const Strip& strip, int64_t o,
-                         const float* product, float* outputs) {
+void finish_strip(const Sizes& size, const ForwardArguments& arguments, const Strip& strip, int64_t o, const float* product,
+                  float* outputs) {
     const int64_t pitch = strip.tiles * TILE * LANES;
     for (int n = 0; n < VECTORS; ++n, o += LANES, product += LANES) {
         const int64_t channels = size.channels_from(o);
@@ -568,7 +551,7 @@ void finish_strip(const Sizes& size, const ForwardArguments& arguments, const St
 }
 
 void forward_block(const Sizes& size, const Plan& plan, const ForwardArguments& arguments, int64_t block,
-                          const ForwardSpace& space) {
+                   const ForwardSpace& space) {
     const int64_t first = block * plan.strips_a_block, count = std::min(plan.strips_a_block, plan.strips - first);
     for (int64_t s = 0; s < count; ++s)
         transform_input(size, arguments.x, Strip(size, plan, first + s), space.values + s * TERMS.total * LANES, space.input);
@@ -605,7 +588,7 @@ bool parallel_for(int64_t count, int64_t threads, F f) {
     return done;
 }
 
-constexpr int DONE = 0, NO_MEMORY = 12;
+constexpr int NO_MEMORY = 12;
 
 }  // namespace
 
@@ -627,7 +610,7 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
         for (int64_t block = begin; block < end; ++block)
             forward_block(size, plan, {x, taps, points, biases, out}, block, space);
     });
-    return done ? DONE : NO_MEMORY;
+    return done ? 0 : NO_MEMORY;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
 }

@@ -125,10 +125,6 @@ DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-DEVICE void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
-}
 // As ldmatrix_m8n8_x4, transposed: lane 4 * n + q gets elements 2 * q and 2 * q + 1 of column n.
 DEVICE uint4 ldmatrix_m8n8_x4_trans(uint32_t row) {
     uint4 v;
@@ -241,23 +237,17 @@ struct Tap {
     }
 };
 
-// A stage of the pipeline, and the parity of its barriers' phases.
-struct PipelineState {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    DEVICE void advance(int stages) {
-        if (++stage == stages) stage = 0, parity ^= 1;
-    }
-};
-
+// The pipeline between producers and consumers, and where a thread is in it: a stage, and its mbarriers' parity. A producer
+// waits until a stage is empty, fills it and arrives at its full mbarrier; a consumer the other way round. Each lane arrives
+// for itself.
 struct Pipeline {
     uint32_t data, barriers;  // shared addresses; barriers: full, then empty
-    int* exponents;          // of a stage: x was scaled by 2^exponent
-    uint32_t* warp_largest;  // [2][PRODUCER_WARPS]
-    int stage_bytes, stages;
+    int* exponents;           // of a stage: x was scaled by 2^exponent
+    uint32_t* warp_largest;   // [2][PRODUCER_WARPS]
+    int stage_bytes, stages, stage = 0;
+    uint32_t parity = 0;
 
-    static __host__ DEVICE int64_t bytes(int stage_bytes, int stages) {
+    static __host__ int64_t bytes(int stage_bytes, int stages) {
         return static_cast<int64_t>(stages) * (stage_bytes + 16 + 4) + 2 * PRODUCER_WARPS * 4;
     }
     DEVICE Pipeline(char* memory, int stage_bytes, int stages) : stage_bytes(stage_bytes), stages(stages) {
@@ -266,19 +256,15 @@ struct Pipeline {
         exponents = reinterpret_cast<int*>(memory);
         warp_largest = reinterpret_cast<uint32_t*>(exponents + stages);
     }
-    DEVICE uint32_t full(int stage) const { return barriers + stage * 8; }
-    DEVICE uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
-    DEVICE void init() const {
-        for (int stage = 0; stage < stages; ++stage)
-            mbarrier_init(full(stage), PRODUCERS), mbarrier_init(empty(stage), CONSUMERS);
-    }
-    DEVICE uint32_t address(const PipelineState& state) const { return data + state.stage * stage_bytes; }
-    DEVICE int& exponent(const PipelineState& state) const { return exponents[state.stage]; }
-    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_test_wait(full(state.stage), state.parity); }
-    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_test_wait(empty(state.stage), state.parity ^ 1); }
-    // Each lane arrives for itself.
-    DEVICE void producer_commit(const PipelineState& state) const { mbarrier_arrive(full(state.stage)); }
-    DEVICE void consumer_release(const PipelineState& state) const { mbarrier_arrive(empty(state.stage)); }
+    DEVICE uint32_t full() const { return barriers + stage * 8; }
+    DEVICE uint32_t empty() const { return barriers + (stages + stage) * 8; }
+    DEVICE uint32_t address() const { return data + stage * stage_bytes; }
+    DEVICE int& exponent() const { return exponents[stage]; }
+    DEVICE void consumer_wait() const { mbarrier_test_wait(full(), parity); }
+    DEVICE void consumer_release() const { mbarrier_arrive(empty()); }
+    DEVICE void producer_acquire() const { mbarrier_test_wait(empty(), parity ^ 1); }
+    DEVICE void producer_commit() const { mbarrier_arrive(full()); }
+    DEVICE void advance() { if (++stage == stages) stage = 0, parity ^= 1; }
 };
 
 // ---- loading: from device memory through registers to shared memory
@@ -445,14 +431,13 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
 // one is stored. Where rows take more than a batch, each batch is loaded twice: for the scale, and to be stored.
 constexpr int NOT_FINITE = -1000;  // instead of a tile's exponent: x holds a NaN or an infinity
 template <class F>
-DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const Element* x) {
+DEVICE void produce(const Shape& shape, const Plan& plan, Pipeline& pipeline, const Element* x) {
     using RowBatch = Batch<1, F::PAIRS, PRODUCER_WARPS>;
     const bool whole = RowBatch::is_whole(plan);
     const int warp = threadIdx.x / WARP % PRODUCER_WARPS;
     int number = blockIdx.x / F::GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
     bool storing = whole;
     uint32_t key = 0;
-    PipelineState state;
     Rows rows(shape, Tile(plan, number), x, 0);
     RowBatch batch;
     batch.load(shape, plan, rows, 0, 0, 1);
@@ -468,15 +453,15 @@ DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeli
             UNROLL for (int i = 0; i < PRODUCER_WARPS; ++i) key = larger(key, keys[i]);
             exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : NOT_FINITE);
             key = 0;
-            pipeline.producer_acquire(state);
+            pipeline.producer_acquire();
         }
         if (storing)
-            batch.template store<F::STRICT>(0, pipeline.address(state), plan.x_bytes(), plan, first_pair, first_column,
+            batch.template store<F::STRICT>(0, pipeline.address(), plan.x_bytes(), plan, first_pair, first_column,
                                             power_of_2(exponent));
         if (is_last && storing) {
-            if (threadIdx.x == CONSUMERS) pipeline.exponent(state) = exponent;
-            pipeline.producer_commit(state);
-            state.advance(plan.stages);
+            if (threadIdx.x == CONSUMERS) pipeline.exponent() = exponent;
+            pipeline.producer_commit();
+            pipeline.advance();
             rows.x += shape.plane();
             if (++channel == IN_CHANNELS) {
                 channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
@@ -566,7 +551,7 @@ DEVICE float fp32_output(const Shape& shape, const Tensors& tensors, int64_t sam
 }
 
 template <class F>
-DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, const Pipeline& pipeline, const char* weights,
+DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, Pipeline& pipeline, const char* weights,
                     const float* scales, float* staging) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first_out = warp % F::WARPS_ACROSS * F::WARP_OUTS;
@@ -574,7 +559,6 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
     staging += warp * 8 * F::STAGING_ROW, scales += first_out;
     const uint32_t first_weight =
         shared_address(weights) + (lane / 8 % 2 * F::OUTS + first_out + lane / 16 * 8 + lane % 8) * UNIT_BYTES;
-    PipelineState state;
     UNROLL_1 for (int number = blockIdx.x / F::GROUPS; number < plan.tiles; number += plan.blocks) {
         const Tile tile(plan, number);
         const int first_position = warp / F::WARPS_ACROSS * F::WARP_POSITIONS;
@@ -584,8 +568,8 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
         float sums[F::M_TILES][F::N_TILES][4] = {};
         int exponent = 0;
         UNROLL_1 for (int channel = 0; channel < IN_CHANNELS; ++channel) {
-            pipeline.consumer_wait(state);
-            const int change = pipeline.exponent(state) - exponent;
+            pipeline.consumer_wait();
+            const int change = pipeline.exponent() - exponent;
             exponent += change;
             if (channel > 0 && change != 0)
                 UNROLL for (int i = 0; i < F::M_TILES * F::N_TILES * 4; ++i) {
@@ -593,10 +577,10 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
                     sum = scaled(sum, change);
                 }
             uint32_t x[F::M_TILES];
-            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address(state) + units[m];
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address() + units[m];
             multiply_stage<F>(x, first_weight + channel * F::CHANNEL_BYTES, plan, sums);
-            pipeline.consumer_release(state);
-            state.advance(plan.stages);
+            pipeline.consumer_release();
+            pipeline.advance();
         }
         const int count = smaller(tile.count - first_position, F::WARP_POSITIONS);
         const int channels = smaller(F::WARP_OUTS, OUT_CHANNELS - first_channel);
@@ -617,10 +601,12 @@ template <class F>
 __global__ void __launch_bounds__(THREADS, 1)
     convolve(const Shape shape, const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    const Pipeline pipeline(memory + F::FIXED_BYTES, F::PARTS * plan.x_bytes(), plan.stages);
+    Pipeline pipeline(memory + F::FIXED_BYTES, F::PARTS * plan.x_bytes(), plan.stages);
     float* const staging = reinterpret_cast<float*>(memory + F::WEIGHT_BYTES);
     float* const scales = staging + F::STAGING_BYTES / 4;
-    if (threadIdx.x == 0) pipeline.init();
+    if (threadIdx.x == 0)
+        for (Pipeline each = pipeline; each.stage < plan.stages; ++each.stage)
+            mbarrier_init(each.full(), PRODUCERS), mbarrier_init(each.empty(), CONSUMERS);
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         produce<F>(shape, plan, pipeline, tensors.x);
@@ -903,15 +889,6 @@ __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 // ---- launches
-struct Device {
-    int sm_count, shared_bytes;
-    explicit Device(int device) {
-        cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-        cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
-    }
-};
-
 static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t width) {
     Shape s;
     s.batch = batch, s.height = height, s.width = width;
@@ -923,7 +900,11 @@ static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t
 // The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
 // shared memory; `plan` is how. Whole planes are lines where they can be.
 template <class F>  // Forward or Gradient
-static bool make_plan(Plan& plan, const Shape& shape, const Device& device, int least_stages) {
+static bool make_plan(Plan& plan, const Shape& shape, int device, int least_stages) {
+    int sm_count, shared_bytes;
+    cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
     for (const bool by_rows : {false, true})
         for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
             const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
@@ -933,8 +914,8 @@ static bool make_plan(Plan& plan, const Shape& shape, const Device& device, int 
             const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
             plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
             plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(device.sm_count / F::BLOCKS_A_TILE, 1));
-            if (F::bytes(plan) <= device.shared_bytes) return true;
+            plan.blocks = smaller(plan.tiles, larger(sm_count / F::BLOCKS_A_TILE, 1));
+            if (F::bytes(plan) <= shared_bytes) return true;
         }
     return false;
 }
@@ -945,7 +926,7 @@ static bool visit_forward(const Shape& shape, int device, bool strict, const Vis
     if constexpr (FITS_UNITS) {
         const auto takes = [&](auto kernel, int least_stages) {
             Plan plan;
-            const bool fits = make_plan<decltype(kernel)>(plan, shape, Device(device), least_stages);
+            const bool fits = make_plan<decltype(kernel)>(plan, shape, device, least_stages);
             if (fits) visit(kernel, plan);
             return fits;
         };
@@ -994,7 +975,7 @@ static bool visit_gradient(const Shape& shape, int device, bool strict, const Vi
         using G = decltype(kernel);
         if constexpr (G::FITS) {
             Plan plan;
-            if (!make_plan<G>(plan, shape, Device(device), 1)) return false;
+            if (!make_plan<G>(plan, shape, device, 1)) return false;
             visit(kernel, plan);
         }
         return G::FITS;

@@ -1,20 +1,18 @@
 """alexnet_conv1, v1: direct convolution, one thread an output element.
 
-The plain start of the ladder: a line by line translation of the definition. Nothing is staged, padded or rearranged.
+The plain start of the ladder: the definition line by line. Nothing is staged, padded or rearranged.
 
 Why it is slow
-    Each multiply-add takes two loads, and no thread uses a loaded value again: 2 FLOPs for 8 bytes. The caches serve them, so
-    it is not memory bound; the load path from the L1 cache to the registers binds. Adjacent threads take adjacent positions,
-    but at stride 4 a warp's 32 inputs lie in four cache lines, and the weight in a fifth: 5 cycles for 32 multiply-adds. An
-    H200 needs 17 ms for the 843 million such steps, so counted; measured are 18.2 (eager 2.08).
+    A multiply-add takes two loads, and no thread uses a loaded value again: 2 FLOPs for 8 bytes. The caches serve them, so the
+    load path from the L1 cache to the registers binds: at stride 4 a warp's 32 inputs lie in four cache lines, the weight in a
+    fifth, 5 cycles for 32 multiply-adds. An H200 needs 17 ms for the 843 million such steps; measured are 18.2 (eager 2.08).
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
     with x taken as zero outside the image. Evaluated as written, in float32, in the order c, u, v, the bias last.
 
 Launches
-    kernel   grid                    block  shared  work of a thread
-    conv2d   (all outputs / 256,)    256    0       one output: in_channels * kernel_h * kernel_w multiply-adds
+    conv2d: a block of 256 threads, one output each: in_channels * kernel_h * kernel_w multiply-adds
 
 Floor
     154 MB in, 297 MB out, 54 GFLOP: compute bound without tensor cores; with TF32's, bytes take about as long.
@@ -56,11 +54,8 @@ __global__ void conv2d(const Element* __restrict__ x, const Element* __restrict_
                        int out_h, int out_w, int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w) {
     const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= outputs) return;
-    const int j = index % out_w;
-    const int i = index / out_w % out_h;
-    const int o = index / out_w / out_h % out_channels;
+    const int j = index % out_w, i = index / out_w % out_h, o = index / out_w / out_h % out_channels;
     const int64_t b = index / out_w / out_h / out_channels;
-
     const int top = i * stride_h - pad_h, left = j * stride_w - pad_w;  // of the window; negative inside the padding
     float sum = 0.0f;
     for (int c = 0; c < in_channels; ++c) {
@@ -69,20 +64,19 @@ __global__ void conv2d(const Element* __restrict__ x, const Element* __restrict_
         for (int u = 0; u < kernel_h; ++u)
             for (int v = 0; v < kernel_w; ++v) {
                 const int h = top + u, w = left + v;
-                const bool inside = h >= 0 && h < height && w >= 0 && w < width;
-                if (inside) sum += image[(int64_t)h * width + w] * filter[u * kernel_w + v];
+                if (h >= 0 && h < height && w >= 0 && w < width)
+                    sum += image[(int64_t)h * width + w] * filter[u * kernel_w + v];
             }
     }
     out[index] = bias ? sum + bias[o] : sum;
 }
 
 extern "C" int launch_conv2d(const Element* x, const Element* weight, const Element* bias, Element* out, int64_t outputs,
-                             int64_t in_channels, int64_t height, int64_t width, int64_t out_channels, int64_t out_h,
-                             int64_t out_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                             int64_t pad_h, int64_t pad_w, cudaStream_t stream) {
-    conv2d<<<(outputs + THREADS - 1) / THREADS, THREADS, 0, stream>>>(x, weight, bias, out, outputs, in_channels, height, width,
-                                                                     out_channels, out_h, out_w, kernel_h, kernel_w, stride_h,
-                                                                     stride_w, pad_h, pad_w);
+                             int in_channels, int height, int width, int out_channels, int out_h, int out_w, int kernel_h,
+                             int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, cudaStream_t stream) {
+    conv2d<<<(outputs + THREADS - 1) / THREADS, THREADS, 0, stream>>>(
+        x, weight, bias, out, outputs, in_channels, height, width, out_channels, out_h, out_w, kernel_h, kernel_w, stride_h,
+        stride_w, pad_h, pad_w);
     return cudaGetLastError();
 }
 """

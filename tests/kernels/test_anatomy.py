@@ -77,7 +77,7 @@ def test_a_text_that_differs_is_found_and_mended(edit):
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in FILES if path.parent.name != "alexnet_conv1" and not path.name.startswith("cpu_")],
+    [path for path in FILES if not path.name.startswith("cpu_") and path.parts[-2:] != ("alexnet_conv1", "v3_tiled.py")],
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
 def test_each_ptx_wrapper_has_its_one_text(path):
@@ -158,9 +158,9 @@ def test_docstring(model, variant):
         f'the first line is "{model.name}, v<N>: <the idea>."; it is {title!r}'
     )
     assert not blank, "the title stands alone: a blank line follows"
-    lines, most = len(docstring.splitlines()), 45 if model.name == "alexnet_conv1" else 25
-    assert lines <= most, (
-        f"{lines} lines, of at most {most}: what was tried, predicted and measured belongs on the ladder's page, as a table"
+    lines = len(docstring.splitlines())
+    assert lines <= 25, (
+        f"{lines} lines, of at most 25: what was tried, predicted and measured belongs on the ladder's page, as a table"
     )
     assert first_words and not first_words.startswith(" "), "what it is like and what is new, in prose, follows the title"
 
