@@ -1,10 +1,12 @@
 """Mistakes planted in copies of the project's CUDA variants, and what check mode says of them and of the variants themselves.
 
 Both go the way a user goes: through the driver, on the emulator, in three schedules. Each model has a test file of its own, so
-that the test processes share the work.
+that the test processes share the work; tests_of() is what stands in it.
 """
 
 import re
+
+import pytest
 
 from playground import catalog
 from playground.driver.runner import Options, Runner, Task
@@ -139,3 +141,34 @@ def assert_planted_mistakes_are_reported(found, model, variant):
         assert any(finding in reason for reason in standard["reasons"]), f"{what} in line {line}: {standard['reasons']}"
         kind = KINDS[what.rstrip("0123456789")]
         assert re.search(rf"{variant.name}_{what}\.py:\d+: .*({kind})", finding), finding
+
+
+def tests_of(name):
+    """Return what the test file of the model of this name defines."""
+    model = catalog.find_model(name)
+    variants = cuda_variants(model)
+    each = pytest.mark.parametrize("variant", variants, ids=lambda variant: variant.name)
+    strict = pytest.mark.parametrize("variant", list(filter(has_strict_kernels, variants)), ids=lambda variant: variant.name)
+
+    @pytest.fixture(scope="module")
+    def checked():
+        return check(model)
+
+    @pytest.fixture(scope="module")
+    def found(tmp_path_factory):
+        return examine(model, tmp_path_factory.mktemp("planted"))
+
+    @each
+    def test_nothing_is_reported(checked, variant):
+        assert_nothing_reported(checked[variant.name])
+
+    @each
+    def test_planted_mistakes_are_reported(found, variant):
+        assert_planted_mistakes_are_reported(found, model, variant)
+
+    @strict
+    def test_nothing_is_reported_where_tf32_is_forbidden(found, variant):
+        assert_nothing_reported(found[variant.name, "strict"])
+
+    tests = test_nothing_is_reported, test_planted_mistakes_are_reported, test_nothing_is_reported_where_tf32_is_forbidden
+    return {"checked": checked, "found": found, "pytestmark": pytest.mark.full} | {test.__name__: test for test in tests}
