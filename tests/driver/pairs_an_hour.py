@@ -1,8 +1,8 @@
 """Pairs an hour on one GPU and on all of this machine's, and whether verdicts and speed-ups are the same.
 
-    python tests/driver/pairs_an_hour.py [--suite PROBLEMS [--solutions RUN]] [--kill] [compare.py's options, such as --quick]
+    python -m tests.driver.pairs_an_hour [--suite PROBLEMS [--solutions RUN]] [--kill] [compare.py's options, such as --quick]
 
-Without --suite: each CUDA variant of the project, and tests/judge/problems. The same suite is judged three times: here, by
+Without --suite: each CUDA variant of the project, and tests/judge/problems/. The same suite is judged three times: here, by
 `--cluster local` on the first GPU, and on all of them. With --kill a worker of the last run is killed in the middle.
 """
 
@@ -18,12 +18,14 @@ from pathlib import Path
 import psutil
 import torch
 
+from tests.judge.problems.pairs import folder as folder_of_problems
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def own_suite(folder):
     pairs = [[f"models/{path.parent.name}.py", path] for path in sorted((ROOT / "kernels").glob("*/v[1-9]*.py"))]
-    problems = sorted((ROOT / "tests" / "judge" / "problems").glob("*/problem.py"))
+    problems = sorted(folder_of_problems().glob("*/problem.py"))
     pairs += [[problem, problem.with_name(name)] for problem in problems for name in ("right.py", "wrong.py")]
     listed = [[str(ROOT / problem), str(solution)] for problem, solution in pairs if Path(ROOT / solution).is_file()]
     (folder / "pairs.json").write_text(json.dumps(listed))

@@ -1,14 +1,15 @@
 """Exhibits, wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
 
-The docstring of a file says what is expected of it: "Verdict: fail: <regular expression of the reason>", and what it needs. One
-that is "forward only" names its caveats, too, in their order: "Caveat: <tag>, <tag>"; so may one that passes.
-Those that need a GPU, or two, are run by hand where there are two, and what came out is recorded:
+The first lines of a case in exhibits/cases.py, or the docstring of a file of exhibits/, say what is expected: "Verdict: fail:
+<regular expression of the reason>", and what it needs. One that is "forward only" names its caveats, too, in their order:
+"Caveat: <tag>, <tag>"; so may one that passes. The files need a GPU, or two. They are run by hand, and recorded:
 
     python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/exhibits/<GPU>.json
 """
 
 import ast
 import contextlib
+import functools
 import json
 import re
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exhibits import cases
 
 from playground import catalog
 from playground.driver.bench import load_candidate
@@ -44,7 +46,7 @@ OF_THE_FULL_TIER = {
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A file of exhibits/. `needs` is "", "a process of its own", "a compiler", "the emulator", "a GPU" or
+    """A case. `needs` is "", "a process of its own", "a compiler", "the emulator", "a GPU" or
     "two GPUs".
 
     `caveats` are the tags, each once, of what is said besides.
@@ -66,16 +68,17 @@ class Exhibit:
         return ("a GPU", "two GPUs").index(self.needs) + 1 if "GPU" in self.needs else 0
 
 
+@functools.cache
 def exhibits():
     """All of them, those in wrong/ first."""
+    described = {cases.folder() / f"{name}.py": cases.description(name) for name in cases.CASES}
+    described |= {path: ast.get_docstring(ast.parse(path.read_text())) for path in FOLDER.glob("*/*.py")}
     found = []
-    for path in [*sorted((FOLDER / "wrong").glob("*.py")), *sorted((FOLDER / "honest").glob("*.py"))]:
-        text = ast.get_docstring(ast.parse(path.read_text()))
-        verdict, _, reason = re.search(r"^Verdict: (.*)$", text, re.M)[1].partition(": ")
-        needs = re.search(r"^Needs: (.*)$", text, re.M)
-        caveats = re.search(r"^Caveat: (.*)$", text, re.M)
-        tags = tuple(caveats[1].split(", ")) if caveats else ()
-        found.append(Exhibit(path, verdict, reason, needs[1] if needs else "", tags))
+    for path in sorted(described, key=lambda path: (path.parent.name != "wrong", path.stem)):
+        stated = dict(re.findall(r"^(Verdict|Needs|Caveat): (.*)$", described[path], re.M))
+        verdict, _, reason = stated["Verdict"].partition(": ")
+        tags = tuple(stated["Caveat"].split(", ")) if "Caveat" in stated else ()
+        found.append(Exhibit(path, verdict, reason, stated.get("Needs", ""), tags))
     return found
 
 

@@ -1,14 +1,12 @@
 """Which precision the original of a problem is judged in, on a GPU that has TF32."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from problems import pairs
 
 from playground import catalog
 from playground.worker import WorkerProcess
 
-PROBLEMS = Path(__file__).parent / "problems"
 HAS_TF32 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 pytestmark = pytest.mark.skipif(not HAS_TF32, reason="needs a GPU of compute capability 8.0 or later")
 
@@ -27,12 +25,12 @@ def described(problem, tmp_path, strict):
     ],
 )
 def test_pytorch_permits_tf32_to_convolutions_and_recurrences_and_not_to_products(name, precision, tmp_path):
-    assert described(PROBLEMS / name / "problem.py", tmp_path, strict=False) == precision
+    assert described(pairs.folder() / name / "problem.py", tmp_path, strict=False) == precision
 
 
 @pytest.mark.parametrize("name", ["conv1d_dilated", "lstm"])
 def test_strict(name, tmp_path):
-    assert described(PROBLEMS / name / "problem.py", tmp_path, strict=True) == "fp32"
+    assert described(pairs.folder() / name / "problem.py", tmp_path, strict=True) == "fp32"
 
 
 def test_our_models_are_tf32(tmp_path):

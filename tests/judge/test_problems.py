@@ -1,16 +1,11 @@
-"""Strangers' problems in KernelBench's format: a right file passes, a wrong one fails for its reason, mutants are rejected.
+"""Strangers' problems in KernelBench's format: a right file passes, a wrong one fails for its reason, mutants are rejected."""
 
-The docstring of a wrong file says what is expected: "Verdict: fail: <regular expression of the reason>".
-"""
-
-import ast
 import re
-from pathlib import Path
 
 import pytest
 from judged import judged, one_worker
+from problems import pairs
 
-FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("problems/*/problem.py"))
 # One of each kind: what its inputs have to be, what it remembers or draws, how sharp the check is.
 OF_THE_DEFAULT_TIER = {
     *("causal_attention", "cross_entropy", "dropout", "gelu"),
@@ -19,12 +14,12 @@ OF_THE_DEFAULT_TIER = {
 }
 
 
-def tiered(folder):
-    return pytest.param(folder, marks=[] if folder.name in OF_THE_DEFAULT_TIER else [pytest.mark.full], id=folder.name)
+def tiered(name):
+    return pytest.param(name, marks=[] if name in OF_THE_DEFAULT_TIER else [pytest.mark.full])
 
 
-@pytest.fixture(scope="module", params=map(tiered, FOLDERS))
-def folder(request):
+@pytest.fixture(scope="module", params=map(tiered, pairs.NAMES))
+def name(request):
     return request.param
 
 
@@ -34,9 +29,15 @@ def worker():
         yield process
 
 
+def results_of(worker, name, **more):
+    """The results of the right and of the wrong one of a problem."""
+    folder = pairs.folder() / name
+    return judged(worker, folder / "problem.py", [folder / "right.py", folder / "wrong.py"], **more)
+
+
 @pytest.fixture(scope="module")
-def results(folder, worker):
-    return judged(worker, folder / "problem.py", [folder / "right.py", folder / "wrong.py"])
+def results(name, worker):
+    return results_of(worker, name)
 
 
 def test_the_right_one_passes(results):
@@ -47,11 +48,11 @@ def test_the_right_one_passes(results):
     assert not [entry for entry in of_finite_values if "the original does not run" in (entry["note"] or "")]
 
 
-def test_the_wrong_one_fails_for_its_reason(folder, results):
+def test_the_wrong_one_fails_for_its_reason(name, results):
     _, wrong = results
-    expected = re.search(r"^Verdict: ([a-z ]+): (.*)$", ast.get_docstring(ast.parse((folder / "wrong.py").read_text())), re.M)
-    assert wrong["verdict"] == expected[1]
-    assert re.search(expected[2], wrong["reason"])
+    verdict, reason = pairs.expected(name)
+    assert wrong["verdict"] == verdict
+    assert re.search(reason, wrong["reason"])
 
 
 def test_every_mutant_is_rejected(results):
@@ -63,8 +64,7 @@ def test_every_mutant_is_rejected(results):
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_problem_that_is_converted_is_judged_by_what_that_permits(worker, precision):
-    folder = next(folder for folder in FOLDERS if folder.name == "layer_norm")
-    right, wrong = judged(worker, folder / "problem.py", [folder / "right.py", folder / "wrong.py"], precision=precision)
+    right, wrong = results_of(worker, "layer_norm", precision=precision)
     assert right["verdict"] == "pass", right["reason"]
     assert 1e-5 < right["check"]["eager_error"] < right["check"]["allowed"] < 0.1
     if precision == "fp16":  # bf16 is too coarse for what is wrong there

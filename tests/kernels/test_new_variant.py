@@ -11,10 +11,10 @@ import torch
 
 from playground import catalog, tensors
 from playground.command import look, main, new_variant, shared_text
+from tests.judge.problems import pairs
 
 pytestmark = pytest.mark.full
 
-PROBLEMS = catalog.ROOT / "tests" / "judge" / "problems"
 MODELS = [model.name for model in catalog.models()]
 KINDS = {"v9_start": "cuda", "cpu_start": "cpu"}
 STRANGER = "max_with_index"  # it gives two tensors of different types
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     for v1 in catalog.KERNELS.glob("*/v1_*.py"):
         (folder / v1.parent.name).mkdir(exist_ok=True)
         shutil.copy(v1, folder / v1.parent.name)
-    shutil.copy(PROBLEMS / STRANGER / "problem.py", folder / f"7_{STRANGER}.py")
+    shutil.copy(pairs.folder() / STRANGER / "problem.py", folder / f"7_{STRANGER}.py")
     return folder
 
 
@@ -208,7 +208,7 @@ def test_problems_that_cannot_be_wrapped(tmp_path, compare, text, message):
 
 def test_future_imports_stay_first(tmp_path):
     problem = tmp_path / "problem.py"
-    text = (PROBLEMS / STRANGER / "problem.py").read_text()
+    text = (pairs.folder() / STRANGER / "problem.py").read_text()
     main = 'if __name__ == "__main__":\n    raise SystemExit(1)\n'
     problem.write_text(f'"""Odd."""\nfrom __future__ import annotations\n{text}\n{main}')
     path = new_variant.create(catalog.find_model(str(problem)), "v1_mine")

@@ -24,6 +24,7 @@ from playground.machine import requirements
 from playground.report.progress import Progress
 from playground.worker import WorkerProcess
 from playground.worker.truth import Truth
+from tests.judge.exhibits import cases
 
 EXHIBITS = catalog.ROOT / "tests" / "judge" / "exhibits"
 STAGES = ("start and load", "build", "check", "end")
@@ -104,7 +105,7 @@ def main():
     given = parser.parse_args()
     requirements.prepare_environment()
     model = catalog.find_model(str(EXHIBITS / "problem.py"))
-    task = Task(model, catalog.Variant("own_kernel", EXHIBITS / "honest" / "own_kernel.py", "cpu"), "cpu")
+    task = Task(model, catalog.Variant("own_kernel", cases.folder() / "honest" / "own_kernel.py", "cpu"), "cpu")
     load = os.getloadavg()[0]
     pairs = [pair(task, given.turns) for _ in range(given.pairs)]
     print(f"load {load:.2g} before, {os.getloadavg()[0]:.2g} after; least of {given.pairs} pairs, seconds without and with")
