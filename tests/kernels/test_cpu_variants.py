@@ -1,4 +1,4 @@
-"""The CPU variants on their own: right at any size, and clear about what they do not take.
+"""The CPU variants on their own: outputs and gradients right at any size, and clear about what they do not take.
 
 "Right" is the judge's: as near to float64 as eager PyTorch is, with NaN and infinity where eager has them.
 Kernel, pool and stride sizes are built in, so each new set of them costs a build; everything else is free.
@@ -7,6 +7,7 @@ Kernel, pool and stride sizes are built in, so each new set of them costs a buil
 import copy
 import functools
 import re
+from pathlib import Path
 
 import project_variants
 import pytest
@@ -14,7 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground import catalog, tensors
+from playground.judge.oracle import Oracle
+from playground.judge.probes import Probe, with_upstream
 from playground.judge.tolerance import Reference
+from playground.worker.referee import _references
 
 TINY = {
     "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 23, "width": 31},
@@ -26,12 +30,14 @@ SHAPES = {
     "conv_pool_sigmoid_sum": {
         "odd": {"in_channels": 5, "out_channels": 7, "height": 41, "width": 29},
         "one window": {"batch_size": 1, "in_channels": 1, "out_channels": 1, "height": 6, "width": 6},
-        "empty batch": {"batch_size": 0},
         "more samples": {"batch_size": 300, "height": 11, "width": 15},
         "more channels": {"in_channels": 35, "out_channels": 200},
         "larger images": {"batch_size": 1, "height": 401, "width": 1603},
         "tall": {"height": 300, "width": 6},
         "wide": {"height": 6, "width": 2000},
+        "wide: several stretches": {"batch_size": 2, "in_channels": 3, "out_channels": 18, "height": 14, "width": 1603},
+        "so many channels that stretches are short": {"batch_size": 1, "in_channels": 700, "height": 10, "width": 301},
+        "kernel much larger than the window": {"kernel_size": (4, 7), "pool_kernel_size": (1, 2), "width": 900},
         "kernel and window not square": {"kernel_size": (5, 2), "pool_kernel_size": (2, 7)},
         "1 x 1": {"kernel_size": 1, "pool_kernel_size": 1, "out_channels": 17},
         "the window is the image": {"kernel_size": 4, "pool_kernel_size": 20, "height": 23, "width": 23},
@@ -39,7 +45,6 @@ SHAPES = {
     "conv3d_div_max_gap_bias_sum": {
         "odd": {"in_channels": 5, "out_channels": 7, "depth": 9, "height": 15, "width": 19},
         "one window": {"batch_size": 1, "in_channels": 1, "out_channels": 1, "depth": 4, "height": 4, "width": 4},
-        "empty batch": {"batch_size": 0},
         "more samples": {"batch_size": 150, "depth": 5, "height": 6, "width": 7},
         "more channels": {"in_channels": 19, "out_channels": 70},
         "larger images": {"batch_size": 1, "depth": 19, "height": 71, "width": 203},
@@ -49,28 +54,57 @@ SHAPES = {
         "odd windows": {"pool_size": (1, 3, 3), "width": 200},
         "kernel not cubic": {"kernel_size": (2, 5, 3), "pool_size": (1, 3, 2), "height": 20, "divisor": -1.5},
         "1 x 1 x 1": {"kernel_size": 1, "pool_size": 1},
+        "several blocks and chunks": {"batch_size": 2, "depth": 8, "height": 41, "width": 150},
+        "sum over the batch": {"sum_dim": 0},
+        "sum over all, a wide bias": {"sum_dim": None, "bias_shape": (16, 1, 2, 3)},
+        "one bias": {"bias_shape": (1,)},
+        "a window of more than 256": {"kernel_size": 2, "pool_size": 7, "depth": 15, "height": 16, "width": 10},
     },
     "alexnet_conv1": {
         "odd": {"height": 61, "width": 83},
         "one window": {"batch_size": 1, "height": 7, "width": 7},
-        "empty batch": {"batch_size": 0},
         "more samples": {"batch_size": 300, "height": 19, "width": 23},
         "larger images": {"batch_size": 1, "height": 483, "width": 641},
         "tall": {"height": 900, "width": 8},
         "wide": {"height": 8, "width": 900},
+        "several strips": {"batch_size": 2, "height": 19, "width": 300},
+        # Other layers in the place of conv1; only the stride along the width is built in.
+        "other channels, no bias": {"layer": (5, 33, 3, 4), "bias": False},
+        "nothing square": {"layer": (5, 33, (4, 7), (3, 2), (0, 6)), "bias": False},
+        "long strides": {"layer": (3, 16, (4, 7), (3, 4), (0, 6))},
+        "more padding than kernel": {"layer": (2, 3, 2, 4, 9)},
+        "dense": {"layer": (4, 40, 3, 1, 1)},
     },
 }
-
-# Other layers in the place of conv1; only the stride along the width is built in.
-LAYERS = {
-    "other channels, no bias": {"in_channels": 5, "out_channels": 33, "kernel_size": 3, "stride": 4, "bias": False},
-    "nothing square": {"in_channels": 3, "out_channels": 16, "kernel_size": (4, 7), "stride": (3, 4), "padding": (0, 6)},
-    "more padding than kernel": {"in_channels": 2, "out_channels": 3, "kernel_size": 2, "stride": 4, "padding": 9},
-    "dense": {"in_channels": 4, "out_channels": 40, "kernel_size": 3, "stride": 1, "padding": 1},
+# Builds for a CPU with shorter vectors, or none but those that every x86-64 has: -march, and the flag of /proc/cpuinfo.
+TARGETS = {"x86-64": "sse2", "haswell": "avx2"}
+ON_OTHER_CPUS = {
+    "conv_pool_sigmoid_sum": ("odd", "more channels", "wide: several stretches"),
+    "conv3d_div_max_gap_bias_sum": ("odd", "several blocks and chunks", "negative divisor"),
+    "alexnet_conv1": ("odd", "several strips"),
 }
+DIRECT = {"pool_size": (1, 3, 3)}  # where cpu_winograd does not use Winograd
+FORMS = {"conv3d_div_max_gap_bias_sum": [{}, {"sum_dim": 0}, DIRECT]}  # other operators; the last is another build
 
 ALL = pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
-load_variant = functools.cache(catalog.load_variant)
+NATIVE = "-march=native", "-fopenmp"
+
+
+@functools.cache
+def load_variant(path, march=None):
+    """The variant's module; one that builds for `march` in place of this machine."""
+    module = catalog.load_variant(path)
+    if march:
+        build, flags = module.build, (f"-march={march}", "-fopenmp")
+
+        def build_for(*given, **more):
+            assert NATIVE in [*given, *more.values()]
+            return build(
+                *[flags if each == NATIVE else each for each in given], **more | {"flags": flags} if "flags" in more else more
+            )
+
+        module.build = build_for
+    return module
 
 
 def only(name):
@@ -90,32 +124,74 @@ def with_settings(table):
     )
 
 
-def make(model, variant, **settings):
-    """(original, variant) with the same weights, and an input of which every sample has a size of its own."""
+def make(model, variant, march=None, layer=None, bias=True, **settings):
+    """(original, variant) with the same weights, and a normal input of which every sample has a size of its own.
+
+    `layer` and `bias` are of the convolution that takes the place of alexnet_conv1's.
+    """
     problem = catalog.load_problem(model.path, TINY[model.name] | settings)
     original = tensors.make_model(problem, problem.Model, seed=0)
-    new = load_variant(variant.path).ModelNew(*problem.get_init_inputs())
-    new.load_state_dict(original.state_dict())
+    new = load_variant(variant.path, march).ModelNew(*problem.get_init_inputs())
     (x,) = tensors.make_inputs(problem, seed=1)
+    shape = list(x.shape)
+    if layer:
+        original.conv1, new.conv1 = (torch.nn.Conv2d(*layer, bias=bias) for _ in range(2))
+        shape[1] = layer[0]
+    new.load_state_dict(original.state_dict())
     scale = torch.linspace(0.5, 2.0, len(x)).view(-1, *[1] * (x.dim() - 1))
-    return original, new, torch.randn(x.shape) * scale
+    return original, new, torch.randn(shape) * scale
+
+
+def assert_as_right(reference, name, actual):
+    if reference.is_blunt:  # it varies by less than it is rounded
+        torch.testing.assert_close(actual.double(), reference.truth, rtol=1e-5, atol=0)
+    else:
+        complaint = reference.compare(name, actual).complaint
+        assert complaint is None, complaint
 
 
 def assert_right(original, new, x):
     with torch.no_grad():
         exact = copy.deepcopy(original).double()(x.double())
-        reference, actual = Reference(exact, original(x)), new(x)
-    if reference.is_blunt:  # the outputs vary by less than they are rounded
-        torch.testing.assert_close(actual.double(), exact, rtol=1e-6, atol=0)
-    else:
-        complaint = reference.compare("the output", actual).complaint
-        assert complaint is None, complaint
+        assert_as_right(Reference(exact, original(x)), "the output", new(x))
+
+
+def assert_trains_right(original, new, x):
+    """Output and gradients, under upstream gradients that differ, are as near to float64 as the judge wants them."""
+    with torch.no_grad():
+        probe = with_upstream(Probe("normal", [x]), [original(x)], seed=5)
+    oracle = Oracle(original, torch.device("cpu"))
+    truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, "fp32")
+    (out,), found = tensors.gradients(new, probe.inputs, probe.upstream, probe.wanted_inputs)
+    assert found.keys() == truth.gradients.keys()
+    (of_output,), references = _references(truth, eager, permitted, decisions=lambda: oracle.decisions(probe, truth))
+    assert_as_right(of_output, "the output", out.detach())
+    for name, reference in references.items():
+        assert_as_right(reference, name, found[name])
 
 
 @pytest.mark.full
 @with_settings(SHAPES)
 def test_shapes(model, variant, settings):
-    assert_right(*make(model, variant, **settings))
+    assert_trains_right(*make(model, variant, **settings))
+
+
+@pytest.mark.full
+@ALL
+@pytest.mark.parametrize("march", TARGETS)
+def test_other_cpus(model, variant, march):
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists() or TARGETS[march] not in cpuinfo.read_text().split():
+        pytest.skip(f"this CPU has no {TARGETS[march]}")
+    for name in ON_OTHER_CPUS[model.name]:
+        assert_trains_right(*make(model, variant, march, **SHAPES[model.name][name]))
+    original, new, x = make(model, variant, march)
+    x[(0,) * x.dim()], x[(1, 0, *[3] * (x.dim() - 2))] = torch.nan, torch.inf
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), original(x), equal_nan=True)
+    if model.name == "conv3d_div_max_gap_bias_sum":  # of equal values, the first gets the gradient
+        ones = torch.ones_like(x)
+        assert torch.equal(gradients(new, ones)[0] != 0, gradients(original, ones)[0] != 0)
 
 
 @only("conv3d_div_max_gap_bias_sum")
@@ -139,16 +215,6 @@ def test_bias_shape(model, variant, bias_shape, sum_dim):
 def test_one_channel_and_a_wider_bias(model, variant):
     """A bias of (5, 1, 1, 1) makes five channels of one; there is one output channel, so it is not one value a channel."""
     assert_right(*make(model, variant, bias_shape=(5, 1, 1, 1), out_channels=1))
-
-
-@pytest.mark.full
-@only("alexnet_conv1")
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_the_layer_is_asked(model, variant, layer):
-    original, new, x = make(model, variant)
-    original.conv1 = torch.nn.Conv2d(**layer)
-    new.conv1 = copy.deepcopy(original.conv1)
-    assert_right(original, new, torch.randn(2, layer["in_channels"], *x.shape[2:]))
 
 
 @only("alexnet_conv1")
@@ -223,6 +289,11 @@ def test_strides(model, variant):
             assert torch.equal(new(layout), new(layout.contiguous().clone())), name
             assert torch.equal(layout, before), name
         expected = new(x)
+    upstream = torch.linspace(-1, 2, expected.numel()).view(expected.shape)
+    strided = torch.stack([upstream, upstream], 1)[:, 0]
+    of_last = gradients(new, layouts["channels last"], strided)
+    assert all(map(torch.equal, of_last, gradients(new, x, upstream))), "gradients"
+    with torch.no_grad():
         for module in new.modules():
             if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
                 module.to(memory_format=channels_last)
@@ -248,12 +319,12 @@ SHARED_WORK = {
 }
 
 
-def gradients(new, x, **more):
-    """Of x and of each parameter; upstream each output has a gradient of its own."""
+def gradients(new, x, upstream=None):
+    """Of x and of each parameter; upstream each output has a gradient of its own, unless told otherwise."""
     x = x.detach().requires_grad_()
     out = new(x)
-    upstream = torch.linspace(-1, 2, out.numel()).view(out.shape)
-    return torch.autograd.grad(out, [x, *new.parameters()], upstream, **more)
+    upstream = torch.linspace(-1, 2, out.numel()).view(out.shape) if upstream is None else upstream
+    return torch.autograd.grad(out, [x, *new.parameters()], upstream)
 
 
 def weight_of(new):
@@ -290,20 +361,24 @@ def test_training_gives_the_bits_of_inference(model, variant):
 
 @ALL
 def test_only_gradients_that_are_asked_for_and_they_accumulate(model, variant):
-    _, new, x = make(model, variant)
-    leaves = [x.requires_grad_(), *new.parameters()]
-    whole = torch.autograd.grad(new(x).sum(), leaves)
-    for wanted in ({0}, {1}, {2}, {0, 2}, set(range(len(leaves)))):
-        for i, leaf in enumerate(leaves):
-            leaf.requires_grad_(i in wanted)
-            leaf.grad = None
-        out = new(x).sum()
-        out.backward(retain_graph=True)
-        for i, leaf in enumerate(leaves):
-            assert torch.equal(leaf.grad, whole[i]) if i in wanted else leaf.grad is None
-    out.backward()
-    for leaf, once in zip(leaves, whole, strict=True):
-        assert torch.equal(leaf.grad, 2 * once)
+    for settings in FORMS.get(model.name, [{}]):
+        _, new, x = make(model, variant, **settings)
+        leaves = [x.requires_grad_(), *new.parameters()]
+        whole = torch.autograd.grad(new(x).sum(), leaves)
+        for wanted in ({0}, {1}, {2}, {3}, {0, 2}, {1, 3}, {0, 1, 2, 3}):
+            wanted &= set(range(len(leaves)))
+            for i, leaf in enumerate(leaves):
+                leaf.requires_grad_(i in wanted)
+                leaf.grad = None
+            out = new(x).sum()
+            if not wanted:
+                continue
+            out.backward(retain_graph=True)
+            for i, leaf in enumerate(leaves):
+                assert torch.equal(leaf.grad, whole[i]) if i in wanted else leaf.grad is None
+        out.backward()
+        for i in wanted:
+            assert torch.equal(leaves[i].grad, 2 * whole[i])
 
 
 @ALL
@@ -340,7 +415,8 @@ def test_second_derivatives_are_right(model, variant, of, variable_upstream):
 
 @ALL
 def test_gradients_of_an_empty_batch(model, variant):
-    _, new, x = make(model, variant, batch_size=0)
+    original, new, x = make(model, variant, batch_size=0)
+    assert new(x).shape == original(x).shape
     for gradient, of in zip(gradients(new, x), [x, *new.parameters()], strict=True):
         assert gradient.shape == of.shape and not gradient.any()
 
@@ -380,7 +456,7 @@ def test_wrong_tensors_are_refused(model, variant):
 
 
 @only("conv3d_div_max_gap_bias_sum")
-@pytest.mark.parametrize("divisor", [0, 0.0, float("nan")])
+@pytest.mark.parametrize("divisor", [0, 0.0, float("nan"), float("inf"), 1e-40])
 def test_a_divisor_that_does_not_divide_is_refused(model, variant, divisor):
     with pytest.raises((ValueError, RuntimeError), match="divisor"):
         load_variant(variant.path).ModelNew(8, 16, 3, divisor, 2, (16, 1, 1, 1), 1)
@@ -409,11 +485,8 @@ def registered(namespace):
 @ALL
 def test_opcheck(model, variant):
     """Every operator, on the arguments that the model gives it, contiguous and not, and on an empty batch."""
-    forms = [{}, {"batch_size": 0}]
-    if model.name == "conv3d_div_max_gap_bias_sum":
-        forms.append({"sum_dim": 0})  # takes another operator
     checked = set()
-    for settings in forms:
+    for settings in ({"batch_size": 0}, *FORMS.get(model.name, [{}])[:2]):
         _, new, x = make(model, variant, **settings)
         with torch.no_grad(), Recorder(new.namespace()) as recorder:
             new(x)
@@ -441,7 +514,131 @@ def test_compile(model, variant):
 @ALL
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_compiled_training(model, variant, backend):
-    torch._dynamo.reset()
+    for settings in FORMS.get(model.name, [{}])[:2]:
+        torch._dynamo.reset()
+        _, new, x = make(model, variant, **settings)
+        compiled = torch.compile(new, fullgraph=True, backend=backend)
+        for content in (x, x[:2]):
+            assert all(map(torch.equal, gradients(compiled, content), gradients(new, content)))
+
+
+@pytest.mark.full
+@only("conv_pool_sigmoid_sum")
+@pytest.mark.parametrize("march", [None, "x86-64"])
+def test_the_sigmoids_error(model, variant, march):
+    """What the docstring states; the input is such that the product is exact."""
+    new = load_variant(variant.path, march).ModelNew(1, 1, 1, 1)
+    with torch.no_grad():
+        new.conv.weight.fill_(1.0)
+        new.conv.bias.zero_()
+        for limit, allowed in ((8.0, 7e-7), (80.0, 5e-6)):
+            x = torch.linspace(-limit, limit, 200_001)
+            exact = torch.sigmoid(x.double())
+            assert ((new(x.view(-1, 1, 1, 1)) - exact).abs() / exact).max() < allowed
+        extremes = torch.tensor([-1e30, -200.0, 200.0, 1e30, -torch.inf, torch.inf, torch.nan])
+        found = new(extremes.view(-1, 1, 1, 1))
+    torch.testing.assert_close(found, torch.sigmoid(extremes), atol=3e-38, rtol=0, equal_nan=True)
+
+
+@only("conv_pool_sigmoid_sum")
+def test_wrong_arguments_of_the_operator(model, variant):
     _, new, x = make(model, variant)
-    compiled = torch.compile(new, fullgraph=True, backend=backend)
-    assert all(map(torch.equal, gradients(compiled, x), gradients(new, x)))
+    forward = getattr(torch.ops, new.namespace()).forward
+    weight, bias = new.conv.weight.detach(), new.conv.bias.detach()
+    for message, call in {
+        r"a window of \[2, 2\] .* does not fit": lambda: forward(x, weight, bias, 2),
+        r"a window of \[4\] .* does not fit": lambda: forward(x, weight, bias, [4]),
+        "expected bias as": lambda: forward(x, weight, bias[1:], 4),
+        "expected weight as .* got torch.float64": lambda: forward(x, weight.double(), bias, 4),
+    }.items():
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+@only("conv_pool_sigmoid_sum")
+@pytest.mark.parametrize("frozen", [(), ("x",), ("conv.weight",), ("conv.bias",), ("conv.weight", "conv.bias")], ids=str)
+def test_second_derivatives_by_whatever_path(model, variant, frozen):
+    original, new, given = make(model, variant)
+    found = []
+    for each in (original.double(), new):
+        x = given.to(next(each.parameters()).dtype).clone()
+        leaves = {"x": x.requires_grad_(), **dict(each.named_parameters())}
+        for name in frozen:
+            leaves.pop(name).requires_grad_(False)
+        out, second = each(x), []
+        for first in leaves.values():
+            (gradient,) = torch.autograd.grad(out.sum(), first, create_graph=True)
+            total = gradient.square().sum() + out.sum()
+            second += torch.autograd.grad(total, list(leaves.values()), retain_graph=True)
+        found.append(second)
+    for exact, new in zip(*found, strict=True):
+        torch.testing.assert_close(new.double(), exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
+
+
+@only("alexnet_conv1")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_where_it_belongs(model, variant, value):
+    """In the input it reaches some taps, in the upstream gradient one sample of the input; float64 says which."""
+    original, new, x = make(model, variant, batch_size=2)
+    upstream = torch.randn_like(original(x))
+    x[0, 1, 20, 30] = value
+    upstream[1, 5, 4, 6] = value
+    exact = gradients(original.double(), x.double(), upstream.double())
+    for truth, actual in zip(exact, gradients(new, x, upstream), strict=True):
+        assert torch.equal(torch.isfinite(truth), torch.isfinite(actual))
+        assert torch.isfinite(truth).any()
+
+
+@only("conv3d_div_max_gap_bias_sum")
+@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+def test_of_equal_values_the_first_gets_the_gradient(model, variant, settings):
+    """Equal patches (one colour, stripes), and whole numbers, whose convolutions are exact: all places as in PyTorch.
+
+    Different patches whose values are equal in mathematics only are no such case: eager and float64 differ there, too.
+    """
+    original, new, x = make(model, variant, **settings, height=23, width=37)
+    torch.manual_seed(1)
+    colours = torch.tensor([0.1, 0.7, 0.3])[torch.randint(3, (len(x), 1, 1, 1, 1))].expand(x.shape)
+    striped = torch.tensor([0.1, 0.7])[torch.arange(x.shape[3]) // 5 % 2].view(-1, 1).expand(x.shape)
+
+    def assert_same(content):
+        torch.testing.assert_close(gradients(new, content)[0], gradients(original, content)[0], rtol=1e-4, atol=1e-6)
+
+    for content in (colours, striped, torch.zeros_like(x)):
+        assert_same(content)
+    whole = {name: torch.randint(-1, 2, value.shape).float() for name, value in original.conv.named_parameters()}
+    for model in (original, new):
+        model.conv.load_state_dict(whole)  # with a bias that is no whole number, eager's values depend on when it is added
+    assert_same(torch.randint(-1, 2, x.shape).float())
+
+
+@only("conv3d_div_max_gap_bias_sum")
+@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
+def test_special_values(model, variant, settings, value):
+    """Outputs as PyTorch's, and gradients of x at the same places: of a window's NaNs, the last."""
+    original, new, x = make(model, variant, **settings)
+    x[1, 2, 3, 4, 5] = x[2, 0, 0, 0, 0] = value
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), original(x), equal_nan=True)
+    expected, actual = gradients(original, x)[0], gradients(new, x)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+@only("conv3d_div_max_gap_bias_sum")
+def test_a_value_far_larger_than_all_others(model, variant):
+    """It leaves Winograd's rounding in its tiles, and there the direct way decides where gradients go."""
+    original, new, x = make(model, variant, height=23, width=37)
+    x[1, 2, 3, 8, 20] = 1e5
+    expected, actual = gradients(original, x)[0], gradients(new, x)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+@only("conv3d_div_max_gap_bias_sum")
+@pytest.mark.parametrize("column", [63, 64, 65])
+def test_a_large_value_in_the_columns_that_two_stretches_read(model, variant, column):
+    """Tiles are worked on in stretches of 64 columns, whose last one reads two columns more."""
+    original, new, x = make(model, variant, height=23, width=80)
+    x[1, 2, 3, 8, column] = 1e7
+    expected, actual = gradients(original, x)[0], gradients(new, x)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
