@@ -94,8 +94,7 @@ struct Tensors {
 // ---- constants and layout
 constexpr int TAPS = KERNEL_H * KERNEL_W;
 constexpr int MIDDLE_H = KERNEL_H / 2, MIDDLE_W = KERNEL_W / 2, MIDDLE = MIDDLE_H * KERNEL_W + MIDDLE_W;
-constexpr int OVERLAP = KERNEL_H - 1;      // rows that a pooled row's windows share with the next one's
-constexpr int FRESH = POOL_H - OVERLAP;    // rows that belong to one pooled row alone
+constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 constexpr int CHANNELS = 8, OUTPUTS = 64;  // of the products; missing ones are zeros
 constexpr int STRIP = 16, GROUP = 4;       // positions (pooled columns) of a warp; warps of a group
 constexpr int PARTS = 2;                   // warps' positions that a warp multiplies at a time, of a group's four
