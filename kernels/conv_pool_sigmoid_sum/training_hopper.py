@@ -71,11 +71,11 @@ constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNEL
 // Words used below:
 //   tap       an element of the convolution's kernel
 //   position  a pooled column of a pooled row: a window, which has a box sum for each tap and channel
-//   tile      96 pooled columns of a sample: a sample tile. A step takes two of its pooled rows.
+//   tile      96 pooled columns; a sample tile are those of one sample, with all pooled rows. A step takes two of these.
 //   work row  a pooled row in the line of all sample tiles' rows, of which each block takes an equal part
 //   segment   the part of one sample tile in one block; `slot` is where its sums go in device memory
-//   row half  0 or 1: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
-//   half      0 or 1: of a lane's two channels, q or q + 4
+//   half      0 or 1, row_half: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
+//   channel   0 or 1: of a lane's two, q and q + 4
 //   pair      two neighbouring positions; `element` (0 or 1) is one of them
 //   part      a warp's 16 positions of its warpgroup's 64; its rank is the warp's number in the warpgroup
 //
@@ -306,7 +306,7 @@ DEVICE uint32_t fp16_rest(float a, float b, uint32_t pair) {
     const __half2 high = *reinterpret_cast<const __half2*>(&pair);
     return fp16_pair(a - __low2float(high), b - __high2float(high));
 }
-// The lower fp16 values of a and b, or the half ones.
+// The lower fp16 values of a and b, or the upper ones.
 DEVICE uint32_t lower_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 DEVICE uint32_t upper_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
@@ -428,15 +428,15 @@ struct Lane {
 };
 
 using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
-using Sums = float[TAPS][4];         // [tap][2 * half + element]: fragments of wgmma's operand a
+using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
 
 // Values between the first and the last column's windows are common to all; a window adds some on the left and on the right.
 // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
-DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, RowSums& sums) {
+DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int channel, RowSums& sums) {
     static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
     float x[4 * CHUNKS];
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
-        const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
+        const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
             const float4 v = ld_shared_v4_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
@@ -463,7 +463,7 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, Row
 template <int STAGES>
 struct BoxSums {
     Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][half], from its first rows; [OVERLAP] is unused
+    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
     Pipeline<STAGES> pipeline;
     const Lane& lane;
     // NaN or infinity among what was read for the pooled row at hand, and for the next one.
@@ -471,8 +471,8 @@ struct BoxSums {
 
     DEVICE BoxSums(const Pipeline<STAGES>& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
 
-    // Sums the next ROWS rows; use(row, half, sums) takes them. Waits until TMA has filled a stage, and gives it back once its
-    // rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
+    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
+    // its rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
     // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
     // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders
     // no memory; __syncwarp puts the other lanes' loads before the arrive.
@@ -482,12 +482,12 @@ struct BoxSums {
         UNROLL for (int row = 0; row < ROWS; ++row) {
             if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
             const uint32_t address = pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
-            UNROLL for (int half = 0; half < 2; ++half) {
+            UNROLL for (int channel = 0; channel < 2; ++channel) {
                 RowSums sum;
-                sum_row(address, lane.chunk, half, sum);
+                sum_row(address, lane.chunk, channel, sum);
                 const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
-                touched = row % STAGE_ROWS == 0 && half == 0 ? all : touched + all;
-                use(row, half, sum);
+                touched = row % STAGE_ROWS == 0 && channel == 0 ? all : touched + all;
+                use(row, channel, sum);
             }
             if (row % STAGE_ROWS != STAGE_ROWS - 1) continue;
             const bool found = !(fabsf(touched) < INFINITY);
@@ -503,16 +503,16 @@ struct BoxSums {
     DEVICE void fresh_rows() {
         not_finite = next_not_finite;
         RowSums total[2] = {};
-        for_rows<FRESH>([&](int row, int half, const RowSums& sum) {
+        for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
             UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
-                float& to = total[half][i % 2][i / 2];
+                float& to = total[channel][i % 2][i / 2];
                 to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
             }
         });
         UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
-            const int r = i / (4 * KERNEL_W), half = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
-            const float all = total[half][element][e];
-            sums[r * KERNEL_W + e][2 * half + element] = r < OVERLAP ? pending[r][half][element][e] + all : all;
+            const int r = i / (4 * KERNEL_W), channel = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
+            const float all = total[channel][element][e];
+            sums[r * KERNEL_W + e][2 * channel + element] = r < OVERLAP ? pending[r][channel][element][e] + all : all;
         }
     }
 
@@ -520,11 +520,11 @@ struct BoxSums {
     // only what it leaves in `pending` counts.
     DEVICE void overlap_rows() {
         next_not_finite = false;
-        for_rows<OVERLAP>([&](int row, int half, const RowSums& sum) {
+        for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
             UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
                 const int tap = i / 2, r = tap / KERNEL_W, e = tap % KERNEL_W, element = i % 2;
-                float& next = pending[r][half][element][e];
-                if (r > row) sums[tap][2 * half + element] += sum[element][e];
+                float& next = pending[r][channel][element][e];
+                if (r > row) sums[tap][2 * channel + element] += sum[element][e];
                 else next = r == row ? sum[element][e] : next + sum[element][e];
             }
         });
@@ -1028,7 +1028,7 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     if (static_cast<int>(blockIdx.x) >= shape.blocks)
         return sum_parameters<TAIL_WIDTH, TAIL_PARTS>(parameters, grad_out, shape.batch, blockIdx.x - shape.blocks,
                                                       reinterpret_cast<double*>(memory));
-    __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][half][warp][q]; warp 0 stays zero
+    __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][channel][warp][q]; warp 0 stays zero
     __shared__ float warp_largest[CONSUMER_WARPS];
     char* const weights = memory + TRANSPOSED_AT;
     for (int i = threadIdx.x; i < 2 * ROW_HALVES * 4 * EXCHANGED; i += CONSUMERS) {

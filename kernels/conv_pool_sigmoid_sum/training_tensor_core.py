@@ -75,7 +75,7 @@ constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNEL
 //   tap       an element of the convolution's kernel
 //   strip     16 pooled columns, of a warp; four warps are a group, whose 64 positions are columns of its products
 //   image     a sample, or in input_gradient a tile of one
-//   segment   the part of one image in one block: all pooled rows of all images stand in one line, of which every block takes an
+//   segment   the part of one image in one block: all pooled rows of all images stand in one line, of which a block takes an
 //             equal part (a persistent kernel with a static tile scheduler); `slot` is where its sums go in device memory
 //   unit      a segment is cut into strips of columns and bands of rows, the units; in each round a warp has one
 //   step      a pooled row of a unit. All warps take as many steps in a round; a unit may have one row less, or none.

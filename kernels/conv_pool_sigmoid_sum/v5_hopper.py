@@ -66,16 +66,16 @@ using Element = float;  // of x and the parameters
 // Words used below:
 //   tap       an element of the convolution's kernel
 //   position  a pooled column of a pooled row: a window of pixels, which has a box sum for each tap and channel
-//   tile      96 pooled columns of a sample: a sample tile. A step takes two of its pooled rows.
+//   tile      96 pooled columns; a sample tile are those of one sample, with all pooled rows. A step takes two of these.
 //   work row  a pooled row in the line of all sample tiles' rows, of which each block takes an equal part
 //   segment   the part of one sample tile in one block; `slot` is where its sum goes in device memory
-//   row half  0 or 1: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
-//   half      0 or 1: of a lane's two channels, q or q + 4
+//   half      0 or 1, row_half: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
+//   channel   0 or 1: of a lane's two, q and q + 4
 //   pair      two neighbouring positions; `element` (0 or 1) is one of them
 //
 // Who does what, in a block:
 //   one producer thread                                384 consumer threads, twelve warps of 16 positions
-//     each segment:                                      once: weights and biases to shared memory, as TF32
+//     each segment:                                      once: weights, as TF32, and biases to shared memory
 //       each stage of rows, of half 0 and 1 in turn:     each segment, each of the half's pooled rows:
 //         waits until the stage is empty                   waits until a stage is full, sums its rows in registers,
 //         TMA fills it; its bytes complete `full`          gives it back: a warp arrives at `empty`
@@ -125,10 +125,10 @@ constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOA
 static_assert(WARP_POSITIONS * POOL_W % LINE_FLOATS == 0, "tiles, and warps' parts of them, begin where a line does");
 constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <= 128 * 1024 ? 2 : 1,
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
-constexpr int CORE = 128;  // bytes of a core matrix: 8 rows x 16 bytes
+constexpr int CORE = 128;                                                           // a core matrix: 8 rows x 16 bytes
 constexpr int TAP_BYTES = CHANNELS * OUTPUTS * 4, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of the weights' high, or low, parts
-constexpr int MAX_STAGES = 16, WARP_SUMS = 16;                                      // WARP_SUMS: floats, one a consumer warp
-constexpr int REST = (OUTPUTS + WARP_SUMS) * 4 + 2 * MAX_STAGES * 8;
+constexpr int MAX_STAGES = 16, WARP_SUMS = 16, REST = (OUTPUTS + WARP_SUMS) * 4 + 2 * MAX_STAGES * 8;
+// As many stages as fit into the 227 KiB that a block may have: bytes in flight hide the memory's latency.
 constexpr int FITTING = (227 * 1024 - 2 * WEIGHT_BYTES - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
 constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
 constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, REST_AT = WEIGHTS_AT + 2 * WEIGHT_BYTES, SHARED_BYTES = REST_AT + REST;
@@ -350,14 +350,14 @@ __global__ void __launch_bounds__(THREADS, 1)
         const bool whole = (consumer.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
         const bool inside[2] = {consumer.position(0) < columns, consumer.position(1) < columns};
         float total = 0;
-        consumer.overlap_rows();
+        consumer.overlap_rows();  // those above the first fresh ones
         UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
             consumer.fresh_rows();
             consumer.overlap_rows();
             float d[32];
             consumer.multiply(d, data + WEIGHTS_AT, whole, inside);
             consumer.sigmoids(d, shared_address(biases));
-            if (!whole || step >= count) {
+            if (!whole || step >= count) {  // half 1 may have a row less than half 0
                 UNROLL for (int i = 0; i < 32; ++i) d[i] = step < count && inside[i / 2 % 2] ? d[i] : 0;
             }
             UNROLL for (int i = 0; i < 32; ++i) total += d[i];
@@ -375,10 +375,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // ---- its parts: a consumer thread
-// Its registers keep the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has so far (24), and
+// Its registers have the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has so far (24), and
 // 16 x 2 exponents: its part of the product that four warps (a warpgroup) share.
 using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
-using Sums = float[TAPS][4];         // [tap][2 * half + element]: fragments of wgmma's operand a
+using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
 
 template <bool STRICT>
@@ -388,7 +388,7 @@ struct Consumer {
     uint32_t chunk[CHUNKS];  // offsets in a row, for channel q
     Pipeline pipeline;
     Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][half], from its first rows; [OVERLAP] is unused
+    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
     // NaN or infinity among what was read for the pooled row at hand, and for the next one.
     bool not_finite, next_not_finite = false;
 
@@ -410,11 +410,11 @@ struct Consumer {
 
     // Values between the first and the last column's windows are common to all; a window adds some on the left and the right.
     // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
-    DEVICE void sum_row(uint32_t row, int half, RowSums& sums) const {
+    DEVICE void sum_row(uint32_t row, int channel, RowSums& sums) const {
         static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
         float x[4 * CHUNKS];
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
-            const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
+            const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
             if (SPAN - 4 * i > 2) {
                 const float4 v = ld_shared_v4_f32(at);
                 x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
@@ -438,8 +438,8 @@ struct Consumer {
         }
     }
 
-    // Sums the next ROWS rows; use(row, half, sums) takes them. Waits until TMA has filled a stage, and gives it back once its
-    // rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
+    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
+    // its rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
     // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
     // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders
     // no memory; __syncwarp puts the other lanes' loads before the arrive.
@@ -449,12 +449,12 @@ struct Consumer {
         UNROLL for (int row = 0; row < ROWS; ++row) {
             if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
             const uint32_t address = pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
-            UNROLL for (int half = 0; half < 2; ++half) {
+            UNROLL for (int channel = 0; channel < 2; ++channel) {
                 RowSums sum;
-                sum_row(address, half, sum);
+                sum_row(address, channel, sum);
                 const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
-                touched = row % STAGE_ROWS == 0 && half == 0 ? all : touched + all;
-                use(row, half, sum);
+                touched = row % STAGE_ROWS == 0 && channel == 0 ? all : touched + all;
+                use(row, channel, sum);
             }
             if (row % STAGE_ROWS != STAGE_ROWS - 1) continue;
             const bool found = !(fabsf(touched) < INFINITY);
@@ -470,16 +470,16 @@ struct Consumer {
     DEVICE void fresh_rows() {
         not_finite = next_not_finite;
         RowSums total[2] = {};
-        for_rows<FRESH>([&](int row, int half, const RowSums& sum) {
+        for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
             UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
-                float& to = total[half][i % 2][i / 2];
+                float& to = total[channel][i % 2][i / 2];
                 to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
             }
         });
         UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
-            const int r = i / (4 * KERNEL_W), half = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
-            const float all = total[half][element][e];
-            sums[r * KERNEL_W + e][2 * half + element] = r < OVERLAP ? pending[r][half][element][e] + all : all;
+            const int r = i / (4 * KERNEL_W), channel = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
+            const float all = total[channel][element][e];
+            sums[r * KERNEL_W + e][2 * channel + element] = r < OVERLAP ? pending[r][channel][element][e] + all : all;
         }
     }
 
@@ -487,11 +487,11 @@ struct Consumer {
     // only what it leaves in `pending` counts.
     DEVICE void overlap_rows() {
         next_not_finite = false;
-        for_rows<OVERLAP>([&](int row, int half, const RowSums& sum) {
+        for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
             UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
                 const int tap = i / 2, r = tap / KERNEL_W, e = tap % KERNEL_W, element = i % 2;
-                float& next = pending[r][half][element][e];
-                if (r > row) sums[tap][2 * half + element] += sum[element][e];
+                float& next = pending[r][channel][element][e];
+                if (r > row) sums[tap][2 * channel + element] += sum[element][e];
                 else next = r == row ? sum[element][e] : next + sum[element][e];
             }
         });
