@@ -18,7 +18,7 @@ Launches
     finish_samples   samples            32            0                    adds a sample's parts, where there are several
 
 Floor
-    269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077.
+    269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. No single unit binds.
 
 Takes
     v3's tensors on compute capability 8.0 or later; what SERVED says: up to 8 channels in and 16 out, a kernel of 3, windows of
