@@ -67,8 +67,8 @@ using Element = float;  // of x and the parameters
 // A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
 // windows along depth. Where a sample's slabs are too many for shared memory, or its columns for a band, it is cut into images.
 // A band is two rows of x, in all planes and channels of an image: a row of windows reads two bands. All rows of windows of all
-// images stand in one line, of which each block takes an equal part. A segment is the part of one image in one block; scaled by a
-// power of two that its first stage suggests, it is attempted again if a value overflows fp16.
+// images stand in one line, of which each block takes an equal part. A segment is the part of one image in one block; it is
+// scaled by a power of two that its first stage suggests, and attempted again if a value overflows fp16.
 constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int CONSUMER_REGISTERS = 200, PRODUCER_REGISTERS = 104;  // 64,512 of the SM's 65,536
