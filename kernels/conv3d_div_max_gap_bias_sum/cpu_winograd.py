@@ -778,7 +778,7 @@ extern "C" int64_t count_units(int64_t height, int64_t width) { return Shape{1, 
 
 @functools.lru_cache(maxsize=1024)
 def sizes(kernels, x, weight, conv_bias, bias, *pool):
-    """Return octs of channels, outputs and a sample's units; windows; sizes. None: PyTorch computes. Raises RuntimeError."""
+    """Return a sample's units, windows of a channel, sizes; None where PyTorch computes. Raises RuntimeError for bad input."""
     shape, outs, kernel = x[0], weight[0][0], weight[0][2:]
     check(kernels, "x", x, x, (*shape[:1], *shape[1:2], *shape[-3:]))
     check(kernels, "weight", weight, x, (outs, *shape[1:2], *weight[0][-3:]))
@@ -790,8 +790,7 @@ def sizes(kernels, x, weight, conv_bias, bias, *pool):
     if not kernels.is_served(*kernel, *pool):
         warn(f"{NAME}: PyTorch computes what this does not take: a kernel other than 3 x 3 x 3, windows other than 2 x 2 x 2")
         return None
-    octs, windows = -(-shape[1] // 8), [(size - 2) // 2 for size in shape[2:]]
-    return (octs, outs, kernels.count_units(*shape[3:])), windows, (*shape, outs)
+    return kernels.count_units(*shape[3:]), math.prod((size - 2) // 2 for size in shape[2:]), (*shape, outs)
 
 
 def sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool):
@@ -804,14 +803,14 @@ def plan(kernels, *arguments):
 
 def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
     """Return the output, sums of the patches at the maxima (plan & 2), and the argmax indices (plan & 1)."""
-    (octs, outs, _), windows, _ = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
-    argmax = x.new_empty((len(x), outs, *windows) if plan & 1 else 0, dtype=torch.uint8)
-    patches = x.new_empty((len(x), outs, octs, 27, 8) if plan & 2 else 0)
-    return x.new_empty(len(x), *([] if bias.numel() else [outs]), 1, 1, 1), patches, argmax
+    batch, outs, windows = x.shape[0], weight.shape[0], [(size - 2) // 2 for size in x.shape[2:]]
+    argmax = x.new_empty((batch, outs, *windows) if plan & 1 else 0, dtype=torch.uint8)
+    patches = x.new_empty((batch, outs, (weight.shape[1] + 7) // 8, 27, 8) if plan & 2 else 0)
+    return x.new_empty(batch, *([] if bias.numel() else [outs]), 1, 1, 1), patches, argmax
 
 
 def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
-    (*_, units), _, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
+    units, _, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
     out, patches, argmax = saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
     of_units = x.new_zeros(len(x), units, *patches.shape[1:]) if plan & 2 else None
     if len(x):
@@ -827,16 +826,18 @@ def forward(kernels, *arguments):
 
 
 def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, argmax, plan):
-    (octs, outs, _), windows, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
-    of_averages = grad.double().reshape(len(x), -1).expand(len(x), outs)
+    _, windows, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
+    outs, channels = weight.shape[:2]
+    of_averages = grad.double().flatten(1).expand(len(x), outs)
+    of_maxima = of_averages / divisor / windows
     found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
     if found[0].numel():
-        padded = nn.functional.pad(weight.flatten(2), (0, 0, 0, -weight.shape[1] % 8)).view(outs, octs, 8, 27)
-        taps = (of_averages / divisor / math.prod(windows)).view(-1, 1, outs, 1, 1) * padded.permute(1, 0, 3, 2)
+        octs = nn.functional.pad(weight.flatten(2), (0, 0, 0, -channels % 8)).view(outs, -1, 8, 27)
+        taps = of_maxima.view(-1, 1, outs, 1, 1) * octs.permute(1, 0, 3, 2)
         launch(kernels.run_input_gradient, taps.float().contiguous(), argmax, found[0], *numbers, torch.get_num_threads())
     if plan & 2:
-        summed = torch.einsum("bo,boctk->ockt", of_averages / divisor / math.prod(windows), patches.double())
-        found[1].copy_(summed.reshape(outs, -1, 27)[:, : weight.shape[1]].reshape(weight.shape))
+        summed = torch.einsum("bo,boctk->ockt", of_maxima, patches.double())
+        found[1].copy_(summed.reshape(outs, -1, 27)[:, :channels].reshape(weight.shape))
         found[2].copy_(of_averages.sum(0) / divisor)
         if bias.numel():
             found[3].copy_(of_averages.sum(0).reshape(-1, bias.numel()).sum(0).view(bias.shape))

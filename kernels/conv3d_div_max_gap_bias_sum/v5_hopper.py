@@ -51,9 +51,8 @@ CUDA = r"""
 #include <cstdint>
 
 // What the kernels are made for, in volumes of any size.
-#define SERVED                                                                                                    \
-    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 && \
-     POOL_H == 2 && POOL_W == 2)
+#define SERVED (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 && \
+                POOL_H == 2 && POOL_W == 2)
 extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
