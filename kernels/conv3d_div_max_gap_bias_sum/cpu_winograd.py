@@ -836,7 +836,7 @@ def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, 
         taps = of_maxima.view(-1, 1, outs, 1, 1) * octs.permute(1, 0, 3, 2)
         launch(kernels.run_input_gradient, taps.float().contiguous(), argmax, found[0], *numbers, torch.get_num_threads())
     if plan & 2:
-        summed = torch.einsum("bo,boctk->ockt", of_maxima, patches.double())
+        summed = (of_maxima.view(-1, outs, 1, 1, 1) * patches).sum(0).transpose(2, 3)  # outputs, octs, 8, taps
         found[1].copy_(summed.reshape(outs, -1, 27)[:, :channels].reshape(weight.shape))
         found[2].copy_(of_averages.sum(0) / divisor)
         if bias.numel():
