@@ -78,9 +78,6 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple -
 
 // What this is made for: a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2 positions, of which each reads 4 x 4 x 4 pixels.
 constexpr int KERNEL = 3, PLANE_TAPS = 9, TAPS = 27, POSITIONS = 8, WINDOW_DEPTH = 4;
-extern "C" int64_t is_served(int64_t d, int64_t h, int64_t w, int64_t pool_d, int64_t pool_h, int64_t pool_w) {
-    return d == KERNEL && h == KERNEL && w == KERNEL && pool_d == 2 && pool_h == 2 && pool_w == 2;
-}
 constexpr int TILE = 4, POINTS = 6, SLICES = POINTS * POINTS, DEPTHS = 4;  // F(4,3) along rows and columns, F(2,3) along depth
 // A unit of work is WINDOW_ROWS x WINDOW_COLUMNS windows at all depths. Winograd's lanes are tiles beside each other.
 constexpr int WINDOW_ROWS = 2 * ROWS, WINDOW_COLUMNS = 2 * LANES, WINDOWS = WINDOW_ROWS * WINDOW_COLUMNS;
@@ -787,7 +784,7 @@ def sizes(kernels, x, weight, conv_bias, bias, *pool):
     fits = len(pool) == 3 and all(size >= k + p - 1 > 0 for size, k, p in zip(shape[2:], kernel, pool, strict=True))
     if not fits:
         raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
-    if not kernels.is_served(*kernel, *pool):
+    if not is_served(kernel, pool):
         warn(f"{NAME}: PyTorch computes what this does not take: a kernel other than 3 x 3 x 3, windows other than 2 x 2 x 2")
         return None
     return kernels.count_units(*shape[3:]), math.prod((size - 2) // 2 for size in shape[2:]), (*shape, outs)
@@ -797,8 +794,13 @@ def sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool):
     return sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
 
 
-def plan(kernels, *arguments):
-    return arguments[-1] if sizes_of(kernels, *arguments[:-1]) else None
+def is_served(kernel, pool):
+    return (*kernel, *pool) == (3, 3, 3, 2, 2, 2)
+
+
+def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs):
+    """Return `needs`; None for what PyTorch computes. Sizes may be symbols here, which `sizes` cannot take."""
+    return needs if is_served(weight.shape[2:], pool) else None
 
 
 def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
