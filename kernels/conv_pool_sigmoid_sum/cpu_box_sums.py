@@ -48,6 +48,7 @@ CPP = r"""
 #include <algorithm>
 #include <cstdint>
 #include <new>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -78,9 +79,6 @@ inline vec load_first(const float* from, int64_t count) {
     vec value = {};
     for (int64_t i = 0; i < count; ++i) value[i] = from[i];
     return value;
-}
-inline void store_first(float* to, vec value, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) to[i] = value[i];
 }
 
 // Lane i of the result is lane from(i) of a and b put end to end.
@@ -389,30 +387,22 @@ inline void add_parameter_terms(const float* boxes, const float* delta, int64_t 
     }
 }
 
-struct ForwardWorkspace {  // of a thread; both begin as zeros
-    float* boxes;          // [padded_inner][PITCH]
-    float* delta;          // [WINDOWS][padded_outputs], where delta is not kept
-};
-inline int64_t boxes_floats(const Shape& shape) { return shape.padded_inner() * PITCH; }
-inline int64_t delta_floats(const Shape& shape) { return WINDOWS * shape.padded_outputs(); }
-
-// The sum of sigmoids of a stretch of a pooled row, in all output channels.
-float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, const ForwardWorkspace& workspace) {
+// The sum of sigmoids of a stretch of a pooled row, in all output channels. Of the thread, both zeros at first: `boxes`
+// [padded_inner][PITCH], and where delta is not kept `own_delta` [WINDOWS][padded_outputs].
+float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, float* boxes, float* own_delta) {
     const Shape& shape = job.shape;
     const int64_t windows = std::min(shape.stretch(), shape.columns() - left), padded = shape.padded_outputs();
     const int64_t pixel = (sample * shape.channels * shape.height + row * POOL_H) * shape.width + left * POOL_W;
     const int64_t readable = shape.batch * shape.channels * shape.plane() - pixel;
     const int64_t looked_at = (shape.channels - 1) * shape.plane() + (KERNEL_H + POOL_H - 2) * shape.width +
                               round_up(windows + HALO_W, LANES) * POOL_W;
-    if (looked_at <= readable)
-        box_sums<true>(job.x + pixel, readable, workspace.boxes, windows, shape);
-    else
-        box_sums<false>(job.x + pixel, readable, workspace.boxes, windows, shape);
+    const auto sum_boxes = looked_at <= readable ? box_sums<true> : box_sums<false>;
+    sum_boxes(job.x + pixel, readable, boxes, windows, shape);
 
-    float* terms = nullptr;
-    if (job.terms) terms = job.terms + (sample * shape.bands() + row / BAND - job.first_band) * shape.band_floats();
+    const int64_t band = sample * shape.bands() + row / BAND - job.first_band;
+    float* terms = job.terms ? job.terms + band * shape.band_floats() : nullptr;
     float* delta = job.delta ? job.delta + ((sample * shape.rows() + row) * shape.columns() + left) * padded
-                             : terms ? workspace.delta : nullptr;
+                             : terms ? own_delta : nullptr;
     const int64_t rows_to_fetch = row + 1 < shape.rows() ? shape.channels * POOL_H : 0;
     Upcoming upcoming{job.x + pixel + (KERNEL_H - 1 + POOL_H) * shape.width, rows_to_fetch, ceil_div(windows * POOL_W, LINE),
                       shape.width, shape.plane()};
@@ -423,8 +413,8 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
         constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
         vec totals[VECTORS] = {};
         for (int64_t j = 0; j < windows; j += POSITIONS)
-            sigmoid_tile<VECTORS>(job, workspace.boxes + j, first * LANES, windows - j, delta ? delta + j * padded : nullptr,
-                                  totals, upcoming, fetches);
+            sigmoid_tile<VECTORS>(job, boxes + j, first * LANES, windows - j, delta ? delta + j * padded : nullptr, totals,
+                                  upcoming, fetches);
         vec total = {};
         for (int v = 0; v < VECTORS; ++v) {
             const int64_t exist = shape.outputs - (first + v) * LANES;
@@ -433,15 +423,8 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
         }
         for (int i = 0; i < LANES; ++i) sum += total[i];
     });
-    if (terms) add_parameter_terms(workspace.boxes, delta, windows, terms, shape);
+    if (terms) add_parameter_terms(boxes, delta, windows, terms, shape);
     return sum;
-}
-
-// All of a pooled row; `index` counts the rows of all samples.
-void forward_row(const Forward& job, int64_t index, const ForwardWorkspace& workspace) {
-    job.sums[index] = 0;
-    for (int64_t left = 0; left < job.shape.columns(); left += job.shape.stretch())
-        job.sums[index] += stretch_sum(job, index / job.shape.rows(), index % job.shape.rows(), left, workspace);
 }
 
 // grads (outputs * inner weights, then the biases) of a sample = the sum of the terms of its bands.
@@ -489,9 +472,8 @@ struct InputGradientWorkspace {  // of a thread; all begin as zeros
     float* carry;                // what windows of earlier rows give to later ones: [channels][KERNEL_H - 1][MAX_PIXELS]
 };
 
-struct Stretch {
-    int64_t first, left, right;        // windows from `first` are read, pixels from that of `left` are written
-    int64_t left_pixel, right_pixel;
+struct Stretch {  // windows from `first` are read, pixels from that of `left` are written
+    int64_t first, left, right, left_pixel, right_pixel;
 };
 
 template <int VECTORS>
@@ -558,8 +540,9 @@ inline void spread_boxes(const InputGradient& job, int64_t sample, int64_t row, 
                     if (t >= POOL_H)
                         store(carry + (t - POOL_H) * MAX_PIXELS + pixel, sum);
                     else if (write && row * POOL_H + t < shape.height) {
-                        if (count == LANES) store(grad_x + t * shape.width + pixel, sum);
-                        else store_first(grad_x + t * shape.width + pixel, sum, count);
+                        float* to = grad_x + t * shape.width + pixel;
+                        if (count == LANES) store(to, sum);
+                        else for (int64_t i = 0; i < count; ++i) to[i] = sum[i];
                     }
                 }
             }
@@ -572,11 +555,9 @@ void input_gradient_unit(const InputGradient& job, int64_t unit, const InputGrad
     const Shape& shape = job.shape;
     const int64_t index = unit % job.stretches(), band = unit / job.stretches() % job.bands();
     const int64_t sample = unit / job.stretches() / job.bands();
-    Stretch stretch;
-    stretch.left = index * job.stretch(), stretch.right = std::min(stretch.left + job.stretch(), shape.columns());
-    stretch.first = std::max<int64_t>(0, stretch.left - HALO_W);
-    stretch.left_pixel = stretch.left * POOL_W;
-    stretch.right_pixel = index + 1 == job.stretches() ? shape.width : stretch.right * POOL_W;
+    const int64_t left = index * job.stretch(), right = std::min(left + job.stretch(), shape.columns());
+    const int64_t right_pixel = index + 1 == job.stretches() ? shape.width : right * POOL_W;
+    const Stretch stretch{std::max<int64_t>(0, left - HALO_W), left, right, left * POOL_W, right_pixel};
 
     std::fill_n(workspace.carry, shape.channels * (KERNEL_H - 1) * MAX_PIXELS, 0.0f);
     std::fill_n(workspace.boxes, shape.padded_inner() * GRADIENT_PITCH, 0.0f);
@@ -617,10 +598,15 @@ public:
     operator float*() { return reinterpret_cast<float*>(lines_.data()); }
 };
 
-// Rows from begin to end; with terms, a whole number of bands.
+// Pooled rows of all samples, from begin to end; with terms, a whole number of bands.
 static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
-    Floats boxes(boxes_floats(job.shape)), delta(job.terms && !job.delta ? delta_floats(job.shape) : 0);
-    for (int64_t row = begin; row < end; ++row) forward_row(job, row, {boxes, delta});
+    const Shape& shape = job.shape;
+    Floats boxes(shape.padded_inner() * PITCH), delta(job.terms && !job.delta ? WINDOWS * shape.padded_outputs() : 0);
+    for (int64_t row = begin; row < end; ++row) {
+        job.sums[row] = 0;
+        for (int64_t left = 0; left < shape.columns(); left += shape.stretch())
+            job.sums[row] += stretch_sum(job, row / shape.rows(), row % shape.rows(), left, boxes, delta);
+    }
 }
 
 // Rows are worked on in groups of samples whose terms take no more than a sample's, or 64 MB.
@@ -635,10 +621,8 @@ static bool forward_with_terms(Forward job, float* grads, int64_t threads) {
         const auto first_row = [&](int64_t band) {
             return (job.first_band + band) / shape.bands() * shape.rows() + (job.first_band + band) % shape.bands() * BAND;
         };
-        const bool done = parallel_for(samples * shape.bands(), threads, [&](int64_t begin, int64_t end) {
-            forward_rows(job, first_row(begin), first_row(end));
-        });
-        if (!done) return false;
+        const auto rows = [&](int64_t begin, int64_t end) { forward_rows(job, first_row(begin), first_row(end)); };
+        if (!parallel_for(samples * shape.bands(), threads, rows)) return false;
         parallel_for(samples, threads, [&](int64_t begin, int64_t end) {
             for (int64_t b = begin; b < end; ++b)
                 add_bands(job.terms + b * sample_floats, grads + (first + b) * shape.parameters(), shape);
@@ -659,11 +643,8 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
     const auto run_rows = [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); };
     const int64_t all = batch * shape.rows();
     if (!(grads ? forward_with_terms(job, grads, threads) : parallel_for(all, threads, run_rows))) return NO_MEMORY;
-    for (int64_t b = 0; b < batch; ++b) {
-        double sum = 0;
-        for (int64_t row = 0; row < shape.rows(); ++row) sum += sums[b * shape.rows() + row];
-        out[b] = sum;
-    }
+    for (int64_t b = 0; b < batch; ++b)
+        out[b] = std::accumulate(&sums[b * shape.rows()], &sums[b * shape.rows()] + shape.rows(), 0.0);
     return DONE;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;

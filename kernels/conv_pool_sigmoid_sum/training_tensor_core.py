@@ -71,10 +71,19 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 constexpr int TAPS = KERNEL_H * KERNEL_W, TERMS = IN_CHANNELS * TAPS;
 constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNELS;
 
-// x (batch, IN_CHANNELS, height, width), and its pooled rows and columns. All pooled rows of all images stand in one line, and
-// every block takes an equal part of it. An image is a sample, or in input_gradient a tile of one.
+// Words used below:
+//   position  a pooled column of a pooled row: a window of pixels, which has a box sum for each tap and channel
+//   tap       an element of the convolution's kernel
+//   strip     16 pooled columns, of a warp; four warps are a group, whose 64 positions are columns of its products
+//   image     a sample, or in input_gradient a tile of one
+//   segment   the part of one image in one block: all pooled rows of all images stand in one line, of which a block takes an
+//             equal part (a persistent kernel with a static tile scheduler); `slot` is where its sums go in device memory
+//   unit      a segment is cut into strips of columns and bands of rows, the units; in each round a warp has one
+//   step      a pooled row of a unit. All warps take as many steps in a round; a unit may have one row less, or none.
+//   pair      two neighbouring positions, of a lane; `member` (0 or 1) is one of them
+
 struct Shape {
-    int batch, height, width, rows, columns;
+    int batch, height, width, rows, columns;  // of x (batch, IN_CHANNELS, height, width); rows, columns: of pooled positions
     int images, blocks, strips;  // strips: of 16 pooled columns
     int warps;                   // of a block of conv_pool_sum
     bool aligned;                // rows begin at multiples of 16 bytes
@@ -86,9 +95,8 @@ struct Tensors {
     bool low_deltas;          // their low parts are kept behind them
 };
 
-// A segment is the part of one image in one block: pooled rows [start, start + count).
 struct Segment {
-    int image, start, count, slot;  // slot: where its sums go
+    int image, start, count, slot;  // pooled rows [start, start + count)
 };
 DEVICE int64_t first_row(const Shape& s, int block) { return static_cast<int64_t>(s.images) * s.rows * block / s.blocks; }
 DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
@@ -97,10 +105,9 @@ DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
     return {image, start, count, image + (s.images % s.blocks ? static_cast<int>(blockIdx.x) : 0)};
 }
 
-// ---- geometry
+// ---- constants and layout
 constexpr int MIDDLE_H = KERNEL_H / 2, MIDDLE_W = KERNEL_W / 2, MIDDLE = MIDDLE_H * KERNEL_W + MIDDLE_W;
-constexpr int OVERLAP = KERNEL_H - 1;      // rows that a pooled row's windows share with the next one's
-constexpr int FRESH = POOL_H - OVERLAP;    // rows that belong to one pooled row alone
+constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 constexpr int CHANNELS = 8, OUTPUTS = 64;  // of the products; missing ones are zeros
 constexpr int STRIP = 16, GROUP = 4;       // positions (pooled columns) of a warp; warps of a group
 constexpr int PARTS = 2;                   // warps' positions that a warp multiplies at a time, of a group's four
@@ -248,9 +255,7 @@ DEVICE float split_weights(const Element* weight, float factor, float* warp_valu
     return scale;
 }
 
-// ---- who does what in a segment
-// It is cut into strips of columns and bands of rows, the units; in each round a warp has one. All warps take as many steps, a
-// pooled row each; a unit may have one row less, or none.
+// ---- how a segment is cut
 struct Work {
     Segment segment;
     int bands, rounds, steps;
@@ -301,34 +306,32 @@ struct Pipeline {
     template <int FIRST, int COUNT>
     DEVICE void copy_rows(bool more) {
         __syncwarp();
-        if (more) {
-            const int lane = threadIdx.x % 32;
-            const uint32_t to = data + FIRST * STAGE_BYTES + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
-            const uint32_t tail =
-                data + FIRST * STAGE_BYTES + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
-            const int64_t plane = static_cast<int64_t>(s.height) * s.width;
-            // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
-            const auto copy_row = [&](int row, auto copy) {
-                UNROLL for (int c = 0; c < CHANNELS; c += 4) {
-                    const Element* const source = from + c * plane;
-                    const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
-                    UNROLL for (int line = 0; line < LINES; ++line)
-                        copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
-                    if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
-                }
-                from += s.width;
-            };
-            if (s.aligned) {
-                UNROLL for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
-                    });
-            } else {
-                UNROLL_1 for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
-                    });
+        if (!more) return;
+        const int lane = threadIdx.x % 32;
+        const uint32_t stages = data + FIRST * STAGE_BYTES, to = stages + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
+        const uint32_t tail = stages + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
+        const int64_t plane = static_cast<int64_t>(s.height) * s.width;
+        // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
+        const auto copy_row = [&](int row, auto copy) {
+            UNROLL for (int c = 0; c < CHANNELS; c += 4) {
+                const Element* const source = from + c * plane;
+                const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
+                UNROLL for (int line = 0; line < LINES; ++line)
+                    copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
+                if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
             }
+            from += s.width;
+        };
+        const auto copy_16 = [](uint32_t to, const Element* source, int columns) {
+            cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
+        };
+        const auto copy_4 = [](uint32_t to, const Element* source, int columns) {
+            UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+        };
+        if (s.aligned) {
+            UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
+        } else {
+            UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
         }
     }
 
@@ -617,29 +620,21 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                         const uint4 low =
                             KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4_u32(weights + (PAIRS + k) * FRAGMENT);
                         // Products that add to the same sums stand far apart; small ones come first.
+                        const auto load = [&](int slab, int part) {
+                            return ldmatrix_m8n8_x4(matrices + slab * SLAB + (first + part) * 2 * OCTET);
+                        };
+                        const auto multiply = [&](int part, const uint4& a, const uint4& b) {
+                            mma_m16n8k16_f32_f16(d[2 * part], a, b.x, b.y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], a, b.z, b.w);
+                        };
                         uint4 b[PARTS];
-                        UNROLL for (int part = 0; part < PARTS; ++part)
-                            b[part] = ldmatrix_m8n8_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
+                        UNROLL for (int part = 0; part < PARTS; ++part) b[part] = load(2 * k, part);
                         if (STRICT)
-                            UNROLL for (int part = 0; part < PARTS; ++part) {
-                                const uint4 rest =
-                                    ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
-                                mma_m16n8k16_f32_f16(d[2 * part], high, rest.x, rest.y);
-                                mma_m16n8k16_f32_f16(d[2 * part + 1], high, rest.z, rest.w);
-                            }
-                        UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16_f32_f16(d[2 * part], low, b[part].x, b[part].y);
-                            mma_m16n8k16_f32_f16(d[2 * part + 1], low, b[part].z, b[part].w);
-                        }
-                        UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16_f32_f16(d[2 * part], high, b[part].x, b[part].y);
-                            mma_m16n8k16_f32_f16(d[2 * part + 1], high, b[part].z, b[part].w);
-                        }
+                            UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, high, load(SLABS + 2 * k, part));
+                        UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, low, b[part]);
+                        UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, high, b[part]);
                     }
-                    UNROLL for (int i = 0; i < 8 * PARTS; ++i) {
-                        float& exponent = d[i / 4][i % 4];
-                        exponent = fmaf(exponent, unit, bias[i / 2 % 2]);
-                    }
+                    UNROLL for (int i = 0; i < 8 * PARTS; ++i) d[i / 4][i % 4] = fmaf(d[i / 4][i % 4], unit, bias[i / 2 % 2]);
                     UNROLL for (int part = 0; part < PARTS; ++part) {
                         const uint32_t count = counts >> 4 * (first + part) & 15;
                         if (count != 15)

@@ -47,6 +47,10 @@ CUDA = r"""
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+#define DEVICE __device__ __forceinline__
+
 using Element = float;  // of x and the parameters
 
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP;
@@ -96,9 +100,7 @@ constexpr int HEIGHT = tile_height(TILE_ROWS), WIDTH = tile_width(TILE_COLUMNS),
 constexpr int SLICE_C = largest_divisor(
     IN_CHANNELS, smaller(TILE_FLOATS / (HEIGHT * PITCH), WEIGHT_FLOATS / (OUT_PITCH * SLICE_R * SLICE_S)));
 
-__device__ __forceinline__ int stored_column(int column) {
-    return column % POOL_W * ceil_div(WIDTH, POOL_W) + column / POOL_W;
-}
+DEVICE int stored_column(int column) { return column % POOL_W * ceil_div(WIDTH, POOL_W) + column / POOL_W; }
 
 // Unrolling is limited, so that large kernels and windows do not take minutes to compile.
 constexpr bool SMALL_ROW = SLICE_S * SLICE_V <= 128;
@@ -118,66 +120,56 @@ __device__ float block_sum(float value) {
     return value;
 }
 
-// The part of the work that falls to a block, and to a thread of it.
-struct Part {
-    int sample;
-    int first_channel;          // of OUT_BLOCK output channels
-    int tile_row, tile_column;  // the first window of the tile
-    int row, column;            // this thread's window
-    bool exists;                // false past the edge of the image, and for threads that have no window in a small tile
+// An image of x, and the windows that fit into it.
+struct Image {
+    int height, width, rows, columns;
+    Image(int64_t height, int64_t width)
+        : height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H), columns((width - KERNEL_W + 1) / POOL_W) {}
+    __host__ __device__ int64_t blocks() const {
+        return (int64_t)OUT_GROUPS * ceil_div(rows, TILE_ROWS) * ceil_div(columns, TILE_COLUMNS);
+    }
 };
 
-__host__ __device__ int64_t blocks_a_sample(int rows, int columns) {
-    return (int64_t)OUT_GROUPS * ceil_div(rows, TILE_ROWS) * ceil_div(columns, TILE_COLUMNS);
-}
+// A block's part of the work. Blocks that read the same input are neighbours in the grid, and meet in the L2 cache.
+struct Part {
+    int sample, first_channel, tile_row, tile_column;  // of OUT_BLOCK output channels; the tile's first window
+    bool exists;  // this thread's window: not past the edge of the image, nor beyond a small tile
 
-// Blocks that read the same input are neighbours in the grid, and meet in the L2 cache.
-__device__ Part part_of_thread(int rows, int columns) {
-    Part part;
-    part.sample = blockIdx.x / blocks_a_sample(rows, columns);
-    const int64_t block = blockIdx.x % blocks_a_sample(rows, columns), tile = block / OUT_GROUPS;
-    const int tiles_across = ceil_div(columns, TILE_COLUMNS), y = threadIdx.x / TILE_COLUMNS;
-    part.first_channel = block % OUT_GROUPS * OUT_BLOCK;
-    part.tile_row = tile / tiles_across * TILE_ROWS;
-    part.tile_column = tile % tiles_across * TILE_COLUMNS;
-    part.row = part.tile_row + y;
-    part.column = part.tile_column + threadIdx.x % TILE_COLUMNS;
-    part.exists = y < TILE_ROWS && part.row < rows && part.column < columns;
-    return part;
-}
+    __device__ explicit Part(const Image& image) : sample(blockIdx.x / image.blocks()) {
+        const int64_t block = blockIdx.x % image.blocks(), tile = block / OUT_GROUPS;
+        const int tiles_across = ceil_div(image.columns, TILE_COLUMNS), y = threadIdx.x / TILE_COLUMNS;
+        first_channel = block % OUT_GROUPS * OUT_BLOCK;
+        tile_row = tile / tiles_across * TILE_ROWS, tile_column = tile % tiles_across * TILE_COLUMNS;
+        const int row = tile_row + y, column = tile_column + threadIdx.x % TILE_COLUMNS;
+        exists = y < TILE_ROWS && row < image.rows && column < image.columns;
+    }
+};
 
 // The convolution (without bias) of one window, summed over the window, in OUT_BLOCK output channels.
-__device__ __forceinline__ void convolve_window(const Element* __restrict__ x, const Element* __restrict__ weight, int height,
-                                                int width, const Part& part, float (&total)[OUT_BLOCK]) {
+DEVICE void convolve_window(const Element* __restrict__ x, const Element* __restrict__ weight, const Image& image,
+                            const Part& part, float (&total)[OUT_BLOCK]) {
     __shared__ float tile[SLICE_C][HEIGHT][PITCH];
     __shared__ alignas(16) float weights[SLICE_C][SLICE_R][SLICE_S][OUT_PITCH];
     const int y = threadIdx.x / TILE_COLUMNS, across = threadIdx.x % TILE_COLUMNS;
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o) total[o] = 0.0f;
+    UNROLL for (int o = 0; o < OUT_BLOCK; ++o) total[o] = 0.0f;
 
     // c: input channel; r, s: row and column of the kernel; u, v: of the window. c0, r0, s0, u0, v0: where the slice begins.
     // Loops of one nest are not indented.
-#pragma unroll 1
-    for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
-#pragma unroll 1
-    for (int r0 = 0; r0 < KERNEL_H; r0 += SLICE_R)
-#pragma unroll 1
-    for (int s0 = 0; s0 < KERNEL_W; s0 += SLICE_S)
-#pragma unroll 1
-    for (int u0 = 0; u0 < POOL_H; u0 += SLICE_U)
-#pragma unroll 1
-    for (int v0 = 0; v0 < POOL_W; v0 += SLICE_V) {
+    UNROLL_1 for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
+    UNROLL_1 for (int r0 = 0; r0 < KERNEL_H; r0 += SLICE_R)
+    UNROLL_1 for (int s0 = 0; s0 < KERNEL_W; s0 += SLICE_S)
+    UNROLL_1 for (int u0 = 0; u0 < POOL_H; u0 += SLICE_U)
+    UNROLL_1 for (int v0 = 0; v0 < POOL_W; v0 += SLICE_V) {
         const int top = part.tile_row * POOL_H + u0 + r0, left = part.tile_column * POOL_W + v0 + s0;
-        const int64_t plane = (int64_t)height * width;
-        const Element* corner = x + ((int64_t)part.sample * IN_CHANNELS + c0) * plane + (int64_t)top * width + left;
+        const int64_t plane = (int64_t)image.height * image.width;
+        const Element* corner = x + ((int64_t)part.sample * IN_CHANNELS + c0) * plane + (int64_t)top * image.width + left;
 #pragma unroll 2
         for (int k = threadIdx.x; k < SLICE_C * HEIGHT * WIDTH; k += THREADS) {
             const int c = k / WIDTH / HEIGHT, h = k / WIDTH % HEIGHT, w = k % WIDTH;
-            const bool inside = top + h < height && left + w < width;
-            tile[c][h][stored_column(w)] = inside ? corner[c * plane + (int64_t)h * width + w] : 0.0f;
+            const bool inside = top + h < image.height && left + w < image.width;
+            tile[c][h][stored_column(w)] = inside ? corner[c * plane + (int64_t)h * image.width + w] : 0.0f;
         }
-#pragma unroll 1
-        for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * OUT_BLOCK; k += THREADS) {
+        UNROLL_1 for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * OUT_BLOCK; k += THREADS) {
             const int o = k % OUT_BLOCK, s = k / OUT_BLOCK % SLICE_S, r = k / OUT_BLOCK / SLICE_S % SLICE_R;
             const int c = k / OUT_BLOCK / SLICE_S / SLICE_R;
             const int64_t channel = (int64_t)(part.first_channel + o) * IN_CHANNELS + c0 + c;
@@ -187,46 +179,35 @@ __device__ __forceinline__ void convolve_window(const Element* __restrict__ x, c
         __syncthreads();
         if (part.exists) {
             float sum[OUT_BLOCK] = {};
-#pragma unroll 1
-            for (int c = 0; c < SLICE_C; ++c)
-#pragma unroll 1
-            for (int r = 0; r < SLICE_R; ++r)
-#pragma unroll (UNROLL_S)
-            for (int s = 0; s < SLICE_S; ++s)
-#pragma unroll (UNROLL_U)
-            for (int u = 0; u < SLICE_U; ++u)
-#pragma unroll (UNROLL_V)
-            for (int v = 0; v < SLICE_V; ++v) {
+            UNROLL_1 for (int c = 0; c < SLICE_C; ++c)
+            UNROLL_1 for (int r = 0; r < SLICE_R; ++r)
+            _Pragma("unroll (UNROLL_S)") for (int s = 0; s < SLICE_S; ++s)
+            _Pragma("unroll (UNROLL_U)") for (int u = 0; u < SLICE_U; ++u)
+            _Pragma("unroll (UNROLL_V)") for (int v = 0; v < SLICE_V; ++v) {
                 const float value = tile[c][y * POOL_H + u + r][stored_column(v + s) + across];
-#pragma unroll
-                for (int o = 0; o < OUT_BLOCK; ++o) sum[o] += value * weights[c][r][s][o];
+                UNROLL for (int o = 0; o < OUT_BLOCK; ++o) sum[o] += value * weights[c][r][s][o];
             }
-#pragma unroll
-            for (int o = 0; o < OUT_BLOCK; ++o) total[o] += sum[o];
+            UNROLL for (int o = 0; o < OUT_BLOCK; ++o) total[o] += sum[o];
         }
         __syncthreads();  // the slice has been read; the next may overwrite it
     }
 }
 
-// Registers are bounded for an occupancy of three blocks an SM: while one waits for its tile, the others compute.
-constexpr int RESIDENT_BLOCKS = 3;
-
 // x (batch, IN_CHANNELS, height, width) -> out (batch,). `partial_sums` (blocks), `arrivals` a zero for each sample.
-__global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
+// Registers are bounded for an occupancy of three blocks an SM: while one waits for its tile, the others compute.
+__global__ void __launch_bounds__(THREADS, 3)
     conv_pool_sum(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
-                  float* partial_sums, unsigned* arrivals, float* __restrict__ out, int height, int width, int rows,
-                  int columns) {
-    const Part part = part_of_thread(rows, columns);
+                  float* partial_sums, unsigned* arrivals, float* __restrict__ out, Image image) {
+    const Part part(image);
     float total[OUT_BLOCK], sum = 0.0f;
-    convolve_window(x, weight, height, width, part, total);
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o)
+    convolve_window(x, weight, image, part, total);
+    UNROLL for (int o = 0; o < OUT_BLOCK; ++o)
         if (part.exists && part.first_channel + o < OUT_CHANNELS)
             sum += sigmoid(total[o] * (1.0f / (POOL_H * POOL_W)) + bias[part.first_channel + o]);
     sum = block_sum(sum);
 
     // The fence makes this block's sum visible before its arrival; the last block's fence, the others' sums to itself.
-    const int64_t blocks = blocks_a_sample(rows, columns);
+    const int64_t blocks = image.blocks();
     __shared__ bool last;
     if (threadIdx.x == 0) {
         partial_sums[blockIdx.x] = sum;
@@ -242,26 +223,15 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     if (threadIdx.x == 0) out[part.sample] = sum;
 }
 
-struct Image {
-    int height, width, rows, columns;
-    Image(int64_t height, int64_t width)
-        : height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H), columns((width - KERNEL_W + 1) / POOL_W) {}
-};
-
-extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) {
-    const Image image(height, width);
-    return batch * blocks_a_sample(image.rows, image.columns);
-}
+extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) { return batch * Image(height, width).blocks(); }
 
 // scratch: a float a block, then a word a sample
 extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                                     int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const Image image(height, width);
     const int64_t blocks = count_blocks(batch, height, width);
     unsigned* arrivals = reinterpret_cast<unsigned*>(scratch + blocks);
     cudaMemsetAsync(arrivals, 0, batch * sizeof(unsigned), stream);
-    conv_pool_sum<<<blocks, THREADS, 0, stream>>>(x, weight, bias, scratch, arrivals, out, image.height, image.width,
-                                                  image.rows, image.columns);
+    conv_pool_sum<<<blocks, THREADS, 0, stream>>>(x, weight, bias, scratch, arrivals, out, Image(height, width));
     return cudaGetLastError();
 }
 """

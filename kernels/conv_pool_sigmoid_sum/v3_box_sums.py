@@ -47,6 +47,10 @@ CUDA = r"""
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+#define DEVICE __device__ __forceinline__
+
 using Element = float;  // of x and the parameters
 
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
@@ -61,8 +65,9 @@ constexpr int largest_divisor(int n, int limit) {
     return divisor;
 }
 
-// A term is one c, r, s: input channel, row and column of the kernel. Box sums of a tile of windows are a matrix with a row
-// of TILE floats for each term; its product with the weights is computed with a thread for each 8 windows x N columns.
+// A window is a pooled position; a term is one c, r, s: input channel, row and column of the kernel. Box sums of a tile of
+// windows are a matrix with a row of TILE floats for each term; its product with the weights is computed with a thread for each
+// 8 windows x OUTS output channels.
 constexpr int TILE = 128, TILE_COLUMNS = 32, TILE_ROWS = TILE / TILE_COLUMNS;
 constexpr int COLUMN_LANES = 8, WINDOW_LANES = THREADS / COLUMN_LANES, WINDOWS = TILE / WINDOW_LANES;
 static_assert(TILE == THREADS, "where tiles are filled, a thread has a window");
@@ -90,15 +95,20 @@ constexpr int SLICE_C = largest_divisor(IN_CHANNELS, smaller(MAX_TERMS / (SLICE_
 constexpr int TERMS = SLICE_C * SLICE_R * SLICE_S;
 constexpr int ALL_TERMS = IN_CHANNELS * KERNEL_H * KERNEL_W, SLICES = ALL_TERMS / TERMS;
 
-__device__ __forceinline__ int stored_column(int w) { return w % POOL_W * RUN + w / POOL_W; }
+// What a block keeps in shared memory, a slice at a time; bytes for 8 channels, 64 outputs, a 3 x 3 kernel and a 4 x 4 window:
+//   column_sums [c, r][row of windows][column]  15,360  filled by all threads, a column each; read by each window's thread
+//   boxes       [term][window]                   9,216  filled by each window's thread; read by all, 8 windows a thread
+//   weights     [term][output channel]           4,896  filled by all threads; read by all, 8 channels a thread
 
-__device__ __forceinline__ float ex2_approx(float v) {  // relative error 2^-22.5
+DEVICE int stored_column(int w) { return w % POOL_W * RUN + w / POOL_W; }
+
+DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
 
-__device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
+DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
     return reciprocal;
@@ -106,7 +116,7 @@ __device__ __forceinline__ float rcp_approx(float v) {  // within 1 ulp
 
 // Weights and bias carry the factor -log2(e), so that the product's result v is an exponent: sigmoid = 1 / (1 + 2^v).
 constexpr float MINUS_LOG2_E = -1.44269504f, WINDOW_SCALE = 1.0f / (POOL_H * POOL_W);
-__device__ __forceinline__ float sigmoid_of_exponent(float v) { return rcp_approx(1.0f + ex2_approx(v)); }
+DEVICE float sigmoid_of_exponent(float v) { return rcp_approx(1.0f + ex2_approx(v)); }
 
 // The sum of `value` over the block, valid in thread 0. The order of additions is fixed, so the bits are too.
 __device__ float block_sum(float value) {
@@ -157,8 +167,7 @@ struct Slice {
 // First sums down the columns, one for each pixel column and r, shared by all s; then along the rows.
 // A barrier is inside; the caller needs one more before it reads the boxes.
 template <int ROWS, int PITCH>
-__device__ __forceinline__ void box_sums(const Image& image, int sample, const Tile& tile, const Slice& slice,
-                                         float (&boxes)[ROWS][PITCH]) {
+DEVICE void box_sums(const Image& image, int sample, const Tile& tile, const Slice& slice, float (&boxes)[ROWS][PITCH]) {
     const int64_t plane = (int64_t)image.height * image.width;
     const Element* corner = image.x + ((int64_t)sample * IN_CHANNELS + slice.c) * plane +
                           ((int64_t)tile.top * POOL_H + slice.r) * image.width + (int64_t)tile.left * POOL_W + slice.s;
@@ -170,13 +179,10 @@ __device__ __forceinline__ void box_sums(const Image& image, int sample, const T
             const bool inside = w < valid_width && tile.top + row < image.rows;
             const Element* column = corner + c * plane + (int64_t)row * POOL_H * image.width + w;
             float pixel[SLICE_R + POOL_H - 1];
-#pragma unroll
-            for (int u = 0; u < SLICE_R + POOL_H - 1; ++u) pixel[u] = inside ? column[(int64_t)u * image.width] : 0.0f;
-#pragma unroll
-            for (int r = 0; r < SLICE_R; ++r) {
+            UNROLL for (int u = 0; u < SLICE_R + POOL_H - 1; ++u) pixel[u] = inside ? column[(int64_t)u * image.width] : 0.0f;
+            UNROLL for (int r = 0; r < SLICE_R; ++r) {
                 float sum = pixel[r];
-#pragma unroll
-                for (int u = 1; u < POOL_H; ++u) sum += pixel[r + u];
+                UNROLL for (int u = 1; u < POOL_H; ++u) sum += pixel[r + u];
                 column_sums[c * SLICE_R + r][row][stored_column(w)] = sum;
             }
         }
@@ -186,13 +192,10 @@ __device__ __forceinline__ void box_sums(const Image& image, int sample, const T
         for (int k = 0; k < SLICE_C * SLICE_R; ++k) {
             const float* sums = &column_sums[k][tile.row - tile.top][tile.column - tile.left];
             float value[SLICE_S + POOL_W - 1];
-#pragma unroll
-            for (int v = 0; v < SLICE_S + POOL_W - 1; ++v) value[v] = sums[stored_column(v)];
-#pragma unroll
-            for (int s = 0; s < SLICE_S; ++s) {
+            UNROLL for (int v = 0; v < SLICE_S + POOL_W - 1; ++v) value[v] = sums[stored_column(v)];
+            UNROLL for (int s = 0; s < SLICE_S; ++s) {
                 float sum = value[s];
-#pragma unroll
-                for (int v = 1; v < POOL_W; ++v) sum += value[s + v];
+                UNROLL for (int v = 1; v < POOL_W; ++v) sum += value[s + v];
                 boxes[k * SLICE_S + s][threadIdx.x] = tile.exists ? sum : 0.0f;
             }
         }
@@ -214,11 +217,9 @@ __device__ __forceinline__ void box_sums(const Image& image, int sample, const T
 }
 
 // The windows and columns of a thread lie in runs of 4 where that lets it read 16 bytes at a time.
-__device__ __forceinline__ int window_of_thread(int m) {
-    return m / 4 * (TILE / 2) + threadIdx.x / COLUMN_LANES * 4 + m % 4;
-}
+DEVICE int window_of_thread(int m) { return m / 4 * (TILE / 2) + threadIdx.x / COLUMN_LANES * 4 + m % 4; }
 template <int N>
-__device__ __forceinline__ int column_of_thread(int n) {
+DEVICE int column_of_thread(int n) {
     const int lane = threadIdx.x % COLUMN_LANES;
     return N % 4 == 0 ? n / 4 * 4 * COLUMN_LANES + lane * 4 + n % 4 : n * COLUMN_LANES + lane;
 }
@@ -227,18 +228,14 @@ __host__ __device__ constexpr int padded_columns(int columns) { return round_up(
 
 // sums[m][n] += sum over k of a[k][window m] * b[k][column n], for the windows and columns of this thread.
 template <int K, int PITCH, int N>
-__device__ __forceinline__ void multiply(const float (&a)[K][TILE], const float (&b)[K][PITCH], float (&sums)[WINDOWS][N]) {
+DEVICE void multiply(const float (&a)[K][TILE], const float (&b)[K][PITCH], float (&sums)[WINDOWS][N]) {
 #pragma unroll 6
     for (int k = 0; k < K; ++k) {
         float left[WINDOWS], right[N];
-#pragma unroll
-        for (int m = 0; m < WINDOWS; ++m) left[m] = a[k][window_of_thread(m)];
-#pragma unroll
-        for (int n = 0; n < N; ++n) right[n] = b[k][column_of_thread<N>(n)];
-#pragma unroll
-        for (int m = 0; m < WINDOWS; ++m)
-#pragma unroll
-            for (int n = 0; n < N; ++n) sums[m][n] += left[m] * right[n];
+        UNROLL for (int m = 0; m < WINDOWS; ++m) left[m] = a[k][window_of_thread(m)];
+        UNROLL for (int n = 0; n < N; ++n) right[n] = b[k][column_of_thread<N>(n)];
+        UNROLL for (int m = 0; m < WINDOWS; ++m)
+            UNROLL for (int n = 0; n < N; ++n) sums[m][n] += left[m] * right[n];
     }
 }
 
@@ -252,14 +249,11 @@ __global__ void __launch_bounds__(THREADS, 4)
     const Tile tile(image, blockIdx.x / OUT_GROUPS % image.tiles());
 
     float exponent[WINDOWS][OUTS];
-#pragma unroll
-    for (int n = 0; n < OUTS; ++n) {
+    UNROLL for (int n = 0; n < OUTS; ++n) {
         const int out = first_out + column_of_thread<OUTS>(n);
-#pragma unroll
-        for (int m = 0; m < WINDOWS; ++m) exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * bias[out] : 0.0f;
+        UNROLL for (int m = 0; m < WINDOWS; ++m) exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * bias[out] : 0.0f;
     }
-#pragma unroll 1
-    for (int slice_index = 0; slice_index < SLICES; ++slice_index) {
+    UNROLL_1 for (int slice_index = 0; slice_index < SLICES; ++slice_index) {
         const Slice slice(slice_index);
         box_sums(image, sample, tile, slice, boxes);
         for (int k = threadIdx.x; k < TERMS * OUTS * COLUMN_LANES; k += THREADS) {
@@ -273,11 +267,9 @@ __global__ void __launch_bounds__(THREADS, 4)
     }
 
     float sum = 0.0f;
-#pragma unroll
-    for (int m = 0; m < WINDOWS; ++m) {
+    UNROLL for (int m = 0; m < WINDOWS; ++m) {
         const int row = tile.top + window_of_thread(m) / TILE_COLUMNS, column = tile.left + window_of_thread(m) % TILE_COLUMNS;
-#pragma unroll
-        for (int n = 0; n < OUTS; ++n) {
+        UNROLL for (int n = 0; n < OUTS; ++n) {
             const int in_block = column_of_thread<OUTS>(n), out = first_out + in_block;
             if (row >= image.rows || column >= image.columns || in_block >= OUT_BLOCK || out >= OUT_CHANNELS) continue;
             sum += sigmoid_of_exponent(exponent[m][n]);

@@ -67,36 +67,35 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-constexpr int TAPS = KERNEL_H * KERNEL_W;
+// Words used below:
+//   position  a pooled column of a pooled row: a window of pixels, which has a box sum for each tap and channel
+//   tap       an element of the convolution's kernel
+//   strip     16 pooled columns, of a warp; four warps are a group, whose 64 positions are columns of its products
+//   segment   the part of one sample in one block: all pooled rows of all samples stand in one line, of which every block takes
+//             an equal part (a persistent kernel with a static tile scheduler); `slot` is where its sums go in device memory
+//   unit      a segment is cut into strips of columns and bands of rows, the units; in each round a warp has one
+//   step      a pooled row of a unit. All warps take as many steps in a round; a unit may have one row less, or none.
+//   pair      two neighbouring positions, of a lane; `member` (0 or 1) is one of them
+//
+// Who does what, in a block: each warp, for each of its units, asks cp.async for the first rows of its strip; in each step it
+//   waits for its own rows, sums them in registers, and asks for the next step's    (only its lanes: __syncwarp)
+//   stores the sums, scaled to fp16, where its group multiplies                     (the group's named barrier)
+//   multiplies 16 of the outputs with the sums of all the group's 64 positions; sigmoids, added to its total
 
-// x (batch, IN_CHANNELS, height, width), and its pooled rows and columns. All pooled rows of all samples stand in one line, of
-// which every block takes an equal part: a persistent kernel with a static tile scheduler.
 struct Shape {
-    int batch, height, width, rows, columns;
-    int blocks, strips;  // strips: of 16 pooled columns
-    int warps;           // of a block
-    bool aligned;        // rows begin at multiples of 16 bytes
+    int batch, height, width, rows, columns;  // of x (batch, IN_CHANNELS, height, width); rows, columns: of pooled positions
+    int blocks, strips, warps;                // strips of an image, warps of a block
+    bool aligned;                             // rows begin at multiples of 16 bytes
 };
 struct Tensors {
     const Element *x, *weight, *bias;
     float* sums;  // one a segment
 };
 
-// A segment is the part of one sample in one block: pooled rows [start, start + count).
-struct Segment {
-    int sample, start, count, slot;  // slot: where its sums go
-};
-DEVICE int64_t first_row(const Shape& s, int block) { return static_cast<int64_t>(s.batch) * s.rows * block / s.blocks; }
-DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
-    const int sample = static_cast<int>(line / s.rows), start = static_cast<int>(line % s.rows);
-    const int count = static_cast<int>(end - line < s.rows - start ? end - line : s.rows - start);
-    return {sample, start, count, sample + (s.batch % s.blocks ? static_cast<int>(blockIdx.x) : 0)};
-}
-
-// ---- geometry
+// ---- constants and layout
+constexpr int TAPS = KERNEL_H * KERNEL_W;
 constexpr int MIDDLE_H = KERNEL_H / 2, MIDDLE_W = KERNEL_W / 2, MIDDLE = MIDDLE_H * KERNEL_W + MIDDLE_W;
-constexpr int OVERLAP = KERNEL_H - 1;      // rows that a pooled row's windows share with the next one's
-constexpr int FRESH = POOL_H - OVERLAP;    // rows that belong to one pooled row alone
+constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 constexpr int CHANNELS = 8, OUTPUTS = 64;  // of the products; missing ones are zeros
 constexpr int STRIP = 16, GROUP = 4;       // positions (pooled columns) of a warp; warps of a group
 constexpr int PARTS = 2;                   // warps' positions that a warp multiplies at a time, of a group's four
@@ -202,32 +201,34 @@ DEVICE float power_for(float largest, int exponent, int most) {
 }
 DEVICE float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
-// ---- who does what in a segment
-// It is cut into strips of columns and bands of rows, the units; in each round a warp has one. All warps take as many steps, a
-// pooled row each; a unit may have one row less, or none.
-struct Work {
-    Segment segment;
+// ---- the static tile scheduler
+DEVICE int64_t first_row(const Shape& s, int block) { return static_cast<int64_t>(s.batch) * s.rows * block / s.blocks; }
+
+struct Work {  // a segment, pooled rows [start, start + count) of a sample, and how it is cut
+    int sample, start, count, slot;
     int bands, rounds, steps;
 };
 DEVICE Work work_at(const Shape& s, int64_t line) {
-    const int64_t end = first_row(s, blockIdx.x + 1);
-    if (line >= end) return {};
-    const Segment segment = segment_at(s, line, end);
+    const int64_t line_end = first_row(s, blockIdx.x + 1);
+    if (line >= line_end) return {};
+    const int sample = static_cast<int>(line / s.rows), start = static_cast<int>(line % s.rows);
+    const int count = static_cast<int>(line_end - line < s.rows - start ? line_end - line : s.rows - start);
+    const int slot = sample + (s.batch % s.blocks ? static_cast<int>(blockIdx.x) : 0);
     int a = s.strips, b = s.warps;  // as many bands as give all warps a unit, but none of a single row
     while (a) {
         const int rest = b % a;
         b = a, a = rest;
     }
-    const int bands = larger(1, smaller(s.warps / b, segment.count / 2));
-    return {segment, bands, ceil_div(s.strips * bands, s.warps), ceil_div(segment.count, bands)};
+    const int bands = larger(1, smaller(s.warps / b, count / 2));
+    return {sample, start, count, slot, bands, ceil_div(s.strips * bands, s.warps), ceil_div(count, bands)};
 }
 struct Unit {
     int strip, first, rows;
 };
 DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
-    const int64_t band = index / s.strips, count = work.segment.count;
+    const int64_t band = index / s.strips, count = work.count;
     const int begin = static_cast<int>(band * count / work.bands), end = static_cast<int>((band + 1) * count / work.bands);
-    return {index % s.strips, work.segment.start + begin, band < work.bands ? end - begin : 0};
+    return {index % s.strips, work.start + begin, band < work.bands ? end - begin : 0};
 }
 
 // ---- a warp's multistage pipeline: POOL_H stages, a row of its strip each
@@ -255,34 +256,32 @@ struct Pipeline {
     template <int FIRST, int COUNT>
     DEVICE void copy_rows(bool more) {
         __syncwarp();
-        if (more) {
-            const int lane = threadIdx.x % 32;
-            const uint32_t to = data + FIRST * STAGE_BYTES + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
-            const uint32_t tail =
-                data + FIRST * STAGE_BYTES + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
-            const int64_t plane = static_cast<int64_t>(s.height) * s.width;
-            // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
-            const auto copy_row = [&](int row, auto copy) {
-                UNROLL for (int c = 0; c < CHANNELS; c += 4) {
-                    const Element* const source = from + c * plane;
-                    const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
-                    UNROLL for (int line = 0; line < LINES; ++line)
-                        copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
-                    if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
-                }
-                from += s.width;
-            };
-            if (s.aligned) {
-                UNROLL for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
-                    });
-            } else {
-                UNROLL_1 for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
-                    });
+        if (!more) return;
+        const int lane = threadIdx.x % 32;
+        const uint32_t stages = data + FIRST * STAGE_BYTES, to = stages + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
+        const uint32_t tail = stages + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
+        const int64_t plane = static_cast<int64_t>(s.height) * s.width;
+        // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
+        const auto copy_row = [&](int row, auto copy) {
+            UNROLL for (int c = 0; c < CHANNELS; c += 4) {
+                const Element* const source = from + c * plane;
+                const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
+                UNROLL for (int line = 0; line < LINES; ++line)
+                    copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
+                if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
             }
+            from += s.width;
+        };
+        const auto copy_16 = [](uint32_t to, const Element* source, int columns) {
+            cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
+        };
+        const auto copy_4 = [](uint32_t to, const Element* source, int columns) {
+            UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+        };
+        if (s.aligned) {
+            UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
+        } else {
+            UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
         }
     }
 
@@ -476,11 +475,11 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
     const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
     __syncthreads();  // the work is known; kept weights have been read, and what lay there may be overwritten
-    while (work.segment.count > 0) {
+    while (work.count > 0) {
         float total = 0;
         UNROLL_1 for (int round = 0; round < work.rounds; ++round) {
             const Unit unit = unit_of(s, work, round * s.warps + warp);
-            pipeline.begin(t.x, work.segment.sample, unit);
+            pipeline.begin(t.x, work.sample, unit);
             // Bits 4 * part + 2 * member + i: whether column 2 * q + i of the product with a part's (a warp's) positions is one
             // of the image; 16 bits further, whether in the last step, too, when some units have ended.
             const int steps = work.steps;
@@ -533,29 +532,21 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
                         const uint4 high = FEW ? kept[FEW ? k : 0] : ld_shared_v4_u32(weights + k * FRAGMENT);
                         const uint4 low = FEW ? kept[FEW ? PAIRS + k : 0] : ld_shared_v4_u32(weights + (PAIRS + k) * FRAGMENT);
                         // Products that add to the same sums stand far apart; small ones come first.
+                        const auto load = [&](int slab, int part) {
+                            return ldmatrix_m8n8_x4(matrices + slab * SLAB + (first + part) * 2 * OCTET);
+                        };
+                        const auto multiply = [&](int part, const uint4& a, const uint4& b) {
+                            mma_m16n8k16_f32_f16(d[2 * part], a, b.x, b.y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], a, b.z, b.w);
+                        };
                         uint4 b[PARTS];
-                        UNROLL for (int part = 0; part < PARTS; ++part)
-                            b[part] = ldmatrix_m8n8_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
+                        UNROLL for (int part = 0; part < PARTS; ++part) b[part] = load(2 * k, part);
                         if (STRICT)
-                            UNROLL for (int part = 0; part < PARTS; ++part) {
-                                const uint4 rest =
-                                    ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
-                                mma_m16n8k16_f32_f16(d[2 * part], high, rest.x, rest.y);
-                                mma_m16n8k16_f32_f16(d[2 * part + 1], high, rest.z, rest.w);
-                            }
-                        UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16_f32_f16(d[2 * part], low, b[part].x, b[part].y);
-                            mma_m16n8k16_f32_f16(d[2 * part + 1], low, b[part].z, b[part].w);
-                        }
-                        UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16_f32_f16(d[2 * part], high, b[part].x, b[part].y);
-                            mma_m16n8k16_f32_f16(d[2 * part + 1], high, b[part].z, b[part].w);
-                        }
+                            UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, high, load(SLABS + 2 * k, part));
+                        UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, low, b[part]);
+                        UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, high, b[part]);
                     }
-                    UNROLL for (int i = 0; i < 8 * PARTS; ++i) {
-                        float& exponent = d[i / 4][i % 4];
-                        exponent = fmaf(exponent, unit, bias[i / 2 % 2]);
-                    }
+                    UNROLL for (int i = 0; i < 8 * PARTS; ++i) d[i / 4][i % 4] = fmaf(d[i / 4][i % 4], unit, bias[i / 2 % 2]);
                     UNROLL for (int part = 0; part < PARTS; ++part) {
                         const uint32_t count = counts >> 4 * (first + part) & 15;
                         if (count != 15)
@@ -574,8 +565,8 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
         if (threadIdx.x == 0) {
             float sum = 0;
             for (int i = 0; i < s.warps; ++i) sum += warp_values[i];
-            t.sums[work.segment.slot] = sum;
-            work = work_at(s, static_cast<int64_t>(work.segment.sample) * s.rows + work.segment.start + work.segment.count);
+            t.sums[work.slot] = sum;
+            work = work_at(s, static_cast<int64_t>(work.sample) * s.rows + work.start + work.count);
         }
         __syncthreads();  // the next segment is known
     }

@@ -83,8 +83,8 @@ ON_OTHER_CPUS = {
     "conv3d_div_max_gap_bias_sum": ("odd", "several blocks and chunks", "negative divisor"),
     "alexnet_conv1": ("odd", "several strips"),
 }
-DIRECT = {"pool_size": (1, 3, 3)}  # where cpu_winograd does not use Winograd
-FORMS = {"conv3d_div_max_gap_bias_sum": [{}, {"sum_dim": 0}, DIRECT]}  # other operators; the last is another build
+OTHERS = {"pool_size": (1, 3, 3)}  # what cpu_winograd leaves to PyTorch
+FORMS = {"conv3d_div_max_gap_bias_sum": [{}, {"sum_dim": 0}, OTHERS]}
 
 ALL = pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
 NATIVE = "-march=native", "-fopenmp"
@@ -590,7 +590,7 @@ def test_what_is_not_finite_stays_where_it_belongs(model, variant, value):
 
 
 @only("conv3d_div_max_gap_bias_sum")
-@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+@pytest.mark.parametrize("settings", [{}, OTHERS], ids=["Winograd", "PyTorch"])
 def test_of_equal_values_the_first_gets_the_gradient(model, variant, settings):
     """Equal patches (one colour, stripes), and whole numbers, whose convolutions are exact: all places as in PyTorch.
 
@@ -613,7 +613,7 @@ def test_of_equal_values_the_first_gets_the_gradient(model, variant, settings):
 
 
 @only("conv3d_div_max_gap_bias_sum")
-@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+@pytest.mark.parametrize("settings", [{}, OTHERS], ids=["Winograd", "PyTorch"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
 def test_special_values(model, variant, settings, value):
     """Outputs as PyTorch's, and gradients of x at the same places: of a window's NaNs, the last."""
