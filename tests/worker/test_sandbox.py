@@ -1,10 +1,8 @@
 """Hostile files, each in a sandbox: none gets further than its own verdict, and the next file's is the same as ever.
 
-The docstring of a file in hostile/ says what it does and what its verdict is: "Verdict: error: <regular expression>". Words
-between two @ in its text are replaced by what it aims at.
+hostile_files.py has their texts, whose words between two @ are replaced by what they aim at, and their verdicts.
 """
 
-import ast
 import contextlib
 import json
 import os
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hostile_files import HOSTILE, declared, text_of
 
 from playground import catalog
 from playground.command import main
@@ -29,7 +28,6 @@ from playground.report.progress import Progress
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, sandbox, standstill
 from playground.worker.truth import Truth
 
-HOSTILE = Path(__file__).parent / "hostile"
 PROBLEM = Path(__file__).parents[1] / "judge" / "problems" / "gelu" / "problem.py"
 OPTIONS = Options(quick=True, time_limit=60, sandbox="require")
 SECRET = "to be read by nobody"
@@ -48,16 +46,8 @@ def why_missing():
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=f"no sandbox here: {why_missing()}")
 
 
-def declared(path):
-    """(verdict, regular expression of the reason, what it needs) of a file's docstring."""
-    text = ast.get_docstring(ast.parse(path.read_text()))
-    verdict, _, reason = re.search(r"^Verdict: (.*)$", text, re.M)[1].partition(": ")
-    needs = re.search(r"^Needs: (.*)$", text, re.M)
-    return verdict, reason, needs[1] if needs else ""
-
-
 def files_that_need(*needs):
-    return [path.stem for path in sorted(HOSTILE.glob("*.py")) if declared(path)[2] in needs]
+    return [name for name in HOSTILE if declared(name)[2] in needs]
 
 
 class Aims:
@@ -94,7 +84,7 @@ class Aims:
 
     def aimed(self, name):
         """The path of the file of that name, with its aims."""
-        text = re.sub("@([A-Z]+)@", lambda match: str(self.words[match[1]]), (HOSTILE / f"{name}.py").read_text())
+        text = re.sub("@([A-Z]+)@", lambda match: str(self.words[match[1]]), text_of(name))
         path = self.folder / "files" / f"{name}.py"
         path.write_text(text)
         return path
@@ -152,7 +142,7 @@ def loaded(runner, worker, task):
 
 
 def expect(result, name):
-    verdict, reason, _ = declared(HOSTILE / f"{name}.py")
+    verdict, reason, _ = declared(name)
     assert result["verdict"] in verdict.split(" or ") and re.match(reason, result["reason"] or ""), (name, result["reason"])
     assert SECRET not in result["reason"] + result["details"].replace(f'"{SECRET}" in value', ""), name
 
@@ -286,7 +276,7 @@ def test_a_suite_over_night(aims, tmp_path, capsys):
     """The two commands' way: each hostile file beside honest ones, which pass as if they were alone."""
     names = ["honest", *files_that_need("")[:4], "links_its_results", "leaves_things_behind", "outlives_its_run"]
     pairs = [{"problem": str(PROBLEM), "solution": str(aims.aimed(name))} for name in names]
-    (aims.folder / "files" / "last.py").write_text((HOSTILE / "honest.py").read_text())
+    (aims.folder / "files" / "last.py").write_text(text_of("honest"))
     pairs.append({"problem": str(PROBLEM), "solution": str(aims.folder / "files" / "last.py")})
     (tmp_path / "pairs.json").write_text(json.dumps(pairs))
     arguments = ["--suite", str(tmp_path / "pairs.json"), "--quick", "--json", str(tmp_path / "out.json")]
@@ -298,24 +288,30 @@ def test_a_suite_over_night(aims, tmp_path, capsys):
     aims.assert_unharmed()
 
 
-def test_without_bubblewrap(monkeypatch, capsys):
+@pytest.fixture
+def honest(tmp_path):
+    (tmp_path / "honest.py").write_text(text_of("honest"))
+    return tmp_path / "honest.py"
+
+
+def test_without_bubblewrap(honest, monkeypatch, capsys):
     """Refused where it is required, off with the reason otherwise."""
 
     def missing():
         raise sandbox.Missing("bwrap is not on PATH")
 
     monkeypatch.setattr(sandbox, "version", missing)
-    problem = ["--model", str(PROBLEM), "--variant", str(HOSTILE / "honest.py")]
+    problem = ["--model", str(PROBLEM), "--variant", str(honest)]
     assert main.compare([*problem, "--sandbox", "require"]) == 2
     assert capsys.readouterr().err == "--sandbox require: bwrap is not on PATH\n"
-    task = task_of(HOSTILE / "honest.py")
+    task = task_of(honest)
     assert not Options(sandbox="auto").isolates(task)
     assert Options(sandbox="auto").isolation([task]) == "off (bwrap is not on PATH)"
 
 
-def test_what_is_isolated():
+def test_what_is_isolated(honest):
     own = Task(*(lambda model: (model, catalog.variants(model)[0]))(catalog.models()[0]), "cpu")
-    other = task_of(HOSTILE / "honest.py")
+    other = task_of(honest)
     isolated = {mode: [Options(sandbox=mode).isolates(task) for task in (own, other)] for mode in sandbox.MODES}
     assert isolated == {"auto": [False, True], "require": [True, True], "off": [False, False]}
     assert Options(sandbox="auto").isolation([own]) == "off (all files are the project's)"

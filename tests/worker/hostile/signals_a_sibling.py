@@ -1,9 +1,0 @@
-"""It stops another candidate.
-
-Verdict: error: ProcessLookupError: .*
-"""
-
-import os
-import signal
-
-os.kill(int("@SIBLING@"), signal.SIGSTOP)
