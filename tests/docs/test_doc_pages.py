@@ -112,15 +112,6 @@ def assert_options_exist(words):
     assert not given or given <= doc_commands.options_of(program), words
 
 
-@pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
-def test_a_ladder_has_its_page(model):
-    """Its sections are about variants that exist, in their order."""
-    text = (ROOT / "docs" / f"ladder_{model.name}.md").read_text(encoding="utf-8")
-    names = [variant.name for variant in catalog.variants(model)]
-    told = [match[0] for heading in re.findall(r"^## (.*)", text, re.MULTILINE) if (match := VARIANT.search(heading))]
-    assert told and told == [name for name in names if name in told]
-
-
 def test_the_usage_is_that_of_the_parsers():
     (block,) = doc_pages.all_blocks("usage")
     named = set(re.findall(r"--[\w-]+", block.text))

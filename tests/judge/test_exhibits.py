@@ -89,11 +89,15 @@ def task(exhibit, place):
 
 @pytest.fixture(scope="module")
 def court(tmp_path_factory):
-    """court(exhibit, place) -> its result. Files that leave nothing behind share a process, and equal texts what is built."""
+    """court(exhibit, place) -> its result. Files that leave nothing behind share a process, and equal texts what is built.
+
+    The processes have one thread, enough for what is tiny.
+    """
     requirements.prepare_environment()
     options = replace(OPTIONS, builds=str(tmp_path_factory.mktemp("builds")))
     truths = {}
     with Progress() as progress, contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("OMP_NUM_THREADS", "1")
         runner = Runner(options, progress)
         shared = stack.enter_context(WorkerProcess())
 

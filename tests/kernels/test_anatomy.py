@@ -16,15 +16,6 @@ from playground.command import shared_text
 FILES = sorted(catalog.KERNELS.glob("*/*.py"))
 VARIANTS = pytest.mark.parametrize("model, variant", project_variants.variants())
 
-# Headings at the left edge, in this order, each with an indented text below; others may stand between them.
-SECTIONS = {
-    "Why it is faster": r"Why it is (fast|faster|slow)",
-    "Mathematics": r"Mathematics",
-    "Launches (Loops on the CPU)": r"(Launches|Loops)( \(.+\))?",
-    "Floor": r"Floor",
-    "Takes": r"Takes",
-}
-
 IMPORT_ALL = """
 import runpy, subprocess, sys
 import torch.utils.cpp_extension as cpp_extension
@@ -147,29 +138,6 @@ def test_the_next_paste_replaces_no_function(path):
         used = {each.id for part in node.body for each in ast.walk(part) if isinstance(each, ast.Name)}
         found = (used - given) & replaced
         assert not found, f"{name} takes {found} as a default, such as sizes=sizes, or from `kernels`, as kernels.original"
-
-
-@VARIANTS
-def test_docstring(model, variant):
-    docstring = ast.get_docstring(ast.parse(project_variants.text_of(variant)))
-    assert docstring, "the file begins with a docstring"
-    title, blank, first_words, *_ = [*docstring.split("\n"), "", ""]
-    assert re.fullmatch(rf"{model.name}\b.*: .+\.", title), (
-        f'the first line is "{model.name}, v<N>: <the idea>."; it is {title!r}'
-    )
-    assert not blank, "the title stands alone: a blank line follows"
-    lines = len(docstring.splitlines())
-    assert lines <= 25, (
-        f"{lines} lines, of at most 25: what was tried, predicted and measured belongs on the ladder's page, as a table"
-    )
-    assert first_words and not first_words.startswith(" "), "what it is like and what is new, in prose, follows the title"
-
-    headings = re.findall(r"^(\S.*)\n {4}\S", docstring, re.MULTILINE)
-    found = [name for heading in headings for name, pattern in SECTIONS.items() if re.fullmatch(pattern, heading)]
-    assert found == list(SECTIONS), (
-        f"the docstring needs these headings, in this order, at the left edge, with an indented text below: {list(SECTIONS)}; "
-        f"found: {found} among {headings}"
-    )
 
 
 @pytest.mark.parametrize("model, variant", project_variants.variants("cuda"))
