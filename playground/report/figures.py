@@ -317,6 +317,12 @@ def size_note(result, root=ROOT):
     return ", ".join(parts)
 
 
+def inputs_text(result):
+    """Return '128x8x384x384, 64x8' of the shapes of the inputs; "" where they are not known."""
+    inputs = (result.get("shape") or {}).get("inputs") or []
+    return ", ".join("x".join(map(str, each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
+
+
 def isolation(environment):
     """'sandbox: on (bubblewrap 0.8.0)'; None where only the project's own files ran, and of a run from before there was one."""
     found = environment.get("sandbox")

@@ -1,4 +1,4 @@
-"""How numbers are written, and texts from untrusted files made safe: what would not show, or would reorder what does."""
+"""How numbers and Markdown are written, and texts from untrusted files made safe: what would not show, or reorders what does."""
 
 import math
 
@@ -69,3 +69,14 @@ def visible(text):
 def _replaced(text, form):
     odd = {character for character in text if not (character.isprintable() or character in "\n\t\u00a0")}
     return text.translate({ord(character): form.format(ord(character)) for character in odd})
+
+
+def markdown_table(head, rows):
+    """Return a table of Markdown; a row that is too short ends with empty cells."""
+    lines = [head, ("---", *("--:" for _ in head[1:])), *((*row, *[""] * len(head))[: len(head)] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def markdown_cell(text):
+    """Return one line of text that cannot end a table's cell, the comment marker or the table."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -7,8 +7,8 @@ from playground.report.drawing import DEVICE, FLOOR, PANEL, SHARED, VARIANT
 from playground.report.figures import share_of_floor
 from playground.report.text import with_unit
 
-WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 900, 188, 800, 66, 44, 22
-LETTER = 6.4  # a letter's width, at most
+WIDTH, ROW, LETTER = 900, 44, 6.4  # units: of the picture, of a row, of a letter at most
+AXES = 188, 612  # units: where they begin, how wide they are
 OTHERS = {  # kernels that are not the variant's
     "implicit_gemm": "cuDNN: convolution",
     "nchwToNhwc": "cuDNN: to channels last",
@@ -19,6 +19,7 @@ OTHERS = {  # kernels that are not the variant's
 }
 OUTSIDE = "outside the profiled kernels"  # of the measured time, what the profiled kernels leave
 LEAST_SHARE = 0.02  # of a bar, to be told
+LOOK = {"fontsize": 11.5, "color": PANEL}
 
 
 def image(model, results, where):
@@ -26,29 +27,33 @@ def image(model, results, where):
     steps = [(result, parts(result)) for result in results if result["time_ms"] and parts(result)]
     if not steps:
         return None
-    bottom = TOP + ROW * len(steps)
+    height = 110 + ROW * len(steps)
     with drawing.style():
-        figure = drawing.figure(WIDTH, bottom + 40)
-        axes = drawing.sheet(figure)
-        look = {"fontsize": 11.5, "color": PANEL, "va": "baseline"}
-        axes.text(8, 16, f"{model}: which kernels take a step's forward pass", weight="bold", **look)
+        figure = drawing.figure(WIDTH, height)
+        axes = figure.add_axes([AXES[0] / WIDTH, 44 / height, AXES[1] / WIDTH, ROW * len(steps) / height])
+        axes.set(xlim=(0, 100), ylim=(len(steps) - 0.5, -0.5), xlabel="% of the step's own time")
+        axes.set_yticks(
+            range(len(steps)), [f"{each['variant']}\n{with_unit(each['time_ms']['median'], ' ms')}" for each, _ in steps]
+        )
+        axes.patch.set_visible(False)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0, colors=PANEL, labelsize=11.5)
+        axes.xaxis.label.set(**LOOK)
+        title = f"{model}: which kernels take a step's forward pass"
         about = "Each bar is all of its step's time. Orange: how much of it the floor is. By PyTorch's profiler."
-        axes.text(8, 34, about, **look)
-        axes.text(8, 51, where, **look)
+        for line, text in enumerate((title, about, where)):
+            figure.text(8 / WIDTH, 1 - (16 + 17 * line) / height, text, weight="normal" if line else "bold", **LOOK)
         for number, (result, shares) in enumerate(steps):
-            top, share = TOP + ROW * number, share_of_floor(result)
-            axes.text(8, top + 15, result["variant"], weight="bold", **look)
-            axes.text(LEFT - 10, top + 15, with_unit(result["time_ms"]["median"], " ms"), ha="right", weight="bold", **look)
-            _draw_parts(axes, top, shares, look)
-            if share:
-                axes.barh(top - 3, 3, height=7, left=_at(min(share, 1)) - 1.5, facecolor=FLOOR)
-                floor = f"floor {with_unit(100 * share, '%')}"
-                axes.text(RIGHT + 10, top + 15, floor, **look | {"color": FLOOR})
-        for tick in range(0, 101, 25):
-            axes.text(_at(tick / 100), bottom + 8, f"{tick}%", ha="center", **look)
-        axes.text(_at(0.5), bottom + 28, "share of the step's own time", ha="center", **look)
-        words = " ".join(_in_words(result, shares) for result, shares in steps)
+            _draw_parts(axes, number, shares)
+            if share := share_of_floor(result):
+                axes.plot([100 * min(share, 1)] * 2, [number - 0.46, number - 0.3], color=FLOOR, linewidth=3)
+                axes.text(101.5, number, f"floor {with_unit(100 * share, '%')}", va="center", **LOOK | {"color": FLOOR})
+        words = "; ".join(f"{each['variant']}: {', '.join(_told(*part[:2]) for part in shares)}" for each, shares in steps)
         return drawing.svg(figure, "time", f"{model}: where the time goes", words, drawing.ANYWHERE) + "\n"
+
+
+def _told(name, share):
+    return f"{name} {with_unit(100 * share, '%')}"
 
 
 def parts(result):
@@ -60,39 +65,25 @@ def parts(result):
     microseconds = {}
     for kernel in kernels:
         other = next((name for part, name in OTHERS.items() if part in kernel["name"]), None)
-        name = other or re.sub(r"^void |[<(].*", "", kernel["name"])
-        key = name, other is None
+        key = other or re.sub(r"^void |[<(].*", "", kernel["name"]), other is None
         microseconds[key] = microseconds.get(key, 0.0) + kernel["microseconds"]
     inside = sum(microseconds.values())
-    whole = max(inside, 1e3 * result["time_ms"]["median"]) if inside else 0
+    whole = max(inside, 1e3 * result["time_ms"]["median"])
     shares = [(name, spent / whole, is_own) for (name, is_own), spent in microseconds.items()]
-    if whole and 1 - inside / whole > LEAST_SHARE:
-        shares.append((OUTSIDE, 1 - inside / whole, False))
-    return shares
+    return shares + [(OUTSIDE, 1 - inside / whole, False)] * (inside > 0 and 1 - inside / whole > LEAST_SHARE)
 
 
-def _at(share):
-    return LEFT + (RIGHT - LEFT) * share
-
-
-def _draw_parts(axes, top, shares, look):
+def _draw_parts(axes, row, shares):
     """Names stand in their parts where there is room, else below."""
     left, below = 0.0, []
     for number, (name, share, is_own) in enumerate(shares):
-        width = (RIGHT - LEFT) * share
         fill = {"facecolor": (VARIANT, SHARED)[number % 2] if is_own else DEVICE}
         fill = {"facecolor": PANEL, "alpha": 0.15} if name == OUTSIDE else fill
-        axes.barh(top + BAR / 2, max(width - 1, 0.5), height=BAR, left=_at(left), **fill)
-        text = f"{name} {with_unit(100 * share, '%')}"
-        if name != OUTSIDE and width > LETTER * len(text):
-            axes.text(_at(left + share / 2), top + 15, text, ha="center", **look | {"color": "#ffffff"})
+        axes.barh(row - 0.05, 100 * share, height=0.5, left=left, **fill)
+        text = _told(name, share)
+        if name != OUTSIDE and AXES[1] * share > LETTER * len(text):
+            axes.text(left + 50 * share, row - 0.05, text, ha="center", va="center", **LOOK | {"color": "#ffffff"})
         elif share >= LEAST_SHARE:
             below.append(text)
-        left += share
-    if below:
-        axes.text(RIGHT, top + BAR + 13, ", ".join(below), ha="right", **look | {"fontsize": 10.5})
-
-
-def _in_words(result, shares):
-    spent = ", ".join(f"{name} {with_unit(100 * share, '%')}" for name, share, _ in shares)
-    return f"{result['variant']}, {with_unit(result['time_ms']['median'], ' ms')}: {spent}."
+        left += 100 * share
+    axes.text(100, row + 0.36, ", ".join(below), ha="right", va="center", **LOOK | {"fontsize": 10.5})

@@ -224,7 +224,7 @@ def test_the_plot_shows_what_was_measured(root, record):
     assert publish.main([], root) == 0
     for theme in (LIGHT, DARK):
         shown = texts(root / theme)
-        assert {"0.142 ms", "49.4x", "floor 0.139 ms", "pool, 128×8×384×384"} <= set(shown)
+        assert {"0.142 ms", "49.4x", "floor 0.139 ms", "pool, 128x8x384x384"} <= set(shown)
         assert {"v1_fused_tail", "v2_single_kernel", "PyTorch eager", "torch.compile"} <= set(shown)
 
 

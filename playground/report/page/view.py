@@ -4,7 +4,7 @@ import json
 
 from playground.report import roofline, speed_bars
 from playground.report.document import date_of, is_stale
-from playground.report.figures import TALLY, baseline_name, geometric_means, isolation, machine, size_note
+from playground.report.figures import TALLY, baseline_name, geometric_means, inputs_text, isolation, machine, size_note
 from playground.report.page import suite, variant, verdicts
 from playground.report.page.verdicts import Mark
 from playground.report.text import one_line, significant, with_unit
@@ -78,18 +78,25 @@ def _tally(results):
 
 
 def _rooflines(results):
-    """One a place: the plots and their points as rows."""
-    for place in dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings")):
+    """Yield each place with its charts, one for a model and size, and all points as rows."""
+    for number, place in enumerate(dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings"))):
         of_place = [result for result in results if result["ran_on"] == place]
         ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
-        points = roofline.points_of(of_place)
-        if drawn := roofline.charts(points, ceilings, place):
-            yield {"place": PLACES[place], "drawn": drawn, "rows": [_point_row(point) for point in points]}
+        charts, rows = [], []
+        for (model, inputs), points in roofline.points_of(of_place).items():
+            title = f"{model}, {inputs}"
+            if svg := roofline.chart(
+                points, ceilings, f"roof-{number}-{len(charts)}", f"Roofline of {title} on {PLACES[place]}"
+            ):
+                charts.append({"title": title, "svg": svg})
+                rows += [(title, *_point_cells(point)) for point in points]
+        if charts:
+            yield {"place": PLACES[place], "charts": charts, "rows": rows}
 
 
-def _point_row(point):
+def _point_cells(point):
     work = point.work["bytes"] / 1e6, point.work["flops"] / 1e9
-    return point.model, point.name, *map(significant, (*work, point.intensity, point.milliseconds, point.rate / 1e9))
+    return point.name, *map(significant, (*work, point.intensity, point.milliseconds, point.rate / 1e9))
 
 
 def _model(identity, name, pairs, with_source):
@@ -116,13 +123,12 @@ def _model(identity, name, pairs, with_source):
 
 def _group(identity, name, place, sizes, members):
     results = [result for result, _ in members]
-    inputs = next((result["shape"]["inputs"] for result in results if (result.get("shape") or {}).get("inputs")), [])
     floor = next((result for result in results if result["floor_ms"]), None)
     pictures = enumerate(speed_bars.pictures(members))
     return {
         "id": identity,
         "place": PLACES.get(place, NOWHERE),
-        "inputs": " and ".join(" × ".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs),
+        "inputs": next(filter(None, map(inputs_text, results)), ""),
         "sizes": sizes,
         "floor": floor and f"{with_unit(floor['floor_ms'], ' ms')}, bound by {floor['floor_bound']}",
         "ladders": [
