@@ -6,7 +6,7 @@ import re
 import statistics
 from pathlib import Path
 
-from playground.report.text import NOTHING, interval, one_line, significant, with_unit
+from playground.report.text import NOTHING, interval, one_line, scientific, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,24 +47,40 @@ def meets(result):
 
 
 def label(result, preposition=""):
-    """Return what stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', 'not proved against deceit', or None.
+    """Return what stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', 'not proved against deceit', or "".
 
     The `preposition`, such as "in ", stands before the precision.
     """
-    own = result.get("variant_precision")
-    accepted = (result.get("accuracy") or {}).get("accepted")
-    labels = [
-        f"{preposition}{own}" if own else None,
-        f"accurate to {accepted:g}" if accepted else None,
-        "forward only" if result["verdict"] == "forward only" else None,
-        result.get("speedup_proof"),
-    ]
-    return ", ".join(filter(None, labels)) or None
+    own, accepted = result.get("variant_precision"), (result.get("accuracy") or {}).get("accepted")
+    labels = [f"{preposition}{own}" if own else None, f"accurate to {accepted:g}" if accepted else None]
+    labels += ["forward only" if result["verdict"] == "forward only" else None, result.get("speedup_proof")]
+    return ", ".join(filter(None, labels))
 
 
 def labelled(text, result):
     """Return a speed-up in words, with its label behind it."""
-    return f"{text} {label(result)}" if label(result) else text
+    return f"{text} {label(result)}".rstrip()
+
+
+def tally(results):
+    """Return {verdict: '3 passed'} of the verdicts that there are."""
+    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
+    return {word: f"{count} {TALLY[word]}" for word, count in counts.items() if count}
+
+
+def texts(result):
+    """Return the figures of a table's row, each as it is written: "time" in ms, "over" the baseline, "of floor", ..."""
+    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
+    return {
+        "max error": scientific(check.get("max_error")),
+        "PyTorch's": scientific(check.get("eager_error")),
+        "build s": significant(result["build_seconds"]),
+        "median ms": significant((result["time_ms"] or {}).get("median")),
+        "speed-up": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
+        "over": one_line(baseline_name(best)) if best else NOTHING,
+        "of floor": with_unit(share and 100 * share, "%"),
+        "outcome": outcome_verdict(result),
+    }
 
 
 def why_not_pass(result):
@@ -113,12 +129,8 @@ def fastest_baseline(medians):
 
 def baseline_medians(timings):
     """Return {baseline: ms}: the median of the medians that were taken beside each variant."""
-    samples = {}
-    for each in timings:
-        for name, spread in (each.get("baselines_ms") or {}).items():
-            if spread is not None:
-                samples.setdefault(name, []).append(spread["median"])
-    return {name: statistics.median(medians) for name, medians in samples.items()}
+    pairs = [pair for each in timings for pair in (each.get("baselines_ms") or {}).items() if pair[1]]
+    return {name: statistics.median(each["median"] for of, each in pairs if of == name) for name, _ in pairs}
 
 
 def headline(timings):
@@ -156,27 +168,22 @@ def timing_notes(result, brief=False):
             step = title.removesuffix(f", {GRAPH}")
             yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
-        yield from (title + note for note in _timing_notes(timings, brief))
-
-
-def _timing_notes(timings, brief):
-    yield from (note for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
-    outcome, control = timings.get("outcome") or {}, timings.get("control")
-    if not brief and (slow := timings.get("not_graphed")):
-        yield f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
-    if brief and (why := why_not_measured(timings)):
-        yield f"speed-up not measured: {one_line(why)}"
-    if control and verdict(control) != "tie":
-        came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
-        yield f"noise: {came_out}, so each interval is that much wider"
-    if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
-        low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
-        yield f"no difference, since {ratio} is anything from {low} to {high}"
-    name = outcome.get("any_precision")
-    if ratio := (timings.get("speedup") or {}).get(name):
-        yield f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision"
-    if (share_of_floor(timings) or 0) > 1:
-        yield BEYOND_FLOOR
+        outcome, control = timings.get("outcome") or {}, timings.get("control")
+        notes = [note for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note]
+        if not brief and (slow := timings.get("not_graphed")):
+            notes.append(f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}")
+        if brief and (why := why_not_measured(timings)):
+            notes.append(f"speed-up not measured: {one_line(why)}")
+        if control and verdict(control) != "tie":
+            came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
+            notes.append(f"noise: {came_out}, so each interval is that much wider")
+        if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
+            low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
+            notes.append(f"no difference, since {ratio} is anything from {low} to {high}")
+        name = outcome.get("any_precision")
+        if ratio := (timings.get("speedup") or {}).get(name):
+            notes.append(f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision")
+        yield from (title + note for note in notes + [BEYOND_FLOOR] * ((share_of_floor(timings) or 0) > 1))
 
 
 def timed_modes(result):
@@ -192,12 +199,12 @@ def under_graphs(result):
     """'CUDA graph: forward 0.140 ms, 2.00x over eager; training, weights 0.180 ms, ...'; None where nothing was timed so."""
     parts = []
     for title, timings in timed_modes(result).items():
-        if title.endswith(f", {GRAPH}") and timings.get("time_ms"):
+        if title.endswith(GRAPH) and timings.get("time_ms"):
             best, ratio = headline(timings)
             without = " without a graph" if best in (timings.get("not_graphed") or []) else ""
             over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}{without}" if ratio else ""
-            labelled = f" {label(result, 'in ')}" if label(result) else ""
-            parts.append(f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}{labelled}")
+            took = f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}"
+            parts.append(f"{took} {label(result, 'in ')}".rstrip())
     return f"{GRAPH}: {'; '.join(parts)}" if parts else None
 
 

@@ -78,21 +78,20 @@ def _cases(results):
     for (problem, solution), rows in groups.items():
         case = rows[0]["pair"]["case"]
         kinds = {kind: [row for row in rows if row["pair"]["case"]["kind"] == kind] for kind in ("test", "benchmark")}
-        right = {kind: sum(is_correct(row, "forward") for row in of_kind) for kind, of_kind in kinds.items()}
         listed = {"test": len(kinds["test"]), "benchmark": case["benchmarks"]}
+        right = {kind: sum(is_correct(row, "forward") for row in of_kind) for kind, of_kind in kinds.items()}
         checks = [row["check"]["own_check"] for row in rows if (row["check"] or {}).get("own_check")]
         times = [row["time_ms"]["median"] for row in kinds["benchmark"] if row["time_ms"]]
         over = [found["eager"]["ratio"] for found in map(speedups, kinds["benchmark"]) if "eager" in found]
-        is_whole = right == listed and bool(times)
+
+        def mean(values, is_whole=right == listed, count=listed["benchmark"]):
+            return statistics.geometric_mean(values) if values and is_whole and len(values) == count else None
+
         yield {
-            "problem": problem,
-            "solution": solution,
+            **{"problem": problem, "solution": solution},
             **{kind: {"right": right[kind], "ran": len(kinds[kind]), "listed": listed[kind]} for kind in listed},
-            "checked": len(checks),
-            "accepted": sum(each["complaint"] is None for each in checks),
-            "ranking": case["ranking"],
-            "geometric_mean_ms": statistics.geometric_mean(times) if is_whole and len(times) == listed["benchmark"] else None,
-            "over_eager": statistics.geometric_mean(over) if is_whole and len(over) == listed["benchmark"] else None,
+            **{"checked": len(checks), "accepted": sum(each["complaint"] is None for each in checks)},
+            **{"ranking": case["ranking"], "geometric_mean_ms": mean(times), "over_eager": mean(over)},
         }
 
 
@@ -108,7 +107,7 @@ def accuracy_class(result):
 
 def speedups(result):
     """Return {baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
-    if not result["speedup"] or why_not_measured(result):
+    if not result["speedup"] or not result["time_ms"] or why_not_measured(result):
         return {}
     _, fastest = headline(result)
     return {**result["speedup"], **({FASTEST: fastest} if fastest else {})}
@@ -181,26 +180,16 @@ def facts(report):
     environment = {key: report["environment"].get(key) for key in (*document.ENVIRONMENT_KEYS, "options", "complete")}
     results = []
     for result in report["results"]:
-        pair = result.get("pair") or {}
-        results.append(
-            {
-                **pair,
-                **{key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)},
-                **{key: result.get(key) for key in FACTS},
-                "reason": _own_words(result),
-                "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
-                "caveats": [each["tag"] for each in result.get("caveats") or []],
-            }
-        )
+        pair, reason = result.get("pair") or {}, result["reason"]
+        if reason:  # an exception or a compiler's message may quote the solution
+            own = reason.partition(":")[0], re.sub(f"({NOT_COMPILED}).*", r"\1", reason, flags=re.DOTALL)
+            reason = own[result["verdict"] != "error"]
+        standards = {standard: is_correct(result, standard) for standard in STANDARDS}
+        caveats = [each["tag"] for each in result.get("caveats") or []]
+        names = {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
+        kept = {key: result.get(key) for key in FACTS}
+        results.append({**pair, **names, **kept, "reason": reason, "standards": standards, "caveats": caveats})
     return {"schema": report["schema"], "environment": environment, "suite": report.get("suite"), "results": results}
-
-
-def _own_words(result):
-    """The reason of a result; of an exception or a compiler's message, which may quote the solution, its kind alone."""
-    reason = result["reason"]
-    if reason and result["verdict"] == "error":
-        return reason.partition(":")[0]
-    return reason and re.sub(f"({NOT_COMPILED}).*", r"\1", reason, flags=re.DOTALL)
 
 
 def main(arguments=None):

@@ -1,4 +1,4 @@
-"""How numbers and Markdown are written, and texts from untrusted files made safe: what would not show, or reorders what does."""
+"""How numbers and tables of Markdown are written, and texts from untrusted files made safe: no character that does not show."""
 
 import math
 

@@ -206,7 +206,7 @@ def test_details_show_everything_of_a_variant(gpu_document):
         "v2_single_kernel pass",
         "finding v2.py:88: race on `tile`",
         "ran on cuda, tf32",
-        "inputs (128, 8, 384, 384)",
+        "inputs 128x8x384x384",
         "max error 1.10e-5; PyTorch's 1.20e-5; allowed 2.40e-5",
         "mutants 9/9 rejected",
         "build 6.70 s",
@@ -231,7 +231,7 @@ def test_details_of_what_is_no_pass(gpu_document, cpu_document):
     assert "note baseline torch.compile not measured" in text
     text = unfolded(draw("details", cpu_document))
     assert "v1_fused_tail skipped reason no CUDA GPU in this machine" in text
-    assert "inputs (4, 8, 384, 384): batch 4 instead of 128" in text
+    assert "inputs 4x8x384x384: batch 4 instead of 128" in text
 
 
 def test_the_reason_that_decides_stands_before_the_caveats(gpu_document):
