@@ -1,15 +1,15 @@
-"""What the JSON document of a run has to look like, and in which order its keys stand.
+"""What the JSON document of a run has to look like.
 
 A form is a function, which is called with a value and where it stands, and raises DocumentError; a tuple of the words that a
-text may be; a list of one form, that of each element; or a dict of forms: an object's, in the order of its keys, of which one
-that ends in "?" may be missing. More keys are allowed and follow in alphabetical order. A rule, under WHOLE, checks the object.
+text may be; a list of one form, that of each element; or a dict of forms: an object's, of which one whose key ends in "?" may
+be missing. More keys are allowed. A rule, under WHOLE, checks the object.
 """
 
 import math
 import re
 from dataclasses import dataclass
 
-from playground.report.figures import TIMED, ordered_baselines
+from playground.report.figures import TIMED
 
 SCHEMA = 1
 VERDICTS = (*TIMED, "fail", "error", "skipped")
@@ -31,10 +31,9 @@ class Null:
 
 @dataclass(frozen=True)
 class Each:
-    """An object of any names, whose values have one form, or null; sorted: baselines in their usual order, others by name."""
+    """An object of any names, whose values have one form, or null."""
 
     form: object
-    is_sorted: bool = False
 
 
 def require(holds, where, expected, value):
@@ -69,21 +68,6 @@ def check(form, value, where, null=False):
                 raise DocumentError(f"{where or 'document'}: '{name}' is missing")
     else:
         form(value, where)
-
-
-def in_order(form, value):
-    """Return `value` with its keys in the order of a form."""
-    form = form.form if isinstance(form, Null) else getattr(form, "ordered", form)
-    if isinstance(value, list) and isinstance(form, list):
-        return [in_order(form[0], each) for each in value]
-    if isinstance(value, dict) and isinstance(form, Each):
-        names = ordered_baselines(sorted(value)) if form.is_sorted else value
-        return {name: in_order(form.form, value[name]) for name in names}
-    if isinstance(value, dict) and isinstance(form, dict):
-        forms = {key.rstrip("?"): each for key, each in form.items() if key is not WHOLE}
-        names = [name for name in forms if name in value] + sorted(value.keys() - forms.keys())
-        return {name: in_order(forms.get(name), value[name]) for name in names}
-    return value
 
 
 def _leaf(expected, holds):
@@ -167,7 +151,7 @@ TIMED_KEYS = {
             **{"tf32_flops": Null(number), "fp16_flops?": Null(number)},  # an earlier version did not measure the last
         }
     ),
-    **{"speedup": Each(RATIO, is_sorted=True), "speedup_proof?": Null(text)},
+    **{"speedup": Each(RATIO), "speedup_proof?": Null(text)},
     # See driver/outer.py.
     "outer?": Null(dict.fromkeys(("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"), Null(number))),
     "outcome?": Null(
@@ -177,11 +161,10 @@ TIMED_KEYS = {
             **{"any_precision?": Null(text), "reason?": anything, WHOLE: _outcome},
         }
     ),
-    **{"control?": Null(RATIO), "baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
+    **{"control?": Null(RATIO), "baselines_ms?": Each(SPREAD), "baselines_unavailable?": Each(text)},
     **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), Null(number)),
     **{"clocks?": anything, "notes?": Null(texts), "graphed?": _graphed, "not_graphed?": Null(texts)},
 }
-_graphed.ordered = TIMED_KEYS
 STANDARD = {"verdict": Null(("pass", "fail", "error", "skipped")), "reasons": texts}
 RESULT = {
     **{"model": text, "variant": text, "backend": Null(BACKENDS), "ran_on": Null(RAN_ON)},
@@ -203,9 +186,8 @@ RESULT = {
     **{"build_seconds": Null(number), "built": flag, "ptxas?": _ptxas},
     # Of a result the floor has to be known, or null.
     **TIMED_KEYS,
-    **{"floor_ms": Null(number), "floor_bound": Null(BOUNDS), "training": Each(Null(TIMED_KEYS), is_sorted=True)},
+    **{"floor_ms": Null(number), "floor_bound": Null(BOUNDS), "training": Each(Null(TIMED_KEYS))},
     **{"shared_limit_kb?": Null(number), WHOLE: _rules},
 }
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
 ENVIRONMENT = {"date": anything, **{f"{key}?": Null(text) for key in ENVIRONMENT_KEYS[1:]}}
-DOCUMENT = {"schema": anything, "environment": ENVIRONMENT, "against?": anything, "suite?": anything, "results": [RESULT]}

@@ -8,16 +8,7 @@ from pathlib import Path
 
 from playground.catalog import code_sha256, sha256
 from playground.report import contract
-from playground.report.contract import (  # noqa: F401, for whoever reads documents
-    ENVIRONMENT,
-    ENVIRONMENT_KEYS,
-    RATIO_KEYS,
-    RESULT,
-    SCHEMA,
-    STANDARDS,
-    VERDICTS,
-    DocumentError,
-)
+from playground.report.contract import ENVIRONMENT, RESULT, SCHEMA, DocumentError
 
 
 def write(document, path):
@@ -29,7 +20,7 @@ def as_text(document):
     """Return the JSON of `document`, as `write` writes it."""
     document = _finite(document)
     validate(document)
-    return json.dumps(contract.in_order(contract.DOCUMENT, document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read(path):

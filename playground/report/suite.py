@@ -13,10 +13,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from playground.report import document
+from playground.report import contract, document
 from playground.report.figures import TIMED, headline, why_not_measured
 
-STANDARDS = tuple(document.STANDARDS.values())
+STANDARDS = tuple(contract.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
 NOT_COMPILED = "does not compile"
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
@@ -121,7 +121,7 @@ def _standard(results, standard, count):
     for name in BASELINES:
         if ratios := [each[name] for each in timed if name in each]:
             faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
-            means = {key: statistics.geometric_mean(ratio[key] for ratio in ratios) for key in document.RATIO_KEYS}
+            means = {key: statistics.geometric_mean(ratio[key] for ratio in ratios) for key in contract.RATIO_KEYS}
             over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": means | {"pairs": len(ratios)}}
     return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
 
@@ -177,7 +177,7 @@ def write_eval_results(report, file):
 
 def facts(report):
     """What may be kept of a run over other people's solutions: hashes, verdicts, figures, and the judge's own sentences."""
-    environment = {key: report["environment"].get(key) for key in (*document.ENVIRONMENT_KEYS, "options", "complete")}
+    environment = {key: report["environment"].get(key) for key in (*contract.ENVIRONMENT_KEYS, "options", "complete")}
     results = []
     for result in report["results"]:
         pair, reason = result.get("pair") or {}, result["reason"]

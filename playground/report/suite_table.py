@@ -5,7 +5,7 @@ import collections
 from rich.text import Text
 
 from playground.judge.accuracy import named as accuracy_named
-from playground.report import against, document, suite
+from playground.report import against, contract, suite
 from playground.report.figures import TIMED, baseline_name, label, why_not_measured
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
@@ -13,7 +13,7 @@ from playground.report.text import NOTHING, one_line, significant, span, with_un
 
 RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
 BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
-TITLES = {key: title for title, key in document.STANDARDS.items()}
+TITLES = {key: title for title, key in contract.STANDARDS.items()}
 
 
 class Pairs(View):
@@ -67,7 +67,7 @@ def named(result):
 def show(summary, console):
     """Print the "suite" key of a document."""
     pairs = summary["pairs"]
-    counts = [f"{summary['verdicts'][word]} {word}" for word in document.VERDICTS if summary["verdicts"].get(word)]
+    counts = [f"{summary['verdicts'][word]} {word}" for word in contract.VERDICTS if summary["verdicts"].get(word)]
     print_folded(console, f"{pairs} pair{'s' * (pairs != 1)}: {', '.join(counts)}", style="bold")
     for line in remarks(summary):
         print_folded(console, line, INDENT, hanging=INDENT)

@@ -6,7 +6,7 @@ takes the order, and hides the rows, whose radio buttons are on.
 
 from dataclasses import dataclass
 
-from playground.report import checks, document, figures
+from playground.report import checks, contract, figures
 from playground.report.text import NOTHING, scientific, with_unit
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
@@ -81,7 +81,7 @@ def set_places(rows, results, **falling):
     """Give each row its "places": {order: number}. `falling` begin with the greatest; what has no figure comes last."""
     keys = {
         "run": range(len(results)),
-        "verdict": [document.VERDICTS.index(result["verdict"]) for result in results],
+        "verdict": [contract.VERDICTS.index(result["verdict"]) for result in results],
         "time": [(result["time_ms"] or {}).get("median") for result in results],
         **{order: [value and -value for value in values] for order, values in falling.items()},
     }
