@@ -1,5 +1,5 @@
-"""What results/ says, where people read it: the tables of README.md, docs/ladder_*.md and docs/published_solutions.md, the plot
-docs/times-*.svg, and the drawings docs/pictures/*.svg.
+"""What results/ says, where people read it: README's plot (docs/times-*.svg) and tables, those of docs/ladder_*.md and
+docs/published_solutions.md, and the drawings docs/pictures/*.svg.
 
     python -m playground.report.publish            writes them
     python -m playground.report.publish --check    writes nothing; exits 1 when one of them is out of date
@@ -10,12 +10,13 @@ plot leave it out, and the ladders' tables name it.
 """
 
 import argparse
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import natural_order, reading_order
-from playground.report import drawing, figures, memories, page, published, speed_bars, time_parts
+from playground.report import drawing, figures, memories, page, published, speed_bars
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.text import markdown_cell, markdown_table, scientific, significant, with_unit
 
@@ -30,7 +31,21 @@ HEAD = (
     *("", "median ms", "over eager", "over the best", "of the floor", "max error (PyTorch's)"),
     *(f"{title}: ms (over the best)" for title in figures.TRAINING.values()),
 )
+OTHER_KERNELS = {  # those that are not the variant's, by a part of their names
+    "implicit_gemm": "cuDNN: convolution",
+    "nchwToNhwc": "cuDNN: to channels last",
+    "nhwcToNchw": "cuDNN: back from it",
+    "max_pool3d": "PyTorch: max pool",
+    "FillFunctor": "PyTorch: fill",
+    "elementwise_kernel": "PyTorch: elementwise",
+}
+OUTSIDE, LEAST_SHARE = "outside the profiled kernels", 0.02  # what these leave of the measured time; of it, to be told
+KERNELS_HEAD = ("step", "where its time goes, by PyTorch's profiler")
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
+PICTURE = (
+    '<picture><source media="(prefers-color-scheme: dark)" srcset="docs/times-dark.svg"><img alt="Speed of every variant\'s '
+    'forward pass as bars beside eager PyTorch and its fastest baseline, up to the floor" src="docs/times-light.svg"></picture>'
+)
 NOTHING_MEASURED = "No kernel has been measured on a GPU in its present form yet."
 
 
@@ -38,7 +53,7 @@ class PublishError(ValueError):
     """A page cannot hold its table, or the plot cannot be drawn."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run's results at the originals' sizes, each {(model, variant): result}; `limited` are LIMITED's that are current."""
 
@@ -96,8 +111,6 @@ def files(root):
             yield ladder, _between(root, ladder, "results", table(root, runs, ladder, model))
             for variant in (variant for of, variant in memories.PICTURES if of == model):
                 yield PICTURES / f"{model}-{variant}.svg", memories.image(model, variant)
-            if text := time_parts.image(model, timed.get(model, []), newest.title if newest else ""):
-                yield PICTURES / f"{model}-time.svg", text
     timed = {model: results for model, results in timed.items() if results}
     for path, colours in PLOTS.items():
         title = f"Forward pass on {newest.title}" if newest else NOTHING_MEASURED
@@ -145,9 +158,17 @@ def _between(root, path, name, block, text=None):
 
 
 def best(runs, models):
-    """Return the text between README's markers: of each GPU and model the fastest kernel beside PyTorch."""
-    tables = [(list(filter(None, (_best_row(run.of(model)) for model in models))), _best_caption(run)) for run in runs]
-    return "\n\n".join(f"{markdown_table(BEST_HEAD, rows)}\n\n{text}" for rows, text in tables if rows) or NOTHING_MEASURED
+    """Return the text between README's markers: the plot, and of each GPU and model the fastest kernel beside PyTorch."""
+    rows = {run: list(filter(None, (_best_row(run.of(model)) for model in models))) for run in runs}
+    tables = [f"{markdown_cell(run.title)}:\n\n{markdown_table(BEST_HEAD, of)}" for run, of in rows.items() if of]
+    timed = {name for run in runs for result in run.current.values() for name in result["baselines_ms"] or ()}
+    names = figures.ordered_baselines(name for name in timed if not name.endswith(OTHERS))
+    baselines = ", ".join(markdown_cell(figures.baseline_name(name)) for name in names) or "no baseline"
+    caption = (
+        f"At each model's own size. *Speed-up* is over the fastest of PyTorch's ways ({baselines}), taken in turns with it. "
+        "*Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow."
+    )
+    return "\n\n".join([PICTURE, *tables, caption]) if tables else NOTHING_MEASURED
 
 
 def _best_row(results):
@@ -167,16 +188,6 @@ def _best_row(results):
         f"({_link(README, result['model'], result['variant'])})",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
         with_unit(100 * share, "%") if share else "",
-    )
-
-
-def _best_caption(run):
-    timed = {name for result in run.current.values() for name in result["baselines_ms"] or () if not name.endswith(OTHERS)}
-    names = [markdown_cell(figures.baseline_name(name)) for name in figures.ordered_baselines(timed)]
-    baselines = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "no baseline"
-    return (
-        f"{markdown_cell(run.title)}, at each model's own size. *Speed-up* is over the fastest of {baselines}, taken in turns "
-        "with it. *Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow."
     )
 
 
@@ -206,7 +217,25 @@ def _ladder(root, run, path, model):
     if any(each["model"] == model for each in run.limited):
         caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs."
     caption += " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
-    return f"{title}\n\n{markdown_table(HEAD, rows)}\n\n{caption}"
+    steps = [(_link(path, model, each["variant"]), *_kernels(each)) for each in results if each["time_ms"]]
+    kernels = f"\n\n{markdown_table(KERNELS_HEAD, steps)}" if any(len(step) > 1 for step in steps) else ""
+    return f"{title}\n\n{markdown_table(HEAD, rows)}\n\n{caption}{kernels}"
+
+
+def _kernels(result):
+    """Yield 'own 50.0%, PyTorch: elementwise 30.0%, ...': the parts of the measured time, in the profiler's order.
+
+    Kernels of one name stand together; nothing where none were recorded.
+    """
+    spent = {}
+    for kernel in ((result["check"] or {}).get("work") or {}).get("kernels") or []:
+        other = next((name for part, name in OTHER_KERNELS.items() if part in kernel["name"]), None)
+        name = other or f"`{markdown_cell(re.sub(r'^void |[<(].*', '', kernel['name']))}`"
+        spent[name] = spent.get(name, 0.0) + kernel["microseconds"]
+    whole = max(sum(spent.values()), 1e3 * result["time_ms"]["median"])  # the profiled pass may have taken longer
+    if spent:
+        shares = {name: part / whole for name, part in (spent | {OUTSIDE: whole - sum(spent.values())}).items()}
+        yield ", ".join(f"{name} {with_unit(100 * share, '%')}" for name, share in shares.items() if share >= LEAST_SHARE)
 
 
 def _baseline_rows(results):
