@@ -29,18 +29,15 @@ def read(path):
     def refuse(constant):
         raise ValueError(f"{constant} is not a JSON number")
 
-    if Path(path).is_char_device():  # /dev/zero has no end
-        raise DocumentError(f"{path}: a device, not a file")
     try:
+        if Path(path).is_char_device():  # /dev/zero has no end
+            raise DocumentError("a device, not a file")
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
-    except OSError as error:
-        raise DocumentError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(f"{path}: not JSON: {error}") from error
-    try:
         validate(document)
-    except DocumentError as error:
-        raise DocumentError(f"{path}: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        kind = "" if isinstance(error, (OSError, DocumentError)) else "not JSON: "
+        raise DocumentError(f"{path}: {kind}{why}") from error
     return document
 
 

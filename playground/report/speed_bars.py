@@ -42,12 +42,9 @@ class Picture:
         """Return which part of the scale a row reaches: 1 is the floor, or the fastest where there is none."""
         return (row.floor or self.floor or min(each.ms for each in self.rows if each.ms)) / row.ms
 
-    def notes(self, row):
-        return (*row.notes, *[figures.BEYOND_FLOOR] * bool(self.floor and row.ms and self.share(row) > 1))
-
     @property
     def height(self):
-        return HEAD + sum(ROW + NOTE * len(self.notes(row)) for row in self.rows) + 4
+        return HEAD + sum(ROW + NOTE * len(row.notes) for row in self.rows) + 4
 
     def words(self):
         """Say the picture for those who cannot see it."""
@@ -86,16 +83,11 @@ def _picture(members, title, brief):
 def _variant(name, kind, result, timings, fastest, shown):
     """Return a row that names the baseline where that is another than the `fastest`."""
     best, ratio = figures.headline(timings)
-    return Row(
-        name,
-        kind,
-        (timings.get("time_ms") or {}).get("median"),
-        figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else "",
-        timings.get("floor_ms"),
-        f"{one_line(result['verdict'])}, not timed",
-        shown and shown["id"],
-        (f"over {one_line(figures.baseline_name(best))}",) if ratio and best != fastest else (),
-    )
+    time, why = (timings.get("time_ms") or {}).get("median"), f"{one_line(result['verdict'])}, not timed"
+    speedup = figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else ""
+    notes = [f"over {one_line(figures.baseline_name(best))}"] if ratio and best != fastest else []
+    notes += [figures.BEYOND_FLOOR] * ((figures.share_of_floor(timings) or 0) > 1)
+    return Row(name, kind, time, speedup, timings.get("floor_ms"), why, shown and shown["id"], tuple(notes))
 
 
 def page_svg(picture, name, title):
@@ -153,7 +145,7 @@ def _draw(axes, picture, top, left, track, right):
         else:
             axes.text(track, y + 12, row.why, **quiet)
         y += ROW
-        for note in picture.notes(row):
+        for note in row.notes:
             axes.text(right, y + 4, note, ha="right", fontsize=8.5, color=FLOOR if note == figures.BEYOND_FLOOR else SOFT)
             y += NOTE
     if picture.floor:

@@ -2,8 +2,6 @@
 
 import math
 
-from markupsafe import Markup, escape
-
 NOTHING = "-"
 
 
@@ -53,22 +51,8 @@ def one_line(text):
 
 def plain(text):
     """Return `text` with every invisible character written out; line breaks, tabs and all kinds of letters stay."""
-    return _replaced(str(text), "[U+{:04X}]")
-
-
-def marked(html):
-    """Return HTML, escaped already, in which what was written out is marked."""
-    return _replaced(html, '<span class="odd">U+{:04X}</span>')
-
-
-def visible(text):
-    """Return any text as such HTML."""
-    return Markup(marked(escape(str(text))))
-
-
-def _replaced(text, form):
-    odd = {character for character in text if not (character.isprintable() or character in "\n\t\u00a0")}
-    return text.translate({ord(character): form.format(ord(character)) for character in odd})
+    odd = {character for character in str(text) if not (character.isprintable() or character in "\n\t\u00a0")}
+    return str(text).translate({ord(character): f"[U+{ord(character):04X}]" for character in odd})
 
 
 def markdown_table(head, rows):

@@ -106,8 +106,8 @@ def test_what_is_faster_than_the_floor_says_why_beside_its_bar(make_passed):
     result["time_ms"] = dict.fromkeys(("median", "p20", "p80"), result["floor_ms"] / 2)
     (picture,) = pictures([result], brief=True)
     assert picture.share(picture.rows[-1]) == 2
-    assert picture.notes(picture.rows[-1])[-1].startswith("faster than the floor, which counts more arithmetic")
-    assert not any(picture.notes(row) for row in picture.rows[:-1])
+    assert picture.rows[-1].notes[-1].startswith("faster than the floor, which counts more arithmetic")
+    assert not any(row.notes for row in picture.rows[:-1])
 
 
 CEILINGS = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 0.9e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
