@@ -42,15 +42,6 @@ def test_a_refusal_of_double_is_for_one_remark_on_all():
     assert checks.refuses_double(refused) and not checks.refuses_double(CHECK) and not checks.refuses_double(None)
 
 
-def test_nothing_was_checked():
-    assert list(checks.lines(None)) == list(checks.lines({"probes": {}, "behaviour": {}, "work": None})) == []
-
-
-def test_no_kernel_of_its_own():
-    assert checks.work({"note": "no kernel of its own"}) == "no kernel of its own"
-    assert checks.work({"note": None, "own_calls": 1, "own_share": None}).startswith("1 call of its own code")
-
-
 def test_explained():
     probes = {row[0]: row[1:] for row in checks.explained_probes(CHECK)}
     assert probes["own"] == ("ok", "1.00e-6", "1.00e-6", "1.00e-5", "on the first inputs that the problem draws")
@@ -76,15 +67,10 @@ SILENT = {
 
 
 def test_the_sanitizer():
-    assert list(checks.sanitizer(None)) == []
-    assert list(checks.sanitizer(SILENT)) == [
-        ("sanitizer", "memcheck, initcheck: no mistakes in fused_tail, tail_grad (forward and backward)"),
-        ("note", "reports on kernels that are not the variant's, which do not count: initcheck 12"),
-        ("note", "sanitizer: synccheck: Warning: Detected overflow"),
-    ]
-    one = SILENT | {"findings": ["v.py:3: a race"], "passes": ["forward"], "notes": []}
-    assert next(checks.sanitizer(one))[1] == "memcheck, initcheck: 1 mistake in fused_tail, tail_grad (forward)"
+    found = dict(checks.sanitizer(SILENT))
+    assert "no mistakes in fused_tail, tail_grad" in found["sanitizer"] and "synccheck" in found["note"]
+    one = SILENT | {"findings": ["v.py:3: a race"], "notes": []}
+    assert "1 mistake in" in dict(checks.sanitizer(one))["sanitizer"]
     blind = SILENT | {"problem": "memcheck did not end within the time limit", "notes": []}
     assert list(checks.sanitizer(blind)) == [("sanitizer", "memcheck did not end within the time limit")]
-    without = SILENT | {"tools": {}, "notes": ["no kernel of its own to look at"]}
-    assert list(checks.sanitizer(without)) == [("note", "sanitizer: no kernel of its own to look at")]
+    assert list(checks.sanitizer(None)) == []

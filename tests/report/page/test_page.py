@@ -116,6 +116,14 @@ def test_what_was_raised_is_not_counted_as_right(make_passed, make_environment):
     assert "1 right, noted: torch.compile" in text and "2 right" not in text
 
 
+@pytest.mark.parametrize("share, state", [(0.00865, "unknown"), (0.973, "good")])
+def test_own_kernels_that_take_next_to_nothing_have_no_tick(share, state, make_passed, make_environment):
+    result = make_passed("m", "v1_x")
+    result["check"]["work"] = {"note": None, "own_calls": 1, "own_share": share, "kernels": []}
+    made = page.render({"schema": 1, "environment": make_environment(), "results": [result]}, [])
+    assert re.search(rf'own kernels <span class="mark {state}">', made)
+
+
 def sources_on(source):
     shown = [part.split("</pre>")[0] for part in source.split('<pre class="code" tabindex="0">')[1:]]
     return {Page(f"<pre>{part}</pre>").text for part in shown}
