@@ -18,7 +18,9 @@ def of(result):
     share, modes = figures.share_of_floor(result), figures.timed_modes(result)
     if result["reason"] and (result["verdict"] not in figures.TIMED or not result.get("caveats")):
         yield "reason", result["reason"]
-    yield from figures.standards(result)
+    reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
+    yield from (("forward", one_line(reason)) for reason in reasons[1:])
+    yield from (("caveat", figures.caveat_line(caveat, result)) for caveat in result.get("caveats") or [])
     yield from (("finding", finding) for finding in result.get("findings") or [] if finding != result["reason"])
     if races := result.get("accepted_races"):
         lines = ", ".join(f"line {line} ({count} times)" for line, count in races.items())
@@ -66,7 +68,9 @@ def _accuracy(result, check):
 
 
 def ran_on(result):
-    return one_line(", ".join(filter(None, (result["ran_on"], figures.precisions(result))))) if result["ran_on"] else NOTHING
+    """Return 'cuda, tf32' of the original's precision, 'cuda, fp16 against tf32' where the variant says it has a lower one."""
+    precisions = " against ".join(filter(None, (result.get("variant_precision"), result.get("precision"))))
+    return one_line(", ".join(filter(None, (result["ran_on"], precisions)))) if result["ran_on"] else NOTHING
 
 
 def not_measured(name, reason):

@@ -86,7 +86,7 @@ def texts(result):
 def why_not_pass(result):
     """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
     if result["verdict"] == "forward only":
-        return [_caveat(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
+        return [caveat_line(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
     return [] if result["verdict"] == "pass" else [result["reason"]]
 
 
@@ -96,15 +96,8 @@ def raised_at(result):
     return f" ({one_line(found[1])})" if found else ""
 
 
-def standards(result):
-    """Yield (label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
-    reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
-    yield from (("forward", one_line(reason)) for reason in reasons[1:])
-    yield from (("caveat", _caveat(caveat, result)) for caveat in result.get("caveats") or [])
-
-
-def _caveat(caveat, result):
-    """'no-gradient: softmax.py:41: ...'."""
+def caveat_line(caveat, result):
+    """Return 'no-gradient: softmax.py:41: ...'."""
     where = f"{result['variant']}.py:{caveat['line']}: " if caveat.get("line") else ""
     return one_line(f"{caveat['tag']}: {where}{caveat['text']}")
 
@@ -208,11 +201,6 @@ def under_graphs(result):
     return f"{GRAPH}: {'; '.join(parts)}" if parts else None
 
 
-def peak_memory(title, timings):
-    """Return MiB on top of what was in use before the call; '-' in a CUDA graph, which took its memory when it was captured."""
-    return NOTHING if title.endswith(GRAPH) else significant(timings.get("peak_mib"))
-
-
 def geometric_means(results):
     """Return {place: (geometric mean, number of models)} of the best variant of each model against the best baseline.
 
@@ -262,12 +250,6 @@ def gradient_verdict(check):
     if not gradients or OF_OUTPUTS in gradients or gradients_unsupported(gradients) is not None:
         return "none"
     return "ok" if all(is_within(each) for each in gradients.values()) else "fail"
-
-
-def precisions(result):
-    """Return 'tf32', the precision of the original; 'fp16 against tf32' for a variant that says it computes in a lower one."""
-    own, original = result.get("variant_precision"), result.get("precision")
-    return f"{own} against {original}" if own and original else own or original
 
 
 def mutants(result):

@@ -27,13 +27,12 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Point:
-    """`work` is {"bytes", "flops"} of one step, which takes `milliseconds`. Only what is `labelled` is drawn, with its name."""
+    """`work` is {"bytes", "flops"} of one step, which takes `milliseconds`."""
 
     name: str
     kind: str
     work: dict
     milliseconds: float
-    labelled: bool = True
 
     @property
     def intensity(self):
@@ -55,9 +54,9 @@ def points_of(results):
         work, medians = next((each["work"] for each in own if each.get("work")), None), baseline_medians(own)
         if not work or min(*work["least"].values()) <= 0:
             continue
-        shown = "eager", fastest_baseline(medians)
+        shown = {name: medians[name] for name in ("eager", fastest_baseline(medians)) if name in medians}
         points = [Point(one_line(each["variant"]), OF_VARIANT, work["least"], each["time_ms"]["median"]) for each in own]
-        points += [Point(baseline_name(n), OF_BASELINE, work["least"], ms, n in shown) for n, ms in medians.items()]
+        points += [Point(baseline_name(name), OF_BASELINE, work["least"], ms) for name, ms in shown.items()]
         if "eager" in medians and min(*work.get("as_written", {"": 0}).values(), 1) > 0:
             points.append(Point("operators", AS_WRITTEN, work["as_written"], medians["eager"]))
         found[key] = [point for point in points if point.milliseconds > 0]
@@ -77,7 +76,7 @@ def chart(points, ceilings, name, title):
             [44 / WIDTH, 40 / HEIGHT, (WIDTH - 106) / WIDTH, (HEIGHT - 60) / HEIGHT], xscale="log", yscale="log"
         )
         _draw_axes(axes, points, roofs, bandwidth)
-        _draw_points(axes, [point for point in points if point.labelled])
+        _draw_points(axes, points)
         words = [f"{each.name}: {significant(each.intensity)} FLOP per byte, {_rate(each.rate)}" for each in points]
         ceiling = [f"memory {_bandwidth(bandwidth)}", *(f"{name} {_rate(rate)}" for name, rate in roofs.items())]
         return drawing.svg(figure, name, title, f"Ceilings: {', '.join(ceiling)}. {'; '.join(words)}.")

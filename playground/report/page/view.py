@@ -5,7 +5,7 @@ import json
 from playground.report import figures, roofline, speed_bars
 from playground.report.document import date_of, is_stale
 from playground.report.page import suite, variant, verdicts
-from playground.report.text import one_line, significant, with_unit
+from playground.report.text import one_line, with_unit
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
 NOWHERE = "nowhere"
@@ -74,24 +74,17 @@ def _remarks(environment):
 
 
 def _rooflines(results):
-    """Yield each place with its charts, one for a model and size, and all points as rows."""
+    """Yield each place with its charts, one for a model and size."""
     for number, place in enumerate(dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings"))):
         of_place = [result for result in results if result["ran_on"] == place]
         ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
-        charts, rows = [], []
+        charts = []
         for (model, inputs), points in roofline.points_of(of_place).items():
-            title = f"{model}, {inputs}"
-            name = f"roof-{number}-{len(charts)}"
+            title, name = f"{model}, {inputs}", f"roof-{number}-{len(charts)}"
             if svg := roofline.chart(points, ceilings, name, f"Roofline of {title} on {PLACES[place]}"):
                 charts.append({"title": title, "svg": svg})
-                rows += [(title, *_point_cells(point)) for point in points]
         if charts:
-            yield {"place": PLACES[place], "charts": charts, "rows": rows}
-
-
-def _point_cells(point):
-    work = point.work["bytes"] / 1e6, point.work["flops"] / 1e9
-    return point.name, *map(significant, (*work, point.intensity, point.milliseconds, point.rate / 1e9))
+            yield {"place": PLACES[place], "charts": charts}
 
 
 def _model(identity, name, pairs, with_source):
