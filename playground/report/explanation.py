@@ -58,7 +58,8 @@ def show(variant, console, siblings=()):
             for line in paragraph.split("\n") if keeps else [paragraph.replace("\n", " ")]:
                 print_folded(console, Text(line), INDENT if heading else 0, hanging=4 if keeps else 0)
     console.print()
-    print_folded(console, str(variant.path), style="dim")
+    count = len(variant.path.read_text(encoding="utf-8", errors="replace").splitlines())
+    print_folded(console, f"{variant.path}, {count} lines", style="dim")
     parent = re.search(r"^Like (v\d+)\b", text, re.MULTILINE)
     for ancestor in [each for each in siblings if parent and each.name.startswith(f"{parent[1]}_")]:
         names = " ".join(f"{variant.path.parent.name}/{each.name}" for each in (ancestor, variant))
