@@ -5,7 +5,7 @@ from playground.judge.probes import AT_OWN_SIZE
 from playground.report.text import NOTHING, scientific, with_unit
 
 NOT_RUN = "not run: "
-DOUBLE = "double()"
+DOUBLE = "double()"  # which nearly all refuse
 EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
 REFUSED = "refused by an exception, as it may"
 SHOWN = {"a late producer": "stream ordering", "a side stream": "another stream"}
@@ -68,20 +68,8 @@ def sorted_out(entries):
     return found
 
 
-def refusals(check):
-    """'refuses autocast, torch.compile': where the variant raised an exception, as it may there. None where it did nowhere.
-
-    Without double(), which nearly all refuse: `refuses_double` is for one remark on all of them.
-    """
-    names = ", ".join(name for name in _refused(check) if name != DOUBLE)
-    return f"refuses {names}" if names else None
-
-
-def refuses_double(check):
-    return DOUBLE in _refused(check)
-
-
-def _refused(check):
+def refused(check):
+    """Return the names of the checks where the variant raised an exception, as it may there."""
     return sorted_out({**((check or {}).get("probes") or {}), **((check or {}).get("behaviour") or {})})[REFUSED]
 
 

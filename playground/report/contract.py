@@ -63,12 +63,8 @@ def _leaf(expected, holds):
     return lambda value, where: require(holds(value), where, expected, value)
 
 
-def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
 anything = _leaf("anything", lambda value: True)
-number = _leaf("a number that is not negative", _is_number)
+number = _leaf("a number that is not negative", lambda value: type(value) in (int, float) and 0 <= value < math.inf)
 text = _leaf("a text", lambda value: isinstance(value, str) and value.strip())
 printed = _leaf("a text", lambda value: isinstance(value, str))
 texts = _leaf("a list of texts", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))

@@ -71,6 +71,7 @@ def tally(results):
 def texts(result):
     """Return the figures of a table's row, each as it is written: "time" in ms, "over" the baseline, "of floor", ..."""
     check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
+    outcome, own = (result.get("outcome") or {}).get("verdict", NOTHING), result.get("variant_precision")
     return {
         "max error": scientific(check.get("max_error")),
         "PyTorch's": scientific(check.get("eager_error")),
@@ -79,7 +80,7 @@ def texts(result):
         "speed-up": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
         "over": one_line(baseline_name(best)) if best else NOTHING,
         "of floor": with_unit(share and 100 * share, "%"),
-        "outcome": outcome_verdict(result),
+        "outcome": OUTCOMES.get(outcome, outcome) + (f" in {own}" if own and outcome != NOTHING else ""),
     }
 
 
@@ -141,13 +142,6 @@ def headline(timings):
 def why_not_measured(timings):
     """Return why there is no speed-up, such as 'the machine is busy (...)'; None where there is one."""
     return (timings.get("outcome") or {}).get("reason")
-
-
-def outcome_verdict(timings):
-    """Return 'faster', 'no difference', 'slower' or 'not measured'; 'faster in fp16' of a lower precision; '-' if not known."""
-    verdict = (timings.get("outcome") or {}).get("verdict", NOTHING)
-    own = timings.get("variant_precision")
-    return OUTCOMES.get(verdict, verdict) + (f" in {own}" if own and verdict != NOTHING else "")
 
 
 def timing_notes(result, brief=False):

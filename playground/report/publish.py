@@ -180,12 +180,12 @@ def _best_row(results):
     baselines, graphed = figures.baseline_medians(results), (result.get("graphed") or {}).get("time_ms")
     # Where launches took a share of the time that shows.
     in_a_graph = graphed and graphed["median"] <= (1 - LAUNCHES_SHOW) * median
+    best = f"**{significant(median)}**{', in a CUDA graph ' + significant(graphed['median']) if in_a_graph else ''}"
     return (
         markdown_cell(result["model"]),
         significant(baselines.get("eager")),
         f"{significant(baselines[fastest])} ({markdown_cell(figures.baseline_name(fastest))})" if fastest else "",
-        f"**{significant(median)}**{', in a CUDA graph ' + significant(graphed['median']) if in_a_graph else ''} "
-        f"({_link(README, result['model'], result['variant'])})",
+        f"{best} ({_link(README, result['model'], result['variant'])})",
         f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
         with_unit(100 * share, "%") if share else "",
     )

@@ -136,17 +136,14 @@ def eval_results(report):
     levels = {}
     for result in report["results"]:
         pair = result.get("pair") or {}
-        if None in (pair.get("level"), pair.get("problem_id")) or result["verdict"] == "skipped" or lacks_time(result):
+        has_claim = result["time_ms"] and why_not_measured(result) is None
+        is_left_out = result["verdict"] == "skipped" or (is_correct(result, "forward") and not has_claim)
+        if is_left_out or None in (pair.get("level"), pair.get("problem_id")):
             continue
         entries = levels.setdefault(pair["level"], {}).setdefault(str(pair["problem_id"]), [])
         sample = pair.get("sample_id")
         entries.append(_eval_entry(result, len(entries) if sample is None else sample, report["environment"]))
     return {level: dict(sorted(found.items(), key=lambda item: int(item[0]))) for level, found in levels.items()}
-
-
-def lacks_time(result):
-    """Return whether it is correct, but no time of it is claimed."""
-    return is_correct(result, "forward") and (why_not_measured(result) is not None or not result["time_ms"])
 
 
 def _eval_entry(result, sample, environment):

@@ -80,7 +80,7 @@ class Summary(View):
         for place, (mean, models) in figures.geometric_means(results).items():
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
-        if count := sum(checks.refuses_double(result["check"]) for result in results):
+        if count := sum(checks.DOUBLE in checks.refused(result["check"]) for result in results):
             print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
         print_folded(console, ", ".join(figures.tally(results).values()) or "No variants.")
 
@@ -166,23 +166,26 @@ def _print_remarks(console, results):
                 groups.setdefault(value, []).append(result["variant"])
         return groups.items()
 
+    def refusals(result):
+        if names := [name for name in checks.refused(result["check"]) if name != checks.DOUBLE]:
+            yield f"refuses {', '.join(names)}"
+
+    sizes = grouped(lambda each: [figures.size_note(each) or "sizes of the original"] if each.get("shape") else [])
     whys = grouped(lambda each: [(each["verdict"], why + figures.raised_at(each)) for why in figures.why_not_pass(each)])
     for (word, reason), variants in whys:
         told(Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}"))
     for result in results:
         for line in _printed_lines(result)[:1]:
             told(f"{one_line(result['variant'])} printed: {line}")
-    sizes = dict(grouped(lambda each: [figures.size_note(each) or "sizes of the original"] if each.get("shape") else []))
-    for what in (
-        lambda each: [figures.mutants(each)],
-        lambda each: [checks.refusals(each["check"])],
-        lambda each: [figures.under_graphs(each)],
-        lambda each: figures.timing_notes(each, brief=True),
-        lambda each: [figures.size_note(each) or "sizes of the original"] if each.get("shape") and len(sizes) > 1 else [],
-    ):
-        for note, variants in grouped(what):
-            if note:
-                told(f"{f'all {len(results)} variants' if len(variants) == len(results) > 1 else ', '.join(variants)}: {note}")
+    for note, variants in [
+        *grouped(lambda each: [figures.mutants(each)]),
+        *grouped(refusals),
+        *grouped(lambda each: [figures.under_graphs(each)]),
+        *grouped(lambda each: figures.timing_notes(each, brief=True)),
+        *(sizes if len(sizes) > 1 else ()),
+    ]:
+        if note:
+            told(f"{f'all {len(results)} variants' if len(variants) == len(results) > 1 else ', '.join(variants)}: {note}")
     for name, reason in sorted({item for each in results for item in (each.get("baselines_unavailable") or {}).items()}):
         told(facts.not_measured(name, reason))
 

@@ -9,6 +9,7 @@ from playground.report.text import one_line, with_unit
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
 NOWHERE = "nowhere"
+INCOMPLETE = "the run did not come to its end: this is what was finished"
 MOST_SOURCE = 200_000  # characters; of longer sources in all, only the lines around findings are on the page
 
 
@@ -22,14 +23,13 @@ def page(document, known):
         _model(f"model-{number}", name, [pair for pair in pairs if pair[0]["model"] == name], with_source)
         for number, name in enumerate(dict.fromkeys(result["model"] for result in results), 1)
     ]
-    machine, device = (
-        figures.machine(environment),
-        environment.get("gpu") or environment.get("cpu") or "A machine without a GPU",
-    )
+    device = environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"
+    is_cut = environment.get("complete") is False
+    remarks = one_line(environment.get("joined") or ""), figures.isolation(environment), INCOMPLETE * is_cut
     return {
         "device": one_line(device),
-        "machine": machine,
-        "remarks": list(_remarks(environment)),
+        "machine": figures.machine(environment),
+        "remarks": list(filter(None, remarks)),
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
         "environment": json.dumps(environment, indent=1, ensure_ascii=False),
         "tally": [verdicts.Mark(verdicts.mark(word).state, text) for word, text in figures.tally(results).items()],
@@ -62,15 +62,6 @@ def _files(result, known):
     named = [each for each in known if (each.names or (each.model.stem, each.variant.stem)) == names]
     same = [each for each in named if not is_stale(result, each.variant, each.model)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
-
-
-def _remarks(environment):
-    if environment.get("joined"):
-        yield one_line(environment["joined"])
-    if line := figures.isolation(environment):
-        yield line
-    if environment.get("complete") is False:
-        yield "the run did not come to its end: this is what was finished"
 
 
 def _rooflines(results):
