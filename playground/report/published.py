@@ -25,31 +25,23 @@ def read(root):
     return list(found.values())
 
 
-def is_right(result):
-    return result["standards"]["forward"]
+def kinds(result):
+    """Return what a result is: "right", "drop-in", "timed", and faster with its whole interval above 1.01.
 
-
-def is_timed(result):
-    return is_right(result) and (result["outcome"] or {}).get("verdict") not in (None, "not measured")
-
-
-def is_faster(result):
-    """Return whether it is faster than the fastest baseline that is as precise, its whole interval above 1.01."""
-    return is_timed(result) and result["outcome"]["verdict"] == "win"
-
-
-def beats_eager(result):
-    """Return whether it is faster than eager PyTorch, the whole interval of the ratio above 1.01."""
-    return is_timed(result) and result["speedup"]["eager"]["low"] > 1 + TIE
+    "faster": than the fastest baseline that is as precise; "over eager": than eager PyTorch; "over both".
+    """
+    found = {"all"} | {word for word, key in (("right", "forward"), ("drop-in", "drop_in")) if result["standards"][key]}
+    outcome = (result["outcome"] or {}).get("verdict", "not measured")
+    if "right" in found and outcome != "not measured":
+        over = {"faster": outcome == "win", "over eager": result["speedup"]["eager"]["low"] > 1 + TIE}
+        found |= {"timed", *(word for word, holds in (over | {"over both": all(over.values())}).items() if holds)}
+    return found
 
 
 def counts(results):
-    """Return {what: how many of the results}, and the same of those whose publisher claims a speed-up over eager PyTorch."""
-    tests = {"right": is_right, "timed": is_timed, "faster": is_faster, "over eager": beats_eager}
-    tests |= {"over both": lambda result: is_faster(result) and beats_eager(result)}
-    tests |= {"all": lambda result: True, "drop-in": lambda result: result["standards"]["drop_in"]}
+    """Return {kind: how many of the results}, and the same of those whose publisher claims a speed-up over eager PyTorch."""
     claiming = [each for each in results if (each.get("claimed_speedup") or 0) > 1]
-    return tuple({what: sum(map(test, of)) for what, test in tests.items()} for of in (results, claiming))
+    return tuple(collections.Counter(kind for each in of for kind in kinds(each)) for of in (results, claiming))
 
 
 def sentence(results):
@@ -57,7 +49,7 @@ def sentence(results):
     found, claiming = counts(results)
     faster = (
         f"measured, and {claiming['over eager']} are faster here, {claiming['over both']} of these also than PyTorch's best"
-        if all(each.get("outer") for each in results if is_timed(each))
+        if all(each.get("outer") for each in results if "timed" in kinds(each))
         else "measured; the others' times are older than the outer clock"
     )
     return (
@@ -97,12 +89,12 @@ def image(results):
         axes.text(0.07, 0.075, "as claimed", rotation=45, rotation_mode="anchor", ha="center", **LOOK)
         for line in (axes.axvline, axes.axhline, failed.axvline):
             line(1, color=PANEL, linewidth=0.8, linestyle=(0, (4, 3)))
-        right = filter(is_timed, claimed)
-        _scatter(axes, [(each, each["speedup"]["eager"]["ratio"], GOOD if is_faster(each) else DEVICE) for each in right])
+        timed = [(each, each["speedup"]["eager"]["ratio"], kinds(each)) for each in claimed if "timed" in kinds(each)]
+        _scatter(axes, [(each, ratio, GOOD if "faster" in of else DEVICE) for each, ratio, of in timed])
         for label, colour in (("right and faster than PyTorch's best", GOOD), ("right", DEVICE)):
             axes.plot([], [], "s", color=colour, markersize=6, label=label)
         axes.legend(loc="upper left", labelcolor=PANEL, frameon=False)
-        _scatter(failed, [(each, 1, FLOOR) for each in claimed if not is_right(each)])
+        _scatter(failed, [(each, 1, FLOOR) for each in claimed if "right" not in kinds(each)])
         labels = [f"{tick:g}x" for tick in TICKS]
         failed.set(xticks=TICKS, xticklabels=labels, yticks=[1], yticklabels=["fails"], xlabel="claimed by the publisher")
         axes.set(yticks=TICKS, yticklabels=labels)
@@ -131,5 +123,6 @@ def _scatter(axes, points):
 def _in_words(result):
     claimed = f"claimed {with_unit(result['claimed_speedup'], 'x')}" if result.get("claimed_speedup") else "nothing claimed"
     name = f"Level {result['level']} problem {result['problem_id']}" if result.get("level") else result["solution"]
-    measured = f"{significant(result['speedup']['eager']['ratio'])}x" if is_timed(result) else "not measured"
-    return f"{name}: {claimed}, {measured if is_right(result) else result['verdict']}."
+    own = kinds(result)
+    measured = f"{significant(result['speedup']['eager']['ratio'])}x" if "timed" in own else "not measured"
+    return f"{name}: {claimed}, {measured if 'right' in own else result['verdict']}."
