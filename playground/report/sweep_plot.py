@@ -26,9 +26,9 @@ def require(file):
 
 
 def write(report, axes, file):
-    """Draw a column of two panels for each model and combination of other axes; the first axis runs to the right.
+    """Draw a column for each model and combination of other axes; the first axis runs to the right.
 
-    Where no time, or no speed-up, was measured along any line of a kind, there is no panel for it: its reasons stand above.
+    It has a panel of times and one of speed-ups, as far as any were measured, and above them why points are missing.
     """
     from matplotlib.figure import Figure  # which only who draws needs
 
@@ -37,25 +37,21 @@ def write(report, axes, file):
         for others, line in sweep.lines_along(own, axes, axis):
             title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
             columns.setdefault(title, {})[variant] = line
-    drawn = [  # what there is to draw in the panels of each row
-        (_draw_times, any(_timed(line) for lines in columns.values() for line in lines.values())),
-        (_draw_ratios, any(sweep.measured(line) for lines in columns.values() for line in lines.values())),
-    ]
-    figure = Figure(figsize=(8 * len(columns), 0.9 + 3.3 * sum(is_drawn for _, is_drawn in drawn)), layout="constrained")
-    # A strip is enough for the reasons.
-    ratios = [1 if is_drawn else 0.02 for _, is_drawn in drawn]
-    panels = figure.subplots(2, len(columns), squeeze=False, sharex="col", height_ratios=ratios)
+    lines_of_all = [line for lines in columns.values() for line in lines.values()]
+    kinds = {_draw_times: _timed, _draw_ratios: sweep.measured}
+    drawn = [draw for draw, known in kinds.items() if any(map(known, lines_of_all))]
+    figure = Figure(figsize=(8 * len(columns), 1.2 + 3 * len(drawn)), layout="constrained")
+    panels = figure.subplots(max(1, len(drawn)), len(columns), squeeze=False, sharex="col")
     for own, (title, lines) in zip(panels.T, columns.items(), strict=True):
-        for panel, (draw, is_drawn) in zip(own, drawn, strict=True):
+        own[0].set_title("\n".join([title, *_reasons(lines, axis)]), loc="left", fontsize=9)
+        for panel, draw in zip(own, drawn, strict=False):
             draw(panel, lines, axis)
-            panel.set_axis_on() if is_drawn else panel.set_axis_off()
             if sweep.is_numeric(axes, axis) and min(axes[axis]) > 0 and max(axes[axis]) >= 8 * min(axes[axis]):
                 panel.set_xscale("log", base=2)
                 panel.set_xticks(sorted(axes[axis]), [str(each) for each in sorted(axes[axis])])
                 panel.minorticks_off()
-        own[0].set_title(f"{title}\n{own[0].get_title('left')}", loc="left", fontsize=10)
-        own[1].set_xlabel(axis)
-        own[0].tick_params(labelbottom=not drawn[1][1])
+        own[-1].set_xlabel(axis)
+        own[0].axis("on" if drawn else "off")
     figure.savefig(file)
 
 
@@ -66,6 +62,18 @@ def _timed(line):
 def _places(line, axis):
     found = [sweep.value(result["shape"]["settings"], axis) for result in line]
     return [each if isinstance(each, (int, float)) else str(each) for each in found]
+
+
+def _reasons(lines, axis):
+    """Return why which points have no time or no speed-up, a text for each variant and reason."""
+    reasons = {}
+    for variant, line in lines.items():
+        for result, place in zip(line, _places(line, axis), strict=True):
+            what = "speed-up not measured" if result["time_ms"] else "not measured"
+            if why := why_not_measured(result) if result["time_ms"] else result["reason"]:
+                reasons.setdefault((what, variant, one_line(why)), []).append(str(place))
+    said = [f"{what}: {variant} at {', '.join(places)}: {why}" for (what, variant, why), places in reasons.items()]
+    return [textwrap.fill(each, 90) for each in said]
 
 
 def _draw_times(panel, lines, axis):
@@ -84,7 +92,7 @@ def _draw_times(panel, lines, axis):
         if points:
             look = {"linestyle": style, "color": colour, "marker": "o" if style == "-" else ".", "label": label}
             panel.plot(_places([result for result, _ in points], axis), [value for _, value in points], **look)
-    _finish(panel, "median ms", "", lines, axis, lambda result: None if result["time_ms"] else result["reason"])
+    _scale(panel, "median ms", "")
     if longest:
         panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1))  # beside the panel, where it covers no line
 
@@ -97,20 +105,12 @@ def _draw_ratios(panel, lines, axis):
         panel.plot(_places(timed, axis), ratio, marker="o", color=f"C{number}")
         panel.fill_between(_places(timed, axis), low, high, alpha=0.25, color=f"C{number}")
     panel.axhline(1.0, linestyle="--", color="black")
-    _finish(panel, "speed-up over the best baseline", "x", lines, axis, why_not_measured)
+    _scale(panel, "speed-up over the best baseline", "x")
 
 
-def _finish(panel, label, unit, lines, axis, why_missing):
-    """Label a panel and write above it why points are missing, once for each reason."""
+def _scale(panel, label, unit):
     from matplotlib.ticker import LogLocator
 
-    reasons = {}
-    for variant, line in lines.items():
-        for result, place in zip(line, _places(line, axis), strict=True):
-            if why := why_missing(result):
-                reasons.setdefault((variant, one_line(why)), []).append(place)
-    said = [f"{variant} at {', '.join(map(str, places))}: {why}" for (variant, why), places in reasons.items()]
-    panel.set_title("\n".join(textwrap.fill(f"not measured: {each}", 90) for each in said), loc="left", fontsize=8)
     panel.set(ylabel=label, yscale="log")
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.yaxis.set_major_formatter("{x:g}" + unit)
