@@ -86,11 +86,12 @@ def image(model, variant):
             _write(axes, (left + WIDTH / 2, top + HEIGHT / 2), box.lines, 16, ha="center", color="#ffffff")
             if box.to:
                 _draw_arrow(axes, box, boxes)
-        places = {box.place: box.name for box in boxes}
-        kept = (f"{MEMORIES[box.place[0]][0]}: {', '.join(box.lines)}" for box in boxes)
-        handed = (f"{box.name} to {places[box.to]}: {' '.join(box.how)}" for box in boxes if box.to)
+        names = {box.place: box.name for box in boxes}
+        kept = (f"{MEMORIES[each.place[0]][0]}: {', '.join(each.lines[:-1])} ({each.detail})" for each in boxes)
+        handed = (f"{each.name} to {names[each.to]}: {' '.join(each.how)}" for each in boxes if each.to)
+        words = f"{title}. {'; '.join(kept)}. {'; '.join(handed)}."
         name = f"{model}, {variant}: what a block keeps where"
-        return drawing.svg(figure, "memories", name, f"{title}. {'; '.join([*kept, *handed])}.", drawing.ANYWHERE) + "\n"
+        return drawing.svg(figure, "memories", name, words, drawing.ANYWHERE) + "\n"
 
 
 def _band(letter):
