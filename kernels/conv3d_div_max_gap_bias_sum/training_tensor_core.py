@@ -52,9 +52,8 @@ CUDA = r"""
 #include <cstdint>
 
 // What the kernels are made for, in volumes of any size.
-#define SERVED                                                                                                             \
-    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 &&           \
-     POOL_H == 2 && POOL_W == 2)
+#define SERVED (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 && \
+                POOL_H == 2 && POOL_W == 2)
 extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
@@ -132,7 +131,6 @@ struct Shared {
     uint64_t full[STAGES], empty[STAGES];      // mbarriers
     float producer_largest[2][PRODUCER_WARPS]; // [at the start, at the end of an attempt]
     int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
-    int weight_exponent;                       // of the weights' power of two
     float weight_largest[CONSUMER_WARPS];
     float sums[CONSUMER_WARPS][OUTPUTS];
     DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
@@ -481,23 +479,22 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
         UNROLL for (int d = 0; d < 2; ++d) {
             if (p < d || p > d + 2) continue;
             const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
+            const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
+            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES); };
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = ld_shared_v2_u32(at + tap * TAP_BYTES), next_w = ld_shared_v2_u32(at + second * TAP_BYTES);
-                const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES);
-                const uint2 next_low_w = ld_shared_v2_u32(at + OPERAND_BYTES + second * TAP_BYTES);
+                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], low_w, next_low_w, operand(high, hw, tap), operand(high, hw, second));
+                    mma_pair(small[4 * d + hw], small_w, next_small_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
                     mma_pair(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
                     mma_pair(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
             }
-            const uint2 w = ld_shared_v2_u32(at + MIDDLE * TAP_BYTES);
-            const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + MIDDLE * TAP_BYTES);
+            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
-                mma_pair(small[4 * d + hw], low_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
+                mma_pair(small[4 * d + hw], small_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
                 mma_m16n8k8_f32_f16(part[hw], w, operand(high, hw, MIDDLE));
             }
             UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
@@ -542,19 +539,17 @@ DEVICE uint32_t argmax_word(int g, const uint32_t (&indices)[4]) {
     return (upper ? odd : even) | __shfl_xor_sync(0xffffffffu, upper ? even : odd, 16);
 }
 
-// A warp writes a sample's result; sum_of(o) is the sum of output o's maxima.
-template <class Sum>
-DEVICE void write_result(const Result& result, int64_t sample, Sum sum_of) {
-    float total = 0;
-    for (int o = threadIdx.x % WARP; o < OUT_CHANNELS; o += WARP) {
-        const float sign = copysignf(1, result.divisor);
-        const float average = (sum_of(o) / result.windows + sign * result.conv_bias[o]) / fabsf(result.divisor);
-        if (result.bias) total += average + result.bias[result.biases == 1 ? 0 : o];
-        else result.out[sample * OUT_CHANNELS + o] = average;
+// A warp writes a sample's result; lane o has the sum of output o's maxima.
+DEVICE void write_result(const Result& result, int64_t sample, float sum) {
+    const int o = threadIdx.x % WARP;
+    float average = 0;
+    if (o < OUT_CHANNELS) {
+        average = (sum / result.windows + copysignf(1, result.divisor) * result.conv_bias[o]) / fabsf(result.divisor);
+        if (!result.bias) result.out[sample * OUT_CHANNELS + o] = average;
+        else average += result.bias[result.biases == 1 ? 0 : o];
     }
-    if (!result.bias) return;
-    total = warp_sum(total);
-    if (threadIdx.x % WARP == 0) result.out[sample] = total;
+    average = warp_sum(average);
+    if (result.bias && o == 0) result.out[sample] = average;
 }
 
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null; `argmax` (batch, slabs, rows, columns, 4).
@@ -573,7 +568,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int warp = threadIdx.x / WARP;
     const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
-    if (threadIdx.x == 0) shared.weight_exponent = weight_exponent;
     uint2* const operands = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
     store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), operands,
                   STRICT ? operands + TAPS * WARP : nullptr);
@@ -617,23 +611,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     bar_sync(2, CONSUMERS);
     if (warp > 0) return;
-    const auto sum_of = [&](int o) {
-        float sum = 0;
-        for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][o];
-        return times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - shared.weight_exponent);
-    };
-    if (!part_sums) write_result(result, segment.sample, sum_of);
-    else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum_of(lane);
+    float sum = 0;
+    if (lane < OUTPUTS)
+        for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
+    sum = times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
+    if (!part_sums) write_result(result, segment.sample, sum);
+    else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
 
 // A warp adds the parts of a sample, in order.
 __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
-    write_result(result, blockIdx.x, [&](int o) {
-        float sum = 0;
-        for (int part = 0; part < parts; ++part)
-            sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + o];
-        return sum;
-    });
+    float sum = 0;
+    for (int part = 0; part < parts; ++part)
+        if (threadIdx.x < OUTPUTS) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + threadIdx.x];
+    write_result(result, blockIdx.x, sum);
 }
 
 // ---- gradients
@@ -1102,10 +1093,8 @@ class ModelNew(nn.Module):
         super().__init__()
         limits = torch.finfo(torch.float32)
         if not isinstance(divisor, (int, float)) or not limits.tiny <= abs(divisor) <= limits.max:  # NaN fails it, too
-            raise ValueError(
-                f"divisor: expected a number whose size is a normal float32, {limits.tiny} to {limits.max}, got {divisor!r}; "
-                "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
-            )
+            wanted = f"a number whose size is a normal float32, {limits.tiny} to {limits.max}"
+            raise ValueError(f"divisor: expected {wanted}, got {divisor!r}; by others, max(conv) / d is not max(conv / d)")
         self.pool_size = (pool_size,) * 3 if isinstance(pool_size, int) else tuple(pool_size)
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")

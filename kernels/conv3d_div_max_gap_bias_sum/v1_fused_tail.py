@@ -49,18 +49,10 @@ CUDA = r"""
 
 using Element = float;  // of the pooled tensor and the bias
 
-constexpr int WARP = 32, THREADS = 1024;
+constexpr int WARP = 32, THREADS = WARP * WARP;
 
-// The sum of `value` over the block, valid in thread 0. The order of additions is fixed, so the bits are too.
-__device__ float block_sum(float value) {
-    __shared__ float warp_sums[THREADS / WARP];
+__device__ float warp_sum(float value) {  // in lane 0. The order of additions is fixed, so the bits are too.
     for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
-    if (threadIdx.x % WARP == 0) warp_sums[threadIdx.x / WARP] = value;
-    __syncthreads();
-    if (threadIdx.x < WARP) {
-        value = threadIdx.x < THREADS / WARP ? warp_sums[threadIdx.x] : 0.0f;
-        for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
-    }
     return value;
 }
 
@@ -69,6 +61,7 @@ __device__ float block_sum(float value) {
 __global__ void __launch_bounds__(THREADS, 1) fused_tail(const Element* __restrict__ pooled, const Element* __restrict__ bias,
                                                       float* __restrict__ out, int64_t size, int channels, float windows,
                                                       float divisor) {
+    __shared__ float warp_sums[WARP];
     const Element* group = pooled + blockIdx.x * size;
     float sum = 0.0f;
     // Unrolled so that eight loads of a thread are in flight at once: one block an SM has no more threads.
@@ -76,7 +69,11 @@ __global__ void __launch_bounds__(THREADS, 1) fused_tail(const Element* __restri
     for (int64_t i = threadIdx.x; i < size; i += THREADS) sum += group[i];
     sum = sum / windows / divisor;
     for (int channel = threadIdx.x; channel < channels; channel += THREADS) sum += bias[channel];
-    sum = block_sum(sum);
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) warp_sums[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
+    sum = warp_sum(warp_sums[threadIdx.x]);
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
@@ -125,10 +122,8 @@ class ModelNew(nn.Module):
         super().__init__()
         limits = torch.finfo(torch.float32)
         if not isinstance(divisor, (int, float)) or not limits.tiny <= abs(divisor) <= limits.max:  # NaN fails it, too
-            raise ValueError(
-                f"divisor: expected a number whose size is a normal float32, {limits.tiny} to {limits.max}, got {divisor!r}; "
-                "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
-            )
+            wanted = f"a number whose size is a normal float32, {limits.tiny} to {limits.max}"
+            raise ValueError(f"divisor: expected {wanted}, got {divisor!r}; by others, max(conv) / d is not max(conv / d)")
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size)
         self.divisor, self.sum_dim = divisor, sum_dim
         self.max_pool = nn.MaxPool3d(pool_size)

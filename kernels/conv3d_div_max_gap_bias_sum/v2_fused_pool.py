@@ -167,10 +167,8 @@ class ModelNew(nn.Module):
         super().__init__()
         limits = torch.finfo(torch.float32)
         if not isinstance(divisor, (int, float)) or not limits.tiny <= abs(divisor) <= limits.max:  # NaN fails it, too
-            raise ValueError(
-                f"divisor: expected a number whose size is a normal float32, {limits.tiny} to {limits.max}, got {divisor!r}; "
-                "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
-            )
+            wanted = f"a number whose size is a normal float32, {limits.tiny} to {limits.max}"
+            raise ValueError(f"divisor: expected {wanted}, got {divisor!r}; by others, max(conv) / d is not max(conv / d)")
         self.pool_size = (pool_size,) * 3 if isinstance(pool_size, int) else tuple(pool_size)
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")

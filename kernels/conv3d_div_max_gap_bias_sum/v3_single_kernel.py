@@ -51,6 +51,9 @@ CUDA = r"""
 
 using Element = float;  // of x and the parameters
 
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -94,8 +97,7 @@ template <int N>
 __device__ float block_sums(const float (&values)[N]) {
     static_assert(N <= THREADS, "a thread for each sum");
     __shared__ float warp_sums[N][WARPS];
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
+    UNROLL for (int k = 0; k < N; ++k) {
         const float sum = warp_sum(values[k]);
         if (threadIdx.x % WARP == 0) warp_sums[k][threadIdx.x / WARP] = sum;
     }
@@ -138,26 +140,19 @@ __device__ __forceinline__ void convolve_window(const Volume& volume, const Elem
     const bool exists = window < volume.windows();
     const int column = window % volume.columns, row = window / volume.columns % volume.rows;
     const int slab = window / volume.columns / volume.rows;
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o) maxima[o] = -INFINITY;
+    UNROLL for (int o = 0; o < OUT_BLOCK; ++o) maxima[o] = -INFINITY;
 
     // Loops of one nest are not indented.
-#pragma unroll 1
-    for (int first = 0; first < POSITIONS; first += PART) {
+    UNROLL_1 for (int first = 0; first < POSITIONS; first += PART) {
         const int d = slab * POOL_D + first / (POOL_H * POOL_W), h = row * POOL_H + first / POOL_W % POOL_H;
         const int w = column * POOL_W + first % POOL_W;
         float sums[OUT_BLOCK][PART_D][PART_H][PART_W] = {};
-#pragma unroll 1
-        for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
-#pragma unroll 1
-        for (int r0 = 0; r0 < KERNEL_D; r0 += SLICE_R)
-#pragma unroll 1
-        for (int s0 = 0; s0 < KERNEL_H; s0 += SLICE_S)
-#pragma unroll 1
-        for (int t0 = 0; t0 < KERNEL_W; t0 += SLICE_T) {
+        UNROLL_1 for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
+        UNROLL_1 for (int r0 = 0; r0 < KERNEL_D; r0 += SLICE_R)
+        UNROLL_1 for (int s0 = 0; s0 < KERNEL_H; s0 += SLICE_S)
+        UNROLL_1 for (int t0 = 0; t0 < KERNEL_W; t0 += SLICE_T) {
             __syncthreads();  // the slice before has been read
-#pragma unroll 1
-            for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * SLICE_T * OUT_PITCH; k += THREADS) {
+            UNROLL_1 for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * SLICE_T * OUT_PITCH; k += THREADS) {
                 const int o = k % OUT_PITCH, t = k / OUT_PITCH % SLICE_T, s = k / OUT_PITCH / SLICE_T % SLICE_S;
                 const int r = k / OUT_PITCH / SLICE_T / SLICE_S % SLICE_R, c = k / OUT_PITCH / SLICE_T / SLICE_S / SLICE_R;
                 const int64_t channel = (int64_t)(first_out + o) * IN_CHANNELS + c0 + c;
@@ -166,36 +161,25 @@ __device__ __forceinline__ void convolve_window(const Volume& volume, const Elem
             }
             __syncthreads();
             if (exists)
-#pragma unroll 1
-            for (int c = 0; c < SLICE_C; ++c)
-#pragma unroll 1
-            for (int r = 0; r < SLICE_R; ++r)
-#pragma unroll 1
-            for (int s = 0; s < SLICE_S; ++s) {
+            UNROLL_1 for (int c = 0; c < SLICE_C; ++c)
+            UNROLL_1 for (int r = 0; r < SLICE_R; ++r)
+            UNROLL_1 for (int s = 0; s < SLICE_S; ++s) {
                 const Element* corner = volume.x + volume.at(sample, c0 + c, d + r0 + r, h + s0 + s, w + t0);
                 float values[PART_D][PART_H][PART_W + SLICE_T - 1];
-#pragma unroll
-                for (int u = 0; u < PART_D; ++u)
-#pragma unroll
-                for (int v = 0; v < PART_H; ++v)
-#pragma unroll
-                for (int i = 0; i < PART_W + SLICE_T - 1; ++i)
+                UNROLL for (int u = 0; u < PART_D; ++u)
+                UNROLL for (int v = 0; v < PART_H; ++v)
+                UNROLL for (int i = 0; i < PART_W + SLICE_T - 1; ++i)
                     values[u][v][i] = corner[((int64_t)u * volume.height + v) * volume.width + i];
-#pragma unroll
-                for (int t = 0; t < SLICE_T; ++t)
-#pragma unroll
-                for (int o = 0; o < OUT_BLOCK; ++o)
-#pragma unroll
-                for (int i = 0; i < PART; ++i) {
+                UNROLL for (int t = 0; t < SLICE_T; ++t)
+                UNROLL for (int o = 0; o < OUT_BLOCK; ++o)
+                UNROLL for (int i = 0; i < PART; ++i) {
                     const int u = i / (PART_H * PART_W), v = i / PART_W % PART_H;
                     sums[o][u][v][i % PART_W] += weights[c][r][s][t][o] * values[u][v][i % PART_W + t];
                 }
             }
         }
-#pragma unroll
-        for (int o = 0; o < OUT_BLOCK; ++o)
-#pragma unroll
-        for (int i = 0; i < PART; ++i) {  // the maximum, as PyTorch finds it: a NaN wins
+        UNROLL for (int o = 0; o < OUT_BLOCK; ++o)
+        UNROLL for (int i = 0; i < PART; ++i) {  // the maximum, as PyTorch finds it: a NaN wins
             const float value = sums[o][i / (PART_H * PART_W)][i / PART_W % PART_H][i % PART_W];
             if (value > maxima[o] || value != value) maxima[o] = value;
         }
@@ -235,8 +219,7 @@ __global__ void __launch_bounds__(THREADS, 4)
     const unsigned window = blockIdx.x / OUT_GROUPS % volume.chunks() * THREADS + threadIdx.x;
     float maxima[OUT_BLOCK];
     convolve_window(volume, weight, division.sign(), sample, window, first_out, maxima);
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o)
+    UNROLL for (int o = 0; o < OUT_BLOCK; ++o)
         if (window >= volume.windows() || first_out + o >= OUT_CHANNELS) maxima[o] = 0.0f;
     const float sum = block_sums(maxima);
     if (threadIdx.x < OUT_BLOCK) partial_sums[(int64_t)blockIdx.x * OUT_BLOCK + threadIdx.x] = sum;
@@ -319,10 +302,8 @@ class ModelNew(nn.Module):
         super().__init__()
         limits = torch.finfo(torch.float32)
         if not isinstance(divisor, (int, float)) or not limits.tiny <= abs(divisor) <= limits.max:  # NaN fails it, too
-            raise ValueError(
-                f"divisor: expected a number whose size is a normal float32, {limits.tiny} to {limits.max}, got {divisor!r}; "
-                "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
-            )
+            wanted = f"a number whose size is a normal float32, {limits.tiny} to {limits.max}"
+            raise ValueError(f"divisor: expected {wanted}, got {divisor!r}; by others, max(conv) / d is not max(conv / d)")
         self.pool_size = (pool_size,) * 3 if isinstance(pool_size, int) else tuple(pool_size)
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")
