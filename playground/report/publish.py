@@ -211,8 +211,7 @@ def _ladder(root, run, path, model):
     joined = run.environment.get("joined")  # which results of the record are from other runs
     caption = (
         f"Measured on {markdown_cell(run.title)}{f' ({markdown_cell(joined)})' if joined else ''}; recorded in "
-        f"`results/{run.name}`. 'The best' is the fastest baseline. Where TF32 is permitted, as PyTorch permits it to "
-        "convolutions by default, a kernel may still compute in full float32."
+        f"`results/{run.name}`. 'The best' is the fastest baseline."
     )
     if any(each["model"] == model for each in run.limited):
         caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs."
