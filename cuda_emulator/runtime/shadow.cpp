@@ -190,7 +190,11 @@ Finding race_with(const Site& s, Segment other, uint32_t instruction, const char
 
 // Returns only if the text accepts the race.
 __attribute__((noinline)) void report_race(const Site& s, Segment other, uint32_t instruction, const char* did) {
-    if (!is_accepted_race(s.instruction, whole_address(instruction, s))) worker->stop(race_with(s, other, instruction, did));
+    if (is_accepted_race(s.instruction, whole_address(instruction, s))) return;
+    Finding f = race_with(s, other, instruction, did);
+    // A cell names the first of several readers. If that one is in order, one of the others is not, who is not known by name.
+    if (launch_clock.ordered(other, s.thread, s.shadow.clock, false)) f.other = Party{};
+    worker->stop(f);
 }
 
 [[noreturn]] void report_in_flight(const Site& s, const Cell& c) {

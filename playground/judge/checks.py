@@ -169,8 +169,8 @@ def as_markdown(checks):
     rows = []
     for (caveat, costs), own in groups.items():
         said = "; ".join(f"*{each.name}*: {each.about}" for each in own)
-        rows.append(f"| `{caveat.tag}` | {costs} | {said} | {caveat.remedy or ''} |")
-    return "\n".join(["| tag | costs | check: complaint | what would remove it |", "|---|---|---|---|", *rows])
+        rows.append(f"| `{caveat.tag}` | {costs} | {said} |")
+    return "\n".join(["| tag | costs | check: complaint |", "|---|---|---|", *rows])
 
 
 if __name__ == "__main__":
