@@ -64,6 +64,7 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
     assert json.loads(file.read_text())["schema"] == 1
 
 
+@pytest.mark.full
 def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong, tmp_path):
     file = tmp_path / "page.html"
     status, out, err = run(

@@ -147,6 +147,7 @@ class ModelNew(nn.Module):
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
 def test_what_the_emulator_finds_at_other_sizes_is_a_caveat_and_the_rest_is_judged(tiny_problem, write_variant):
     variant = replace(write_variant("whole_blocks", WHOLE_BLOCKS), backend="cuda")

@@ -34,13 +34,17 @@ PROBLEM = FOLDER / "problem.py"
 RECORDS = catalog.ROOT / "results" / "exhibits"
 OPTIONS = Options(quick=True, time_limit=60)
 NO_COMPILER = requirements.missing_for("cpu")
-# Each takes a process of its own, and a faster test or an exhibit like it notices the same fault of the judge.
+# Each takes a process of its own, a build or seconds; a faster test, or a case like it, notices the same fault of the judge.
 OF_THE_FULL_TIER = {
-    *("default_dtype", "grad_mode", "threads"),  # test_behaviour.py
-    "forges_a_type",  # worker/test_replies.py
+    *("default_device", "default_dtype", "grad_mode", "threads", "benchmark_flag"),  # precision_flag, test_behaviour.py
+    *("forges_a_type", "forges_a_pass"),  # forges_a_reply, worker/test_replies.py
     "patched_timer",  # patched_check
     "decorative_times_zero",  # decorative
-    "falls_back_at_its_own_size",  # falls_back_when_it_runs
+    *("falls_back", "falls_back_at_its_own_size", "opens_and_never_calls"),  # falls_back_when_it_runs, builds_and_never_calls
+    "remembers_by_content_whole",  # remembers_by_content
+    "ring_of_results",  # reuses_its_output
+    *("builds_again_without_a_flag", "leaves_sizes_and_gradient_to_pytorch"),  # own_kernel, own_library_by_ctypes
+    "own_cuda_library",  # decorative_cuda_library, test_work.py
 }
 
 
