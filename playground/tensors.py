@@ -178,6 +178,18 @@ def _pinned(length):
     return torch.empty(length, dtype=torch.uint8, pin_memory=True)
 
 
+class _GpuMemory:
+    """Bytes of a GPU's memory as torch.as_tensor takes them."""
+
+    def __init__(self, address, count):
+        self.__cuda_array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def bytes_at(address, count):
+    """Return a tensor of `count` bytes of GPU memory, which somebody else keeps."""
+    return torch.as_tensor(_GpuMemory(address, count), device="cuda")
+
+
 def on_host(value):
     """Return the tensor in host memory."""
     if not value.is_cuda or value.layout != torch.strided or value.nbytes <= BLOCK:
@@ -237,12 +249,8 @@ def in_precision(problem, precision):
     """
     if precision:
         original, problem.converted_to = problem.get_inputs, HALF[precision]
-        problem.get_inputs = lambda: [_converted(value, HALF[precision]) for value in original()]
+        problem.get_inputs = lambda: [each.to(HALF[precision]) if differentiable(each) else each for each in original()]
     return problem
-
-
-def _converted(value, dtype):
-    return value.to(dtype) if differentiable(value) else value
 
 
 def seed_draws():
@@ -356,9 +364,8 @@ def differentiable(tensor):
 _type, _Tensor, _Parameter = type, torch.Tensor, torch.nn.Parameter
 _NUMBERS = (bool, int, float, complex)
 _READING = "__iter__", "__getitem__", "__len__", "__getattribute__", "__getattr__", "keys", "values", "items", "get"
-_known = (
-    None  # {class of collections: how pytree flattens it, or None} of those that there were when known_classes_only was called
-)
+# {class of collections: how pytree flattens it, or None} of those that there were when known_classes_only was called.
+_known = None
 
 
 def known_classes_only():

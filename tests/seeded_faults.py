@@ -106,12 +106,12 @@ worker/candidate.py: every parameter is in use
 
 worker/referee.py: every original runs in inference_mode
     judge/test_problems.py::test_a_copy_of_an_odd_original_passes
--            habits.append("inference_mode")
+-            side_effects.append("inference_mode")
 +            pass
 
 driver/verdict.py: the original leaves its parameters alone
     judge/test_problems.py::test_a_copy_of_an_odd_original_passes
--if "weights unchanged" in self._truth.habits and
+-if "weights unchanged" in self._truth.side_effects and
 +if False and
 
 driver/verdict.py: a tuple is as good as a tensor

@@ -41,9 +41,7 @@ from playground.worker.truth import remove
 VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
-LAUNCHES_COUNT_BELOW_MS = (
-    5.0  # a baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU
-)
+LAUNCHES_COUNT_BELOW_MS = 5.0  # a slower baseline is not captured, unless launches bind: the host is ahead of the GPU
 LAUNCHES_BIND = 0.8  # of eager PyTorch's time: where the host takes as long to launch it, the GPU waits for the host
 IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.

@@ -8,9 +8,8 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 import functools
 from dataclasses import asdict, dataclass, replace
 
-from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named
+from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, OPERANDS, WRONG, named
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SIDE_EFFECTS, STRESS_TESTS, WATCHED
-from playground.judge.diagnosis import names_one
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
@@ -56,7 +55,7 @@ def judge(
         if first and case.can_begin_with(first):
             case.begin_with(first)
             tell(result["check"]["probes"][first]["complaint"])
-        case.hear()
+        case.evaluate()
     except WorkerFailure as failure:
         if not case.has_failed or failure.is_finding or not _is_its_own(failure):
             raise
@@ -106,7 +105,7 @@ def conclude(result, complaints):
 
 
 class _Case:
-    """One variant before the court. `complaints` are all that there are so far."""
+    """The evaluation of one variant. `complaints` are all that there are so far."""
 
     def __init__(self, worker, truth, result, limit, file, renew, accept):
         self.worker = worker
@@ -142,9 +141,9 @@ class _Case:
         else:
             self._probe_in_drop_in(probe)
 
-    def hear(self):
-        """All checks that were not made yet; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
-        if "random state" in self._truth.habits:
+    def evaluate(self):
+        """Make all checks that were not made yet; none follows outputs that are wrong on the problem's own inputs."""
+        if "random state" in self._truth.side_effects:
             self.complain("random", DRAWS, None)
         if self._is_by_seed:
             self.complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
@@ -168,7 +167,7 @@ class _Case:
         return any(each.costs == FORWARD and each.tag != "not-judged" for each in self.complaints)
 
     def crashed(self, failure):
-        """What ended the hearing of a variant that has failed already, such as a second call after a kernel did not build."""
+        """Say what ended it after a failure, such as a second call of a variant whose kernel did not build."""
         self.complain("crash", str(failure), FORWARD)
         self.worker = self._renew() if self._renew else self.worker
 
@@ -221,10 +220,10 @@ class _Case:
             if self._is_by_seed and probe in OF_PARAMETERS:
                 self._note_probe(probe, "not run: the variant's parameters are not the original's")
                 continue
-            if "weights unchanged" in self._truth.habits and probe in OF_PARAMETERS:
+            if "weights unchanged" in self._truth.side_effects and probe in OF_PARAMETERS:
                 self._note_probe(probe, "not run: the original changes its parameters in a call")
                 continue
-            if probe == EVAL and EVAL not in self._truth.habits:
+            if probe == EVAL and EVAL not in self._truth.side_effects:
                 continue
             if self._rejects_reduced and size_of(probe) == "reduced":
                 probe += AT_OWN_SIZE
@@ -277,7 +276,7 @@ class _Case:
             if entry["complaint"]:
                 entry["complaint"] += self._cause_in_strides(probe)
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
-                if "state" in self._truth.habits:
+                if "state" in self._truth.side_effects:
                     return self.complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
                 return self.complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
         elif entry["complaint"]:
@@ -324,7 +323,7 @@ class _Case:
         if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
             self._result["accuracy"] = (worst or {}) | {"class": found} | figures
         complaint = compared["complaint"]
-        if found != WRONG and not names_one(complaint):
+        if found != WRONG and OPERANDS not in complaint:
             complaint += f" (accuracy: {named(found)})"
         if self._declared is None and found == FLOAT32:
             self._declared = FLOAT32
@@ -376,7 +375,7 @@ class _Case:
     def _heed(self, complaints):
         """What a call did besides, unless the original does it too."""
         for check, reason in complaints.items():
-            if check not in self._truth.habits:
+            if check not in self._truth.side_effects:
                 self._behaved(check, reason, None)
 
     def _behaved(self, check, complaint, note):
@@ -406,21 +405,22 @@ class _Case:
         for complaint in answer["complaints"]:
             self.complain("wrong-gradient", complaint, DROP_IN)
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
-        decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
+        decided = [name for name, comparison in gradients.items() if comparison["decided"]]
         if decided and not self._check["probes"][probe]["note"]:
             self._check["probes"][probe]["note"] = f"near decisions move the gradient of {', '.join(decided)}"
-        classes = {name: comparison.pop("class", None) for name, comparison in gradients.items()}
-        if reordered := [name for name, found in classes.items() if found == FLOAT32]:
+        if reordered := [name for name, comparison in gradients.items() if comparison.get("class") == FLOAT32]:
             text = f"the gradient of {', '.join(reordered)} is float32's in another order of adding"
             self.complain("accuracy", _under(probe, text), DROP_IN)
-        unjudged = [comparison["complaint"] for comparison in gradients.values() if comparison.pop("unjudged")]
+        unjudged = [comparison["complaint"] for comparison in gradients.values() if comparison["unjudged"]]
         found = [comparison["complaint"] for comparison in gradients.values() if comparison["complaint"]]
         wrong = [complaint for complaint in found if complaint not in unjudged]
         if unjudged:
             more = f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else ""
             self.complain("not-judged", _under(probe, unjudged[0]) + more, None)
         if self._check["gradients"] is None or wrong:
-            self._check["gradients"] = gradients
+            self._check["gradients"] = {
+                name: _figures(each) | {"complaint": each["complaint"]} for name, each in gradients.items()
+            }
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             if "outputs" in gradients:
@@ -432,7 +432,7 @@ class _Case:
             has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
             return self.complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
-        if not {"run to run", "state"} & {*self._truth.habits}:
+        if not {"run to run", "state"} & {*self._truth.side_effects}:
             for complaint in answer["in_part"]:
                 self.complain("wrong-gradient", complaint, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
@@ -522,7 +522,7 @@ class _Case:
                     return self._behaved(trial, None, f"{compared['complaint']}: it holds no launches on the default stream")
                 if self._compare("outputs", probes["first"])["complaint"] is None:
                     return self.complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
-        elif trial in self._truth.habits:
+        elif trial in self._truth.side_effects:
             reason = "bits differ, as the original's do" if trial == "run to run" else "the original does not run either"
             return self._behaved(trial, None, reason if complaint else done["note"])
         self._behaved(trial, complaint, done["note"])

@@ -15,7 +15,7 @@ from playground.catalog import CatalogError
 from playground.driver.plan import failing_probe
 from playground.driver.runner import Runner, blank_result
 from playground.machine import build_locks
-from playground.worker import UNTIMED, WorkerProcess, kill_all, owner
+from playground.worker import kill_all, owner
 
 POLL = 0.3  # seconds between looks at the files
 KILL_AGAIN = 0.1  # seconds: what is stopped may start a process more
@@ -42,7 +42,7 @@ class Watch:
         self._options = options
         self._progress = progress
         self._screen = screen
-        self._runner = _Ahead(options, progress)
+        self._runner = Runner(options, progress)
         self._thread = ThreadPoolExecutor(max_workers=1)  # one for all: with it ends what it has started
         self._benches = {}  # {group: (hash of the problem's file, Bench)}
         self._results = {}  # {(model, variant, place, settings): result}
@@ -83,12 +83,15 @@ class Watch:
             self._stop(judging, over, *[self._runner] if of_problem else [])
             if of_problem:
                 self._forget()
-                self._runner = _Ahead(self._options, self._progress)
+                self._runner = Runner(self._options, self._progress)
             build_locks.clear_stale_locks()
             return
         if again := judging.result():
             self._show(again, files)
-        self._runner.start_ahead(tasks)
+        context.run(owner.set, self._runner)
+        for task in tasks:
+            if not self._options.isolates(task):  # what is to run in a sandbox has one of its own, and new workers there
+                context.run(self._runner.start_ahead, task)
 
     def _show(self, again, files, complaint=None):
         with self._progress.aside():
@@ -150,37 +153,6 @@ class Watch:
             bench.close()
         self._benches = {}
         self._runner.close()
-
-
-class _Ahead(Runner):
-    """A Runner with a worker that waits for the next save: until PyTorch is imported there, seconds pass.
-
-    It has no sandbox: a file that runs in one has a new worker in a sandbox of its own.
-    """
-
-    def __init__(self, options, progress):
-        super().__init__(options, progress)
-        self._ready = {}  # {environment: worker}
-
-    def start_ahead(self, tasks):
-        """A worker for each of the environments in which they run."""
-        context = contextvars.copy_context()
-        context.run(owner.set, self)
-        ours = [task for task in tasks if not self._options.isolates(task)]
-        for emulated in {task.place == "emulator" for task in ours} - self._ready.keys():
-            self._ready[emulated] = context.run(WorkerProcess, UNTIMED if emulated else None)
-
-    def worker_for(self, task):
-        ready = None if self._options.isolates(task) else self._ready.pop(task.place == "emulator", None)
-        worker = ready or super().worker_for(task)
-        worker.owner = owner.get()
-        return worker
-
-    def close(self):
-        for worker in self._ready.values():
-            worker.close()
-        self._ready = {}
-        super().close()
 
 
 def _look(tasks):

@@ -135,7 +135,10 @@ def mutants_of(model, inputs, differentiable):
     sites = recorder.sites
     ranked, seen = [], Counter()
     for number, site in enumerate(sites):
-        options = [_at_site(sites, number, title, mutation) for title, mutation in MUTATIONS[site.kind].items()]
+        options = [
+            Mutant(_named(sites, number, title), lambda at=number, mutation=mutation: ({at: mutation}, _unchanged, _unchanged))
+            for title, mutation in MUTATIONS[site.kind].items()
+        ]
         options = [_exchanged(sites, number)] * site.follows + options
         for place, mutant in enumerate(options):
             title = mutant.name.partition(" (call")[0]
@@ -152,10 +155,6 @@ def _named(sites, number, what):
     several = sum(site.label == label for site in sites) > 1
     which = f" (call {1 + sum(site.label == label for site in sites[:number])} of {label})" if several else ""
     return f"{label}: {what}{which}"
-
-
-def _at_site(sites, number, title, mutation):
-    return Mutant(_named(sites, number, title), lambda: ({number: mutation}, _unchanged, _unchanged))
 
 
 def _exchanged(sites, number):
@@ -234,20 +233,8 @@ def _constant(value, kept):
     return (mean if fits else mean.mean()).expand(value.shape).clone()
 
 
-def _stale(value, kept):
-    return kept.setdefault(value.shape, value.detach())
-
-
-def _neighbours(value, kept):
-    return value.roll(1, 0) if _has_samples(value) else value
-
-
-def _first_for_all(value, kept):
-    return value[:1].expand(value.shape).clone() if _has_samples(value) else value
-
-
-def _last_left_out(value, kept):
-    return torch.cat([value[:-1], torch.zeros_like(value[-1:])]) if _has_samples(value) else value
+def _of_samples(change):
+    return lambda value, kept: change(value) if _has_samples(value) else value
 
 
 def _floats(inputs):
@@ -273,10 +260,10 @@ def _last_column_of_inputs(inputs):
 
 _OF_THE_WHOLE = (
     _on_outputs("constant output", _constant),
-    _on_outputs("output of an earlier call", _stale),
-    _on_outputs("the neighbouring sample's result", _neighbours),
-    _on_outputs("the first sample's result for all", _first_for_all),
-    _on_outputs("last sample left out", _last_left_out),
+    _on_outputs("output of an earlier call", lambda value, kept: kept.setdefault(value.shape, value.detach())),
+    _on_outputs("the neighbouring sample's result", _of_samples(lambda value: value.roll(1, 0))),
+    _on_outputs("the first sample's result for all", _of_samples(lambda value: value[:1].expand(value.shape).clone())),
+    _on_outputs("last sample left out", _of_samples(lambda value: torch.cat([value[:-1], torch.zeros_like(value[-1:])]))),
     _on_inputs("first two inputs exchanged", _first_two_exchanged),
     _on_inputs("last column of the input ignored", _last_column_of_inputs),
 )

@@ -1,4 +1,4 @@
-"""Where a stranger's file runs: a worker under bubblewrap, which sees what it needs and writes to two folders of its own.
+"""Where an untrusted file runs: a worker under bubblewrap, which sees what it needs and writes to two folders of its own.
 
 It has no network, its own processes, a /tmp and a home that are empty, and none of this user's environment but what is listed
 here. Compilers run inside, too. docs/what_a_pass_proves.md says what that stops, and what it does not.

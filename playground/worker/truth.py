@@ -53,7 +53,7 @@ class Truth:
         self.folder, self.given = folder, folder / GIVEN
         self.given.mkdir(exist_ok=True)
         self.weights = str(self.given / "weights")
-        self.habits, self.domain, self.ways = (), [], []
+        self.side_effects, self.domain, self.ways = (), [], []
         self.checks_itself = False  # whether the problem's file has a check of its own
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
@@ -78,7 +78,7 @@ class Truth:
         secret = secrets.randbits(63)
         description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
-        self.habits = self._ask("habits")["habits"]
+        self.side_effects = self._ask("side_effects")["side_effects"]
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:
                 self.prepared(probe)

@@ -220,7 +220,7 @@ def test_what_goes_wrong_in_the_driver_costs_one_result(on_gpu):
         give(result, "pass", None)
 
     broken, full, other = on_gpu(judge, 3)
-    assert (broken["verdict"], broken["reason"]) == ("error", "the judge failed, not the variant: OSError: no such luck")
+    assert (broken["verdict"], broken["reason"]) == ("error", "internal error (report it): OSError: no such luck")
     assert full["verdict"] == "error" and full["reason"].startswith(f"no room in {tempfile.gettempdir()}, ")
     assert other["verdict"] == "pass"
 
@@ -235,6 +235,19 @@ def test_an_interrupt_ends_all_lanes(on_gpu):
     with pytest.raises(KeyboardInterrupt):
         on_gpu(judge, 50)
     assert len(judged) < 50
+
+
+def test_a_worker_that_waits_is_for_its_own_sandbox(monkeypatch):
+    monkeypatch.setattr(runner, "WorkerProcess", lambda environment, room: SimpleNamespace(untimed=environment, room=room))
+    monkeypatch.setattr(Runner, "room", lambda self, task: task.room)
+    tasks = [SimpleNamespace(place=place, room=room) for place in ("cpu", "emulator") for room in (None, "its own")]
+    one = Runner(Options(), progress=None)
+    for task in tasks:
+        one.start_ahead(task)
+    waiting = list(one._ready.values())
+    assert [one.worker_for(task) for task in tasks] == waiting and not one._ready
+    assert [(bool(worker.untimed), worker.room) for worker in waiting] == [(each.place != "cpu", each.room) for each in tasks]
+    assert one.worker_for(tasks[0]) is not waiting[0]
 
 
 def test_a_file_that_changes_in_a_run_is_an_error(write_variant):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from playground.judge.diagnosis import likely_precision
+from playground.judge.accuracy import likely_precision
 from playground.judge.precision import LOWER
 
 A, B = (torch.randn(40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
@@ -20,12 +20,6 @@ def test_fp16_is_told_from_tf32_where_its_range_ends():
     a = 1e-6 * A
     lowered = {name: [lower(a) @ lower(B)] for name, lower in LOWER.items()}
     assert likely_precision(a @ B, (a.half().float() @ B.half().float()), lowered) == "it is what operands in fp16 give"
-
-
-def test_the_size_of_the_error_alone():
-    truth = A @ B
-    deviation = (LOWERED["bf16"][0] - truth).flip(0)
-    assert likely_precision(truth, (truth + deviation).float(), LOWERED) == "an error of this size is that of bf16"
 
 
 def test_a_mistake_in_a_few_elements_is_no_rounding():
