@@ -9,12 +9,15 @@ from playground.judge.precision import LOWER
 
 AS_PYTORCH, FLOAT32, WRONG = "as PyTorch", "float32", "wrong"
 APPROXIMATE = (1e-3, 1e-2)  # of the spread
-# What the size of an error does not tell apart: TF32 has the bits of fp16, but for the range.
-ALIKE_IN_SIZE = {"tf32": "TF32 or fp16", "fp16": "half precision", "bf16": "half precision"}
+HALF = "half precision"  # the name of both, which the size of an error does not tell apart
 CLASSES = (AS_PYTORCH, FLOAT32, *LOWER, *(f"approximate to {limit:g}" for limit in APPROXIMATE), WRONG)
-OPERANDS = "it is what operands in"
+OPERANDS, SIZE_OF = "it is what operands in", "an error of this size is that of"
 NAMES = {"tf32": "TF32", "fp16": "fp16", "bf16": "bf16"}
-NEAR, ALIKE = 0.5, 1.5  # of the distance from float64; precisions within this factor of the nearest cannot be told apart
+ALIKE = 1.5  # precisions whose errors are within this factor of the nearest one's cannot be told apart
+SIZE = 3.0  # an error within this factor of a precision's own could be that precision's
+QUANTILES = (0.25, 0.5, 0.75)  # of the errors of single elements
+SPREAD = 10.0  # the factor within which a precision's own have them: a mistake leaves most elements right, or a few far off
+MOST = 1 << 20  # elements whose quantiles are taken: more would take long
 
 
 def grade(references, outputs, permitted, skipped=()):
@@ -40,8 +43,8 @@ def grade(references, outputs, permitted, skipped=()):
 
 
 def named(found):
-    """Return a class as people read it."""
-    return ALIKE_IN_SIZE.get(found, found)
+    """Return a class as people read it: fp16 and bf16 are half precision."""
+    return HALF if found in ("fp16", "bf16") else found
 
 
 def _is_of_another_form(reference, value):
@@ -49,21 +52,51 @@ def _is_of_another_form(reference, value):
 
 
 def likely_precision(truth, actual, lowered):
-    """Return the remark that a result is what operands in a lower precision give, such as bf16; None where it is not.
+    """A remark on the error of `actual`, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
-    `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is much nearer to
-    one of them than to float64 was computed in that precision.
+    `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
+    of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
+    all elements as those of rounding do.
     """
     finite = torch.isfinite(truth) & torch.isfinite(actual)
+    if not truth.is_floating_point() or not finite.any():
+        return None
 
     def rms(difference):
         return torch.where(finite, difference, 0.0).square().mean().sqrt().item()
 
-    if not truth.is_floating_point() or not finite.any() or not (error := rms(actual.double() - truth)):
-        return None
-    distances = {name: [rms(actual.double() - each.double()) / error for each in results] for name, results in lowered.items()}
-    near = {name: min(filter(math.isfinite, each), default=math.inf) for name, each in distances.items()}
-    nearest = min(near.values())
-    if nearest >= NEAR:
-        return None
-    return f"{OPERANDS} {' or '.join(NAMES[name] for name, distance in near.items() if distance <= ALIKE * nearest)} give"
+    error = rms(actual.double() - truth)
+    distance, ratio = {}, {}
+    for name, result in ((name, each.double()) for name, results in lowered.items() for each in results):
+        own = rms(result - truth)
+        if 0 < own < math.inf and error > 0:
+            nearness, factor = rms(actual.double() - result) / error, max(error / own, own / error)
+            distance[name] = min(nearness, distance.get(name, nearness))
+            if factor < SIZE and _is_alike((actual.double() - truth)[finite], (result - truth)[finite]):
+                ratio[name] = min(factor, ratio.get(name, factor))
+    if distance and min(distance.values()) < 0.5:
+        return f"{OPERANDS} {_names(distance)} give"
+    if ratio:
+        return f"{SIZE_OF} {_names(ratio)}"
+    return None
+
+
+def names_one(complaint):
+    """Return whether a complaint has a remark on the precision already."""
+    return OPERANDS in complaint or SIZE_OF in complaint
+
+
+def _is_alike(errors, others):
+    """Whether errors are spread over the elements as others are."""
+    profiles = []
+    for each in errors, others:
+        each = each.abs().flatten()
+        each = each[torch.linspace(0, len(each) - 1, min(len(each), MOST), dtype=torch.float64).long()]
+        profiles.append(torch.quantile(each, each.new_tensor(QUANTILES)))
+    found, expected = profiles
+    return bool(((found <= SPREAD * expected) & (expected <= SPREAD * found)).all())
+
+
+def _names(measure):
+    nearest = min(measure.values())
+    return " or ".join(NAMES[name] for name, value in measure.items() if value <= ALIKE * nearest)
