@@ -194,7 +194,6 @@ class Runner:
 
         One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
-        self.measured.patience = Patience(self._options.patience(tasks))
         results = [blank_result(task) for task in tasks]
         finished, finishing = set(), threading.Lock()
 
@@ -208,47 +207,19 @@ class Runner:
                 self.close_room(task)
                 keep([result for result in results if id(result) in finished])
 
+        self.measured.patience = Patience(self._options.patience(tasks))
         self._progress.expect(len(tasks))
-        models = {}
-        for task, result in zip(tasks, results, strict=True):
-            models.setdefault(task.model.path, []).append((task, result))
-        on_gpu = any(task.place == "cuda" for task in tasks)
-        # The processes of compute-sanitizer do not stand still for a timing.
-        at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
-        self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
         self._is_over = False
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedBench(functools.partial(self.bench_for, task), uses[task.group])
-        in_turn = [pair for pairs in models.values() for pair in _cpu_last(pairs) if pair[0].place != "emulator"]
-        self._turns, self._judged = {id(task): turn for turn, (task, _) in enumerate(in_turn)}, 0
-        self._coming = [task for task, _ in in_turn]
+        models = {}
+        for task, result in zip(tasks, results, strict=True):
+            models.setdefault(task.model.path, []).append((task, result))
         ours = owner.set(self)
         try:
-            # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
-            if at_once > 1 and self._is_alone:
-                self.judge_slot = threading.BoundedSemaphore(at_once)
-            judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
-            building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
-            with judging, building, preparing:
-                try:
-                    built = {}
-                    for task, result in (pair for pairs in models.values() for pair in _in_building_order(pairs)):
-                        emulated = functools.partial(self._build_and_check, task, result, finish)
-                        build = emulated if task.place == "emulator" else functools.partial(self._build_in_turn, task, result)
-                        built[id(result)] = submit(building, build)
-                    if at_once > 1:
-                        self._prepare_ahead(preparing, self._coming)
-                    self._judge_all(built, judging, in_turn, finish, beside_others=at_once > 1)
-                except BaseException:
-                    self._progress.hush()
-                    raise
-                finally:
-                    self._is_over = True
-                    for shared in self._shared.values():
-                        shared.granted.set()
-                        shared.over.set()
+            self._run(list(models.values()), finish)
         except BaseException:
             kill_all(self)
             raise
@@ -256,6 +227,40 @@ class Runner:
             self.close()
             owner.reset(ours)
         return results
+
+    def _run(self, models, finish):
+        """Build and judge what is in `models`, [[(task, result), ...] of each]; builds run ahead."""
+        tasks = [task for pairs in models for task, _ in pairs]
+        on_gpu = any(task.place == "cuda" for task in tasks)
+        # The processes of compute-sanitizer do not stand still for a timing.
+        at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
+        self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
+        if at_once > 1 and self._is_alone:
+            self.judge_slot = threading.BoundedSemaphore(at_once)
+        in_turn = [pair for pairs in models for pair in _cpu_last(pairs) if pair[0].place != "emulator"]
+        self._turns, self._judged = {id(task): turn for turn, (task, _) in enumerate(in_turn)}, 0
+        self._coming = [task for task, _ in in_turn]
+        judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
+        building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
+        # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
+        with judging, building, preparing:
+            try:
+                built = {}
+                for task, result in (pair for pairs in models for pair in _in_building_order(pairs)):
+                    emulated = functools.partial(self._build_and_check, task, result, finish)
+                    build = emulated if task.place == "emulator" else functools.partial(self._build_in_turn, task, result)
+                    built[id(result)] = submit(building, build)
+                if at_once > 1:
+                    self._prepare_ahead(preparing, self._coming)
+                self._judge_all(built, judging, in_turn, finish, beside_others=at_once > 1)
+            except BaseException:
+                self._progress.hush()
+                raise
+            finally:
+                self._is_over = True
+                for shared in self._shared.values():
+                    shared.granted.set()
+                    shared.over.set()
 
     def _build_in_turn(self, task, result):
         """Builds do not run ahead by more variants than there are processors: who judges needs those, too."""

@@ -399,11 +399,27 @@ class _Case:
                 self._check["gradients"] = {"unsupported": answer["unsupported"]}
             elif self._check["gradients"].get("unsupported") != answer["unsupported"]:
                 self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
-            return
+            return None
         if answer["failed"]:
             return self.complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
         for complaint in answer["complaints"]:
             self.complain("wrong-gradient", complaint, DROP_IN)
+        if not self._are_gradients_right(probe):
+            return None
+        if not {"run to run", "state"} & {*self._truth.side_effects}:
+            for complaint in answer["in_part"]:
+                self.complain("wrong-gradient", complaint, DROP_IN)
+        in_training = self._compare("outputs", probe)["complaint"]
+        if in_training:
+            return self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
+        if self._works and not self._asked_for_backward and probe not in self._left:
+            self._asked_for_backward = True
+            if self._ask("backward_work", inputs=self._truth.inputs(probe))["own"] is False:
+                self.complain("gradient", "PyTorch's", None)
+        return None
+
+    def _are_gradients_right(self, probe):
+        """Compare the gradients that were written last, and complain of what is wrong with them."""
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison["decided"]]
         if decided and not self._check["probes"][probe]["note"]:
@@ -415,33 +431,22 @@ class _Case:
         found = [comparison["complaint"] for comparison in gradients.values() if comparison["complaint"]]
         wrong = [complaint for complaint in found if complaint not in unjudged]
         if unjudged:
-            more = f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else ""
-            self.complain("not-judged", _under(probe, unjudged[0]) + more, None)
+            self.complain("not-judged", _under(probe, unjudged[0]) + _and_more(unjudged), None)
         if self._check["gradients"] is None or wrong:
             self._check["gradients"] = {
                 name: _figures(each) | {"complaint": each["complaint"]} for name, each in gradients.items()
             }
-        if wrong:
-            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            if "outputs" in gradients:
-                return self.complain("no-gradient", wrong[0], DROP_IN)
+        if wrong and "outputs" in gradients:
+            self.complain("no-gradient", wrong[0], DROP_IN)
+        elif wrong:
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
             if probe.startswith("normal"):  # see Candidate.differentiate
                 circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
                 where = f"on normal inputs, {circumstance}: {wrong[0]}"
             has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
-            return self.complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
-        if not {"run to run", "state"} & {*self._truth.side_effects}:
-            for complaint in answer["in_part"]:
-                self.complain("wrong-gradient", complaint, DROP_IN)
-        in_training = self._compare("outputs", probe)["complaint"]
-        if in_training:
-            return self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
-        if self._works and not self._asked_for_backward and probe not in self._left:
-            self._asked_for_backward = True
-            if self._ask("backward_work", inputs=self._truth.inputs(probe))["own"] is False:
-                self.complain("gradient", "PyTorch's", None)
+            self.complain("no-gradient" if is_cut else "wrong-gradient", where + _and_more(wrong), DROP_IN)
+        return not wrong
 
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
@@ -536,6 +541,10 @@ def _is_its_own(failure):
 def _under(probe, complaint):
     circumstance = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].said
     return f"{circumstance}: {complaint}" if circumstance else complaint
+
+
+def _and_more(complaints):
+    return f", and {len(complaints) - 1} more" if len(complaints) > 1 else ""
 
 
 def _figures(comparison):
