@@ -124,7 +124,7 @@ driver/verdict.py: what the emulator finds at other sizes is the verdict
 -            if not _is_its_own(failure):
 +            if failure.is_finding or not _is_its_own(failure):
 
-driver/bench.py: a renewed process has no emulated device
+driver/session.py: a renewed process has no emulated device
     driver/test_runner.py::test_what_the_emulator_finds_at_other_sizes_is_a_caveat_and_the_rest_is_judged
 -            load(another)
 +            load_candidate(another, self._original, task, self._options, self._truth.weights)
@@ -567,7 +567,7 @@ driver/cluster.py: what a lost worker had is not tried again
 -RETRIES = 2
 +RETRIES = 0
 
-driver/bench.py: a bench is closed at once
+driver/session.py: a session is closed at once
     driver/test_runner.py::test_a_bench_is_made_once_and_closed_after_the_last_use
 -            if not self._uses_left:
 -                self.close()

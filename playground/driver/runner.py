@@ -23,8 +23,8 @@ from pathlib import Path
 
 import cuda_emulator
 from playground import catalog
-from playground.driver.bench import Bench, SharedBench, load_candidate, submit
 from playground.driver.race import Patience
+from playground.driver.session import Session, SharedSession, load_candidate, submit
 from playground.driver.timing import Measured
 from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
@@ -184,7 +184,7 @@ class Runner:
         self._turn = threading.Condition()
         self._turns = {}  # id(task): the place in the order in which tasks are judged
         self._judged = 0  # of these
-        self._shared = {}  # {group: SharedBench}
+        self._shared = {}  # {group: SharedSession}
         self._footprints = {}  # by group
         self._is_over = False
         self._niceness = 0  # of builds
@@ -213,7 +213,7 @@ class Runner:
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:
-                self._shared[task.group] = SharedBench(functools.partial(self.bench_for, task), uses[task.group])
+                self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
         models = {}
         for task, result in zip(tasks, results, strict=True):
             models.setdefault(task.model.path, []).append((task, result))
@@ -284,7 +284,7 @@ class Runner:
         if earlier:
             earlier.granted.wait()
         shared = self._shared[task.group]
-        if not self._is_over and shared.bench():
+        if not self._is_over and shared.session():
             shared.over.wait()
 
     def _judge_all(self, built, judging, in_turn, finish, beside_others):
@@ -307,7 +307,7 @@ class Runner:
         for task, result in postponed:
             built = {key: result[key] for key in ("build_seconds", "built", "ptxas")}
             result.update(blank_result(task) | built)
-            self._shared[task.group] = SharedBench(functools.partial(self.bench_for, task), 1)
+            self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
             self._check_and_time(task, result)
             finish(task, result)
 
@@ -325,7 +325,7 @@ class Runner:
     def _check_and_time(self, task, result, **how):
         with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
-                shared.bench().check_and_time(task, result, **how)
+                shared.session().check_and_time(task, result, **how)
 
     def close(self):
         """End what the variants of the last model shared, and what waits for the next."""
@@ -487,8 +487,8 @@ class Runner:
         """It has its process, or needs none any more."""
         self._coming = [each for each in self._coming if each is not task]
 
-    def bench_for(self, task, granted=lambda: None):
-        return Bench(task, self.original(task), self._options, self._progress, self, granted)
+    def session_for(self, task, granted=lambda: None):
+        return Session(task, self.original(task), self._options, self._progress, self, granted)
 
     def original(self, task):
         """How a worker makes the original of a task."""

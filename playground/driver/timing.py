@@ -35,7 +35,7 @@ from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
-from playground.worker import WorkerFailure, WorkerProcess, standstill
+from playground.worker import WorkerFailure, WorkerProcess, pause_others
 from playground.worker.truth import remove
 
 VARIANT, CONTROL = "variant", "control"
@@ -253,7 +253,7 @@ class Stopwatch:
 
         Only what torch.compile makes for the CPU goes on beside a GPU, which takes a minute and few processors.
         """
-        with standstill({worker, self._truth.worker, *self.workers}, self._task.place == "cuda"), self._truth.reserved():
+        with pause_others({worker, self._truth.worker, *self.workers}, self._task.place == "cuda"), self._truth.reserved():
             yield
 
     def _conclude(self, worker, result, mode, race, control, disturbance):

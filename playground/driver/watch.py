@@ -44,7 +44,7 @@ class Watch:
         self._screen = screen
         self._runner = Runner(options, progress)
         self._thread = ThreadPoolExecutor(max_workers=1)  # one for all: with it ends what it has started
-        self._benches = {}  # {group: (hash of the problem's file, Bench)}
+        self._sessions = {}  # {group: (hash of the problem's file, Session)}
         self._results = {}  # {(model, variant, place, settings): result}
 
     def run(self):
@@ -122,36 +122,36 @@ class Watch:
         result = blank_result(task)
         try:
             with self._runner.answering_for(result):
-                bench = self._bench_of(task)
+                session = self._session_of(task)
                 if self._options.times(task):
                     self._runner.build(task, result)
                 if result["verdict"] is None:
-                    bench.check_and_time(task, result, build=not self._options.times(task))
+                    session.check_and_time(task, result, build=not self._options.times(task))
         finally:
             self._runner.close_room(task)
         return result
 
-    def _bench_of(self, task):
-        """The bench of the task's problem as it is now. Its workers stay when those of the round are ended."""
-        problem, bench = self._benches.get(task.group, (None, None))
+    def _session_of(self, task):
+        """The session of the task's problem as it is now. Its workers stay when those of the round are ended."""
+        problem, session = self._sessions.get(task.group, (None, None))
         if problem != task.hashes["model_sha256"]:
-            if bench:
-                del self._benches[task.group]
-                bench.close()
+            if session:
+                del self._sessions[task.group]
+                session.close()
             context = contextvars.copy_context()
             context.run(owner.set, self._runner)
-            bench = context.run(self._runner.bench_for, task)
-            self._benches[task.group] = task.hashes["model_sha256"], bench
-        return bench
+            session = context.run(self._runner.session_for, task)
+            self._sessions[task.group] = task.hashes["model_sha256"], session
+        return session
 
     def _forget(self):
         """End all processes."""
         self._stop(self._thread.submit(self._close), self._runner)
 
     def _close(self):
-        for _, bench in self._benches.values():
-            bench.close()
-        self._benches = {}
+        for _, session in self._sessions.values():
+            session.close()
+        self._sessions = {}
         self._runner.close()
 
 

@@ -171,7 +171,7 @@ class WorkerProcess:
     def ask(self, what, limit, **arguments):
         """The reply (a dict) to the request `what`, a name in playground.worker.requests.
 
-        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed, those of a standstill
+        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed, those in which
         not counted, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is
         gone and every further request fails.
         """
@@ -404,7 +404,7 @@ def _signal(pids, number):
 
 
 @contextlib.contextmanager
-def standstill(but, on_gpu=False):
+def pause_others(but, on_gpu=False):
     """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
 
     If it is timed on a GPU, those that bear it go on.

@@ -13,15 +13,15 @@ import torch
 
 from playground import catalog
 from playground.driver import plan, runner
-from playground.driver.bench import SharedBench, candidate_arguments
 from playground.driver.runner import Options, Runner, Task
+from playground.driver.session import SharedSession, candidate_arguments
 from playground.driver.verdict import give
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once
 from playground.report.progress import Progress
 from playground.worker import WorkerFailure
 
 
-class Bench:
+class Session:
     def __init__(self):
         self.closed = 0
 
@@ -34,16 +34,16 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
 
     def make(granted):
         granted()
-        made.append(Bench())
+        made.append(Session())
         return made[-1]
 
-    shared = SharedBench(make, 3)
+    shared = SharedSession(make, 3)
     assert not made
 
     def use(_):
         with shared:
             together.wait()
-            return shared.bench(), made[0].closed
+            return shared.session(), made[0].closed
 
     with ThreadPoolExecutor(3) as pool:
         used = list(pool.map(use, range(3)))
@@ -60,11 +60,11 @@ def test_a_whole_run_waits_longer_for_a_machine_that_is_busy(monkeypatch):
 
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
-    shared = SharedBench(lambda granted: made.append(Bench()) or made[-1], 2)
+    shared = SharedSession(lambda granted: made.append(Session()) or made[-1], 2)
     shared.close()
     assert not made
     with shared:
-        shared.bench()
+        shared.session()
     assert not made[0].closed
     shared.close()
     assert made[0].closed == 1
@@ -169,9 +169,9 @@ def on_gpu(tmp_path, monkeypatch):
         for file in files:
             file.write_text("class ModelNew: ...")
         tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
-        bench = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
+        session = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
         monkeypatch.setattr(Runner, "build", build)
-        monkeypatch.setattr(Runner, "bench_for", lambda *_: bench)
+        monkeypatch.setattr(Runner, "session_for", lambda *_: session)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
         kept = []
         with Progress() as progress:

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from playground import catalog
-from playground.driver.bench import load_candidate
 from playground.driver.runner import Options, Runner, Task, blank_result
+from playground.driver.session import load_candidate
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.machine import environment, requirements
 from playground.report.document import write_whole

@@ -16,9 +16,9 @@ import time
 import numpy
 
 from playground import catalog
-from playground.driver.bench import load_candidate
 from playground.driver.race import new_seed
 from playground.driver.runner import Options, Runner, Task, blank_result
+from playground.driver.session import load_candidate
 from playground.driver.verdict import give_loaded, judge
 from playground.machine import requirements
 from playground.report.progress import Progress

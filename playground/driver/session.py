@@ -28,11 +28,11 @@ UNWRITTEN = re.compile(
 NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
 
 
-class Bench:
+class Session:
     """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
 
     `original` are the arguments with which a worker makes the original; `run` is the Runner; `granted()` is called when
-    there is memory. Threads may share a bench.
+    there is memory. Threads may share a session.
     """
 
     def __init__(self, task, original, options, progress, run, granted):
@@ -184,8 +184,8 @@ class Bench:
         self._open.close()
 
 
-class SharedBench:
-    """A bench for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
+class SharedSession:
+    """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
 
     def __init__(self, make, uses):
         self.granted = threading.Event()  # its memory is, or never will be
@@ -195,8 +195,8 @@ class SharedBench:
         self._bench = None
         self._lock = threading.Lock()
 
-    def bench(self):
-        """The bench, which is made when it is first asked for; None when all uses are over."""
+    def session(self):
+        """The session, which is made when it is first asked for; None when all uses are over."""
         with self._lock:
             try:
                 if self._uses_left and not self._bench:
