@@ -111,7 +111,7 @@ worker/referee.py: every original runs in inference_mode
 
 driver/verdict.py: the original leaves its parameters alone
     judge/test_problems.py::test_a_copy_of_an_odd_original_passes
--if "weights unchanged" in self._truth.side_effects and
+-if "weights unchanged" in self._referee.side_effects and
 +if False and
 
 driver/verdict.py: a tuple is as good as a tensor
@@ -127,7 +127,7 @@ driver/verdict.py: what the emulator finds at other sizes is the verdict
 driver/session.py: a renewed process has no emulated device
     driver/test_runner.py::test_what_the_emulator_finds_at_other_sizes_is_a_caveat_and_the_rest_is_judged
 -            load(another)
-+            load_candidate(another, self._original, task, self._options, self._truth.weights)
++            load_candidate(another, self._original, task, self._options, self._referee.weights)
 
 worker/candidate.py: upstream gradients are contiguous
     judge/test_exhibits.py::test_the_verdict_and_its_reason[wrong-gradient_as_an_array]

@@ -34,12 +34,12 @@ from playground.machine.memory import MEMORY
 from playground.tensors import NoRoom, is_full, no_room_in
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
 from playground.worker.failures import internal_error
-from playground.worker.truth import GIVEN, sized_up
+from playground.worker.referee_client import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
-PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose truth and baselines are made ready, or in use
+PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose reference and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def group(self):
-        """What shares an original: the same truth and the same baselines."""
+        """What shares an original: the same reference and the same baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
 
     def names(self, what=None):
@@ -270,7 +270,7 @@ class Runner:
         self.build(task, result)
 
     def _prepare_ahead(self, preparing, tasks):
-        """Have truth and baselines ready when the first variant that needs them is built.
+        """Have reference and baselines ready when the first variant that needs them is built.
 
         On the CPU they take longest, for torch.compile. One model follows the other where there is memory for it.
         """
@@ -393,7 +393,7 @@ class Runner:
             try:
                 with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
                     worker.make_nice(self._niceness)
-                    with contextlib.suppress(WorkerFailure):  # which is said of the original when its truth is computed
+                    with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
                         self.footprint(task, lambda: sized_up(worker, self.original(task), self._options.time_limit))
                     load_candidate(worker, self.original(task), task, self._options, None)
                     with self._room_for_call(task):

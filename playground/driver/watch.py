@@ -1,6 +1,6 @@
 """Judges variants again whenever their files are saved.
 
-What the save left as it was is kept: the truth, the baselines, and a process in which PyTorch is imported already.
+What the save left as it was is kept: the reference, the baselines, and a process in which PyTorch is imported already.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Watch:
         """Judge what is not as it was; a save meanwhile ends it without a result."""
         began, over = time.monotonic(), threading.Event()
         context = contextvars.copy_context()
-        context.run(owner.set, over)  # of the round's own workers; the truth's and the baselines' is the runner
+        context.run(owner.set, over)  # of the round's own workers; the referee's and the baselines' is the runner
         judging = self._thread.submit(context.run, self._judge_all, tasks, began, over)
         try:
             while not wait([judging], timeout=POLL).done and not (saved := _saved(files)):

@@ -766,11 +766,11 @@ def test_where_launches_bind_a_graph_tells(tmp_path, monkeypatch, control):
 def test_a_wrong_replay_is_rejected(tmp_path, monkeypatch):
     gpu = FakeGpu(MS)
     stopwatch = gpu.stopwatch(tmp_path, monkeypatch)
-    honest = stopwatch._truth.compare
+    honest = stopwatch._referee.compare
 
     def compare(what, probe, *rest):
         return {"w": {"complaint": "is off"}} if "graphed weights" in probe else honest(what, probe, *rest)
 
-    stopwatch._truth.compare = compare
+    stopwatch._referee.compare = compare
     with pytest.raises(Rejected, match="wrong when it is timed: is off"):
         stopwatch.time(gpu, gpu.result())

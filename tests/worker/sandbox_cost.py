@@ -23,7 +23,7 @@ from playground.driver.verdict import give_loaded, judge
 from playground.machine import requirements
 from playground.report.progress import Progress
 from playground.worker import WorkerProcess
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 
 EXHIBITS = catalog.ROOT / "tests" / "judge" / "exhibits"
 STAGES = ("start and load", "build", "check", "end")
@@ -37,7 +37,7 @@ class Side:
         self.seconds = {}
         self.runner = Runner(Options(quick=True, sandbox="require" if sandboxed else "off"), Progress())
         self.task, self.result = task, blank_result(task)
-        self.truth = Truth(self.runner.original(task), self.runner.folder(task.group), self.runner.probe_seed, 300)
+        self.truth = RefereeClient(self.runner.original(task), self.runner.folder(task.group), self.runner.probe_seed, 300)
         self.truth.prepare()
 
     @contextlib.contextmanager
