@@ -1,7 +1,7 @@
 """How fast is a variant, from the driver's side: which process is asked to call how often, and what follows from the answers.
 
-A variant and its baselines take turns in random order. What the variant's process says of itself is held against the driver's
-own clock, and some of its timed results against the float64 reference. docs/how_times_are_taken.md is the long form of this file.
+A variant and its baselines take turns in random order. What the variant's process says of itself is compared with the
+driver's own clock, and some of its timed results with the float64 reference. docs/how_times_are_taken.md is the long form.
 """
 
 import contextlib
@@ -244,9 +244,7 @@ class Stopwatch:
 
     def _standing(self):
         """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
-        processes = [
-            psutil.Process(pid) for pid in (os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers))
-        ]
+        processes = map(psutil.Process, (os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers)))
         return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
