@@ -12,7 +12,6 @@ been rejected.
 """
 
 import dataclasses
-import enum
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from torch.utils import _pytree
 from playground.judge import probes
 from playground.judge.mutations import MUTATIONS, Call, Unfit
 from playground.judge.tolerance import FLOAT32_EPSILON
-from playground.tensors import as_real
+from playground.tensors import as_real, differentiable
 
 # A model with a dozen operators has no more than these; they bound the time that one with a hundred takes.
 MOST = 64  # that count
@@ -51,15 +50,6 @@ class Score:
     counted: int
     rejected: int
     survivors: tuple
-
-
-class Fate(enum.Enum):
-    """What becomes of a mutant. One that is equivalent to the original, or crashes, does not count."""
-
-    REJECTED = enum.auto()
-    SURVIVED = enum.auto()
-    EQUIVALENT = enum.auto()
-    CRASHED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +194,9 @@ def _on_outputs(name, change):
         kept = {}
 
         def tamper(outputs):
-            changed = [change(value, kept.setdefault(i, {})) if _is_float(value) else value for i, value in enumerate(outputs)]
+            changed = [
+                change(value, kept.setdefault(i, {})) if differentiable(value) else value for i, value in enumerate(outputs)
+            ]
             if all(a is b for a, b in zip(outputs, changed, strict=True)):
                 raise Unfit
             return changed
@@ -216,10 +208,6 @@ def _on_outputs(name, change):
 
 def _on_inputs(name, change):
     return Mutant(name, lambda: ({}, change, _unchanged))
-
-
-def _is_float(value):
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _has_samples(value):
@@ -238,7 +226,7 @@ def _of_samples(change):
 
 
 def _floats(inputs):
-    return [i for i, value in enumerate(inputs) if _is_float(value)]
+    return [i for i, value in enumerate(inputs) if differentiable(value)]
 
 
 def _first_two_exchanged(inputs):
@@ -277,7 +265,7 @@ def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
     varied = probes.make("scaled", problem, seed, {}, domain)
     if domain.is_positive and not _is_finite(oracle, varied):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
-    wider = [WIDE * value if _is_float(value) else value for value in varied.inputs]
+    wider = [WIDE * value if differentiable(value) else value for value in varied.inputs]
     wide = dataclasses.replace(varied, inputs=domain.keep(varied.inputs, wider))
     first, *others = [probe for probe in (varied, wide) if _is_finite(oracle, probe) is not None] or [probes.own(problem, seed)]
     if differentiable:
@@ -297,32 +285,31 @@ def score(mutants, exams, oracle, fresh):
     """Return a Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
-    rejected, equivalent, survivors = 0, 0, []
+    fates, survivors = Counter(), []
     for mutant in mutants:
-        counted = rejected + len(survivors)
-        if counted == MOST or counted + equivalent == MOST_TRIED:
+        if fates["rejected"] + len(survivors) == MOST or fates.total() - fates["crashed"] == MOST_TRIED:
             break
         fate = _fate(mutant, cheap, costly, oracle, fresh)
-        rejected += fate is Fate.REJECTED
-        equivalent += fate is Fate.EQUIVALENT
-        survivors += [mutant.name] if fate is Fate.SURVIVED else []
-    return Score(rejected + len(survivors), rejected, tuple(survivors))
+        fates[fate] += 1
+        survivors += [mutant.name] if fate == "survived" else []
+    return Score(fates["rejected"] + len(survivors), fates["rejected"], tuple(survivors))
 
 
 def _fate(mutant, cheap, costly, oracle, fresh):
+    """What becomes of it. One that is equivalent to the original, or crashes, does not count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if _is_rejected(mutant, cheap):
-                return Fate.REJECTED
+                return "rejected"
             if not _differs(mutant, oracle, fresh):
-                return Fate.EQUIVALENT
+                return "equivalent"
         except Exception:  # the mutation does not fit this call, in one of many ways
-            return Fate.CRASHED
+            return "crashed"
         try:
-            return Fate.REJECTED if _is_rejected(mutant, costly) else Fate.SURVIVED
+            return "rejected" if _is_rejected(mutant, costly) else "survived"
         except Exception:  # no memory for it, for example
-            return Fate.SURVIVED
+            return "survived"
 
 
 def _mutating(mutant):

@@ -49,10 +49,6 @@ class Sizes:
         self._varies = True
         return next(filter(None, map(domain.vary, filter(None, self._problems.values()))), None)
 
-    def settings(self, problem):
-        """Return {constant: value} by which the problem was made from its own size."""
-        return self._changes[problem]
-
     def _loaded(self, settings):
         loaded = tensors.in_precision(catalog.load_problem(self._path, settings), self._precision)
         if self._varies:

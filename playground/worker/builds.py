@@ -67,7 +67,7 @@ class BuildWatch:
         def watched(name, *args, **kwargs):
             start, wall_clock = time.perf_counter(), time.time()
             operators = work.all_operators()
-            self.kernels |= work.kernels_in(_texts((args, kwargs)))
+            self.kernels.update(*map(cuda_emulator.kernel_names, _texts((args, kwargs))))
             given = _bound(function, (name, *args), kwargs)
             if text := _joined(given.get("cuda_sources")):
                 implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"

@@ -243,7 +243,8 @@ class Candidate(Clocked):
         }
         if self.device.type == "cuda":
             names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
-            answer["kernels"] = work.launched_kernels(lambda: self._forward(given))
+            with work.kernels_launched() as answer["kernels"]:
+                self._forward(given)
             answer["own_share"] = work.own_share(answer["kernels"], names)
         if own.calls or answer["own_share"]:  # memory that is used again holds the results of other inputs
             with contextlib.suppress(Exception):
