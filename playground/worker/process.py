@@ -171,9 +171,9 @@ class WorkerProcess:
     def ask(self, what, limit, **arguments):
         """The reply (a dict) to the request `what`, a name in playground.worker.requests.
 
-        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed, those in which
-        not counted, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is
-        gone and every further request fails.
+        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed in which it was not
+        paused, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone
+        and every further request fails.
         """
         with self._asking:
             return self._ask(what, limit, arguments)
@@ -409,8 +409,8 @@ def pause_others(but, on_gpu=False):
 
     If it is timed on a GPU, those that bear it go on.
 
-    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker stands
-    still count against no time limit.
+    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker is
+    paused count against no time limit.
     """
     with _alone:
         with _living_lock:
