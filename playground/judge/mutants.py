@@ -20,10 +20,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from playground import tensors
 from playground.judge import probes
 from playground.judge.mutations import MUTATIONS, Call, Unfit
 from playground.judge.tolerance import FLOAT32_EPSILON
-from playground.tensors import as_real, differentiable
+from playground.tensors import as_real
 
 # A model with a dozen operators has no more than these; they bound the time that one with a hundred takes.
 MOST = 64  # that count
@@ -195,7 +196,8 @@ def _on_outputs(name, change):
 
         def tamper(outputs):
             changed = [
-                change(value, kept.setdefault(i, {})) if differentiable(value) else value for i, value in enumerate(outputs)
+                change(value, kept.setdefault(i, {})) if tensors.differentiable(value) else value
+                for i, value in enumerate(outputs)
             ]
             if all(a is b for a, b in zip(outputs, changed, strict=True)):
                 raise Unfit
@@ -226,7 +228,7 @@ def _of_samples(change):
 
 
 def _floats(inputs):
-    return [i for i, value in enumerate(inputs) if differentiable(value)]
+    return [i for i, value in enumerate(inputs) if tensors.differentiable(value)]
 
 
 def _first_two_exchanged(inputs):
@@ -265,7 +267,7 @@ def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
     varied = probes.make("scaled", problem, seed, {}, domain)
     if domain.is_positive and not _is_finite(oracle, varied):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
-    wider = [WIDE * value if differentiable(value) else value for value in varied.inputs]
+    wider = [WIDE * value if tensors.differentiable(value) else value for value in varied.inputs]
     wide = dataclasses.replace(varied, inputs=domain.keep(varied.inputs, wider))
     first, *others = [probe for probe in (varied, wide) if _is_finite(oracle, probe) is not None] or [probes.own(problem, seed)]
     if differentiable:
