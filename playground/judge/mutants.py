@@ -195,10 +195,8 @@ def _on_outputs(name, change):
         kept = {}
 
         def tamper(outputs):
-            changed = [
-                change(value, kept.setdefault(i, {})) if tensors.differentiable(value) else value
-                for i, value in enumerate(outputs)
-            ]
+            floats = _floats(outputs)
+            changed = [change(each, kept.setdefault(i, {})) if i in floats else each for i, each in enumerate(outputs)]
             if all(a is b for a, b in zip(outputs, changed, strict=True)):
                 raise Unfit
             return changed
