@@ -79,11 +79,15 @@ class NotTensors(Exception):
 
 @dataclass(frozen=True)
 class Results:
-    """`outputs`, a list of tensors; `gradients` by name, None where there is none; whether the outputs are `detached`."""
+    """`outputs`, a list of tensors; `gradients` by name, None where there is none, empty where none were asked for.
+
+    `detached` says that a variant's outputs are; of the original's, `form` is how they are made up, see `form`.
+    """
 
     outputs: list
     gradients: dict = field(default_factory=dict)
     detached: bool = False
+    form: str | None = None
 
 
 def save_results(results, path):

@@ -223,7 +223,7 @@ class Referee:
         if made.autocast:
             with torch.autocast(self.device.type):
                 eager = oracle.eager(made)
-            eager.outputs = tensors.in_float32(eager.outputs)
+            eager = replace(eager, outputs=tensors.in_float32(eager.outputs))
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, drawing, truth)
@@ -247,7 +247,7 @@ class Referee:
             self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
 
     def _made(self, probe, problem, seed):
-        """(its Drawing, the probe, the oracle of its weights, the whole Outcome in eager PyTorch).
+        """(its Drawing, the probe, the oracle of its weights, the whole Results in eager PyTorch).
 
         Values stay positive where the problem's are and the original has no finite result, or raises, otherwise.
         """
@@ -312,7 +312,7 @@ class Referee:
         return {}
 
     def _timed_probe(self, name, mode, seed):
-        """(the probe with the content that workload.Workload makes of `seed` in `mode`, its Outcome in eager PyTorch, all of
+        """(the probe with the content that workload.Workload makes of `seed` in `mode`, its Results in eager PyTorch, all of
         the outputs).
         """
         probe = probes.Probe(name, fresh_inputs(self.problem, seed, self.device))
@@ -627,7 +627,7 @@ class Referee:
 
 
 def _differentiated(oracle, probe):
-    """The Outcome in eager PyTorch; None where the original writes to inputs that want a gradient, so that they have none."""
+    """The Results in eager PyTorch; None where the original writes to inputs that want a gradient, so that they have none."""
     try:
         return oracle.eager(probe)
     except RuntimeError as error:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from playground.judge import special
-from playground.judge.oracle import Outcome
 from playground.judge.tolerance import Reference
+from playground.tensors import Results
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -21,7 +21,7 @@ def made(model, special_value=float("nan"), in_eager=None, first=None):
         with_special[0, : len(first)] = torch.tensor(first)
     truth, clean = model(with_special.double()), model(X.double())
     eager = (in_eager or model)(with_special)
-    (reference,) = special.references(*(Outcome([value], {}) for value in (truth, clean, eager)), [], [with_special])
+    (reference,) = special.references(*(Results([value], {}) for value in (truth, clean, eager)), [], [with_special])
     return reference, eager
 
 
