@@ -77,7 +77,7 @@ class NotTensors(Exception):
     """A file of a variant's that does not hold what was asked for."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Results:
     """`outputs`, a list of tensors; `gradients` by name, None where there is none, empty where none were asked for.
 
