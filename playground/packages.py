@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 OLDEST = (3, 11)
-NEEDED = ("torch", "numpy", "rich", "pygments", "psutil")
+NEEDED = ("torch", "numpy", "rich", "pygments", "psutil", "filelock")
 
 
 def missing():

@@ -12,7 +12,7 @@ from playground import catalog, packages
 def test_a_python_without_packages(command):
     done = subprocess.run([sys.executable, "-S", command, "--help"], cwd=catalog.ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("no torch, numpy, rich, pygments, psutil in ")
+    assert done.stderr.startswith("no torch, numpy, rich, pygments, psutil, filelock in ")
     assert "-m pip install -r requirements.txt" in done.stderr and done.stderr.count("\n") == 1
 
 

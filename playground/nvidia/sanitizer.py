@@ -1,25 +1,13 @@
-"""compute-sanitizer on a variant: four tools, each on one training step of it at a reduced size.
+"""compute-sanitizer on a variant: four tools, each on one training step of it at a reduced size."""
 
-    python -m playground.nvidia.sanitizer --model NAME_OR_PATH --variant NAME_OR_PATH [...] [--set NAME=VALUE ...]
-
-prints what the tools themselves say. The exit status is 0 where nothing was found, 1 with a finding, or where a tool's silence
-would prove nothing, 2 where nothing could be run.
-"""
-
-import argparse
 import contextlib
-import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from playground import catalog
 from playground.judge import work
-from playground.machine import requirements
 from playground.nvidia import control, sanitizer_reports
 from playground.nvidia.tool import Program, Run
-from playground.worker import WorkerFailure
 from playground.worker.referee_client import RefereeClient
 
 PROGRAM = Program(
@@ -43,9 +31,6 @@ TOOLS = {
 FILTERED = ("memcheck", "racecheck", "synccheck")
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or all tensors would lie in one large allocation, which has no bounds
 NOTHING_TO_DO = "no kernel of its own to look at"
-
-SEED, LIMIT = 0, 300.0  # of the command below
-CLEAN, FAILED, IMPOSSIBLE = 0, 1, 2
 
 missing = PROGRAM.missing
 
@@ -178,48 +163,3 @@ def _doubt(run, reply, log, controls):
     if not controls:
         return "did not find the mistake that was made for it to find"
     return None
-
-
-def main(arguments=None):
-    """Returns the exit status."""
-    text = "What compute-sanitizer itself prints about a variant, tool by tool."
-    parser = argparse.ArgumentParser(prog="python -m playground.nvidia.sanitizer", description=text)
-    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH")
-    parser.add_argument("--variant", required=True, nargs="+", metavar="NAME_OR_PATH")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
-    given = parser.parse_args(arguments)
-    try:
-        if lacking := requirements.missing_for("cuda") or missing():
-            raise catalog.CatalogError(str(lacking))
-        model = catalog.find_model(given.model)
-        variants = [catalog.find_variant(model, name) for name in given.variant]
-        settings = catalog.parse_settings(given.set)
-        catalog.require_constants(model.path, f"--set: {model.name}", settings)
-    except catalog.CatalogError as complaint:
-        print(complaint, file=sys.stderr)
-        return IMPOSSIBLE
-    original = {"problem": str(model.path), "settings": settings, "place": "cuda", "seed": SEED}
-    try:
-        with small_case(model, original, SEED, LIMIT) as case:
-            examinations = [_show(variant, *case) for variant in variants]
-    except WorkerFailure as failure:
-        print(f"the original does not run: {failure}", file=sys.stderr)
-        return IMPOSSIBLE
-    return FAILED if any(found.findings or found.problem for found in examinations) else CLEAN
-
-
-def _show(variant, original, probes, folder):
-    """Print what the tools say. Returns the Examination."""
-    began = time.monotonic()
-    examination = examine(original | {"variant": str(variant.path)}, probes, folder, LIMIT)
-    for tool in TOOLS:
-        print(f"== {variant.name}, {tool}")
-        for file in (folder / f"{tool}.log", folder / f"{tool}.output"):
-            print(file.read_text(errors="replace") if file.exists() else f"no {file.name}")
-    print(f"== {variant.name}: {examination.outcome}, {time.monotonic() - began:.1f} s")
-    print(examination, flush=True)
-    return examination
-
-
-if __name__ == "__main__":
-    sys.exit(main())

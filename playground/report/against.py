@@ -12,14 +12,13 @@ contradict each other, or the runs were not made alike, the row is not comparabl
 """
 
 from playground.report.document import has_changed
-from playground.report.figures import BASELINES, baseline_name, listed, size_note, timed_modes
+from playground.report.figures import BASELINES, baseline_name, inputs_text, listed, size_note, timed_modes
 from playground.report.layout import INDENT, cells, fitted, print_folded, print_indented, verdict
 from playground.report.text import NOTHING, one_line, significant, span, with_unit
 from playground.stopwatch.statistics import TIE
 
 MARGIN = 2 * TIE  # what two processes that run the very same code can differ by, once for each run
-FASTER, SAME, SLOWER, NOT_COMPARABLE = "faster", "same", "slower", "not comparable"
-VERDICTS = (FASTER, SAME, SLOWER, NOT_COMPARABLE)
+FASTER, SAME, SLOWER, NOT_COMPARABLE = VERDICTS = ("faster", "same", "slower", "not comparable")
 
 # What must be the same in both environments, with its name for people, by where a variant ran.
 CONDITIONS = {
@@ -36,40 +35,36 @@ def compare(document, earlier, name):
     result's is a list of {"timed", "verdict", "reason", "old_ms", "new_ms", "time", "speedup", "baseline", "same_source"}, of
     which "time" and "speedup" are {"ratio", "low", "high"} or None, and above 1 where the new run is faster.
     """
-    environments = document["environment"], earlier["environment"]
-    results = [
-        result | {"against": _rows(result, _same_variant(result, earlier["results"]), environments)}
-        for result in document["results"]
-    ]
+    environments = [each["environment"] | (each["environment"].get("cpu_details") or {}) for each in (document, earlier)]
+    results = []
+    for result in document["results"]:
+        # The same variant's, that on the same kind of device and at the same sizes first.
+        same = [old for old in earlier["results"] if _named(old) == _named(result)]
+        old = max(same, key=lambda old: (old["ran_on"] == result["ran_on"], _sizes(old) == _sizes(result)), default=None)
+        results.append(result | {"against": list(_rows(result, old, *environments))})
     verdicts = [row["verdict"] for result in results for row in result["against"]]
-    here = {(result["model"], result["variant"]) for result in results}
-    there = dict.fromkeys((old["model"], old["variant"]) for old in earlier["results"])
+    here = set(map(_named, results))
     about = {
-        "file": name,
-        "date": earlier["environment"]["date"],
-        "margin": MARGIN,
+        **{"file": name, "date": earlier["environment"]["date"], "margin": MARGIN},
         "counts": {word: verdicts.count(word) for word in VERDICTS},
-        "not_in_this_run": ["/".join(each) for each in there if each not in here],
+        "not_in_this_run": [each for each in dict.fromkeys(map(_named, earlier["results"])) if each not in here],
     }
     return document | {"against": about, "results": results}
 
 
-def _same_variant(result, earlier):
-    """Return the earlier result of the same variant, that on the same kind of device and at the same sizes first; or None."""
-    same = [old for old in earlier if (old["model"], old["variant"]) == (result["model"], result["variant"])]
-    return max(same, key=lambda old: (old["ran_on"] == result["ran_on"], _sizes(old) == _sizes(result)), default=None)
+def _named(result):
+    return f"{result['model']}/{result['variant']}"
 
 
-def _rows(new, old, environments):
+def _rows(new, old, here, there):
     """One row for each mode that was timed now; one that says why where none was."""
     now = {title: timings for title, timings in timed_modes(new).items() if timings.get("time_ms")}
     if not now:
         verdicts = f": {old['verdict']} then, {new['verdict']} now" if old else f", where its verdict is {new['verdict']}"
-        return [_row("forward", None, None, f"not timed in this run{verdicts}", None)]
-    reason = "; ".join(_differences(new, old, *environments)) if old else "not in the earlier run"
-    then = timed_modes(old) if old else {}
-    same_source = not has_changed(old, new) if old else None
-    return [_row(title, timings, then.get(title), reason, same_source) for title, timings in now.items()]
+        yield _row("forward", None, None, f"not timed in this run{verdicts}", None)
+    reason = "; ".join(_differences(new, old, here, there)) if old else "not in the earlier run"
+    for title, timings in now.items():
+        yield _row(title, timings, old and timed_modes(old).get(title), reason, not has_changed(old, new) if old else None)
 
 
 def _differences(new, old, here, there):
@@ -80,16 +75,12 @@ def _differences(new, old, here, there):
     if new["ran_on"] != old["ran_on"]:
         yield f"ran on {old['ran_on']} then, on {new['ran_on']} now"
         return
-    here, there = (environment | (environment.get("cpu_details") or {}) for environment in (here, there))
-    for key, name in CONDITIONS[new["ran_on"]].items():
-        now, then = here.get(key), there.get(key)
-        if now != then:
-            yield one_line(f"{name} {then or 'unknown'} then, {now or 'unknown'} now")
+    pairs = [(name, there.get(key) or "unknown", here.get(key) or "unknown") for key, name in CONDITIONS[new["ran_on"]].items()]
     if _sizes(new) != _sizes(old):
-        yield f"sizes: {size_note(old) or _inputs(old)} then, {size_note(new) or _inputs(new)} now"
+        pairs.append(("sizes:", *(size_note(each) or inputs_text(each) or "unknown" for each in (old, new))))
     for key in ("precision", "variant_precision"):
-        if new.get(key) != old.get(key):
-            yield f"{key.replace('_', ' of the ')} {old.get(key)} then, {new.get(key)} now"
+        pairs.append((key.replace("_", " of the "), old.get(key), new.get(key)))
+    yield from (one_line(f"{name} {then} then, {now} now") for name, then, now in pairs if then != now)
     if len({new.get("model_sha256"), old.get("model_sha256")} - {None}) > 1:
         yield "stale: the model's file has changed since"
 
@@ -97,11 +88,6 @@ def _differences(new, old, here, there):
 def _sizes(result):
     shape = result.get("shape") or {}
     return listed(shape.get("inputs")), {name: listed(value) for name, value in (shape.get("settings") or {}).items()}
-
-
-def _inputs(result):
-    inputs = (result.get("shape") or {}).get("inputs") or []
-    return ", ".join("x".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs) or "unknown"
 
 
 def _row(title, new, old, reason, same_source):
@@ -116,15 +102,16 @@ def _row(title, new, old, reason, same_source):
         return row | {"reason": reason or "not timed in the earlier run"}
     baseline = next((name for name in BASELINES if name in (new["speedup"] or {}) and name in (old["speedup"] or {})), None)
     if not baseline:
-        why = "no baseline was timed in both runs, so nothing tells whether the machine was in the same state"
-        return row | {"reason": why}
+        return row | {
+            "reason": "no baseline was timed in both runs, so nothing tells whether the machine was in the same state"
+        }
     try:
         time = _quotient(old["time_ms"], new["time_ms"], "median", "p20", "p80")
         speedup = _quotient(new["speedup"][baseline], old["speedup"][baseline], "ratio", "low", "high")
     except ZeroDivisionError:
         return row | {"reason": "a time or a speed-up of 0"}
     row |= {"time": time, "speedup": speedup, "baseline": baseline}
-    sides = _side(time), _side(speedup)
+    sides = [FASTER if each["low"] > 1 + MARGIN else SLOWER if each["high"] < 1 - MARGIN else SAME for each in (time, speedup)]
     if set(sides) == {FASTER, SLOWER}:
         claims = f"the times say {sides[0]}, the speed-up over {baseline_name(baseline)} says {sides[1]}"
         return row | {"reason": f"{claims}: the machine was in another state"}
@@ -132,12 +119,7 @@ def _row(title, new, old, reason, same_source):
 
 
 def _quotient(above, below, middle, low, high):
-    ends = {"low": above[low] / below[high], "high": above[high] / below[low]}
-    return {"ratio": above[middle] / below[middle], **ends}
-
-
-def _side(ratio):
-    return FASTER if ratio["low"] > 1 + MARGIN else SLOWER if ratio["high"] < 1 - MARGIN else SAME
+    return {"ratio": above[middle] / below[middle], "low": above[low] / below[high], "high": above[high] / below[low]}
 
 
 def show(document, console):
@@ -145,7 +127,7 @@ def show(document, console):
     about = document.get("against")
     if not about:
         return
-    names = [(result["model"], result["variant"]) for result in document["results"]]
+    names = list(map(_named, document["results"]))
     rows, reasons = {}, {}
     for result, name in zip(document["results"], names, strict=True):
         point = size_note(result) if names.count(name) > 1 else ""  # of a sweep, in which a variant comes more than once
@@ -153,7 +135,7 @@ def show(document, console):
             rows.setdefault(result["model"], []).append(_cells(result, row, point))
             doubtful = row["verdict"] != SAME and row["same_source"]
             if reason := row["reason"] or (f"{row['verdict']}, though the file is the same as then" if doubtful else None):
-                reasons.setdefault(reason, {})["/".join(name)] = None
+                reasons.setdefault(reason, {})[name] = None
     console.print()
     print_folded(console, f"Against {about['file']} of {about['date'][:10]}", style="bold")
     for model, of_model in rows.items():
@@ -171,11 +153,10 @@ def show(document, console):
 
 
 def _cells(result, row, point):
-    ratio, interval = NOTHING, NOTHING
+    texts = [significant(row["old_ms"]), significant(row["new_ms"]), NOTHING, NOTHING]
     if row["verdict"] != NOT_COMPARABLE:
         both = row["time"], row["speedup"]
-        ratio = with_unit(row["time"]["ratio"], "x")
-        interval = span(min(each["low"] for each in both), max(each["high"] for each in both))
-    texts = significant(row["old_ms"]), significant(row["new_ms"]), ratio, interval
+        ends = min(each["low"] for each in both), max(each["high"] for each in both)
+        texts[2:] = with_unit(row["time"]["ratio"], "x"), span(*ends)
     variant = one_line(f"{result['variant']}: {point}" if point else result["variant"])
     return cells(NAMES, [variant, row["timed"], verdict(row["verdict"]), *texts])

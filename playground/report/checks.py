@@ -5,21 +5,23 @@ from playground.judge.probes import AT_OWN_SIZE
 from playground.report.text import NOTHING, scientific, with_unit
 
 NOT_RUN = "not run: "
-DOUBLE = "double()"
+DOUBLE = "double()"  # which nearly all refuse
 EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
+REFUSED = "refused by an exception, as it may"
 SHOWN = {"a late producer": "stream ordering", "a side stream": "another stream"}
 
 
 def lines(check):
     """Yield (label, text) of the probes, the behaviour and the work of a result's check, as short as they can be."""
-    check = check or {}
-    for label, key in (("probes", "probes"), ("behaviour", "behaviour")):
-        if check.get(key):
-            yield label, _tally(check[key])
-            for name, entry in check[key].items():
+    for key in ("probes", "behaviour"):
+        if entries := (check or {}).get(key):
+            found = {word: ", ".join(map(shown, names)) for word, names in sorted_out(entries).items() if names}
+            told = [f"{word}: {names}" for word, names in found.items() if word != "right"]
+            yield key, "; ".join([f"{len(sorted_out(entries)['right'])} right", *told])
+            for name, entry in entries.items():
                 if entry["note"] and not entry["note"].startswith((NOT_RUN, *EXCEPTIONS)):
                     yield "note", f"{name}: {entry['note']}"
-    if check.get("work"):
+    if (check or {}).get("work"):
         yield "work", work(check["work"])
 
 
@@ -27,9 +29,8 @@ def work(found):
     """One line on the variant's own kernels."""
     if found["note"]:
         return found["note"]
-    share = found.get("own_share")
-    calls = "1 call" if found["own_calls"] == 1 else f"{found['own_calls']} calls"
-    text = f"{calls} of its own code in a forward pass, and the result depends on it"
+    share, calls = found.get("own_share"), found["own_calls"]
+    text = f"{calls} call{'s' * (calls != 1)} of its own code in a forward pass, and the result depends on it"
     return text if share is None else f"{text}; its kernels take {with_unit(100 * share, '%')} of the GPU's time"
 
 
@@ -37,64 +38,39 @@ def sanitizer(examination):
     """Yield (label, text) of what compute-sanitizer saw; nothing where it was not asked."""
     if not examination:
         return
-    tools, passes = ", ".join(examination["tools"]), " and ".join(examination["passes"]) or "nothing"
+    tools, passes = examination["tools"], " and ".join(examination["passes"]) or "nothing"
     if examination["problem"]:
         yield "sanitizer", examination["problem"]
     elif tools:
-        kernels = ", ".join(examination["kernels"])
-        found = f"{len(examination['findings']) or 'no'} mistake{'' if len(examination['findings']) == 1 else 's'}"
+        count = len(examination["findings"])
         size = "".join(f", {name}={value}" for name, value in examination.get("settings", {}).items())
-        yield "sanitizer", f"{tools}: {found} in {kernels} ({passes}{size})"
-        others = {tool: counts["of_other_kernels"] for tool, counts in examination["tools"].items()}
+        where = f"{', '.join(examination['kernels'])} ({passes}{size})"
+        yield "sanitizer", f"{', '.join(tools)}: {count or 'no'} mistake{'s' * (count != 1)} in {where}"
+        others = {tool: counts["of_other_kernels"] for tool, counts in tools.items()}
         if reports := ", ".join(f"{tool} {count}" for tool, count in others.items() if count):
             yield "note", f"reports on kernels that are not the variant's, which do not count: {reports}"
-    for note in examination["notes"]:
-        yield "note", f"sanitizer: {note}"
+    yield from (("note", f"sanitizer: {note}") for note in examination["notes"])
 
 
 def sorted_out(entries):
-    """Return {"right", "wrong", "not run", "noted": [names of probes, or of checks of the behaviour]}.
+    """Return {"right", "wrong", "not run", "noted", REFUSED: [names of probes, or of checks of the behaviour]}.
 
-    "noted" are those with a remark instead of a result, such as an exception that the variant may raise there.
+    "noted" are those with a remark instead of a result; REFUSED those where the variant raised an exception, as it may there.
     """
-    found = {"right": [], "wrong": [], "not run": [], "noted": []}
+    found = {"right": [], "wrong": [], "not run": [], "noted": [], REFUSED: []}
     for name, entry in entries.items():
         note = entry.get("note") or ""
-        if entry.get("complaint"):
-            found["wrong"].append(name)
-        elif note.startswith(NOT_RUN):
-            found["not run"].append(name)
-        else:
-            found["noted" if note and entry.get("max_error") is None else "right"].append(name)
+        is_right = not note or entry.get("max_error") is not None
+        kind = (
+            "wrong" if entry.get("complaint") else "not run" if note.startswith(NOT_RUN) else "right" if is_right else "noted"
+        )
+        found[REFUSED if kind == "noted" and note.startswith(EXCEPTIONS) else kind].append(name)
     return found
 
 
-def refusals(check):
-    """'refuses autocast, torch.compile': where the variant raised an exception, as it may there. None where it did nowhere.
-
-    Without double(), which nearly all refuse: `refuses_double` is for one remark on all of them.
-    """
-    names = [name for name in _refused(check) if name != DOUBLE]
-    return f"refuses {', '.join(names)}" if names else None
-
-
-def refuses_double(check):
-    return DOUBLE in _refused(check)
-
-
-def _refused(check):
-    entries = {**((check or {}).get("probes") or {}), **((check or {}).get("behaviour") or {})}
-    return [name for name in sorted_out(entries)["noted"] if entries[name]["note"].startswith(EXCEPTIONS)]
-
-
-def _tally(entries):
-    """'17 right; refused by an exception, as it may: torch.compile; not run: a CUDA graph'."""
-    found = sorted_out(entries)
-    refused = [name for name in found["noted"] if entries[name]["note"].startswith(EXCEPTIONS)]
-    found["noted"] = [name for name in found["noted"] if name not in refused]
-    found["refused by an exception, as it may"] = refused
-    parts = [f"{word}: {', '.join(map(shown, names))}" for word, names in found.items() if names and word != "right"]
-    return "; ".join([f"{len(found['right'])} right", *parts])
+def refused(check):
+    """Return the names of the checks where the variant raised an exception, as it may there."""
+    return sorted_out({**((check or {}).get("probes") or {}), **((check or {}).get("behaviour") or {})})[REFUSED]
 
 
 def shown(name):
@@ -106,7 +82,10 @@ def explained_probes(check):
     """Yield (probe, "ok", "fail" or "-", error, PyTorch's, allowed, what it is, and what is worth knowing)."""
     for name, entry in ((check or {}).get("probes") or {}).items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
-        yield name, _word(entry, entry["max_error"] is not None), *figures, entry["complaint"] or entry["note"] or _what(name)
+        known = BY_NAME.get(name.removesuffix(AT_OWN_SIZE))
+        is_reduced = known and known.size == REDUCED and not name.endswith(AT_OWN_SIZE)
+        about = f"{known.about}{' (reduced size)' * is_reduced}" if known else ""
+        yield name, _word(entry, entry["max_error"] is not None), *figures, entry["complaint"] or entry["note"] or about
 
 
 def explained_behaviour(check):
@@ -123,10 +102,3 @@ def explained_kernels(check):
 
 def _word(entry, is_right):
     return "fail" if entry["complaint"] else "ok" if is_right else NOTHING
-
-
-def _what(name):
-    """Return what a probe has for inputs."""
-    check = BY_NAME.get(name.removesuffix(AT_OWN_SIZE))
-    reduced = check and check.size == REDUCED and not name.endswith(AT_OWN_SIZE)
-    return f"{check.about}{' (reduced size)' if reduced else ''}" if check else ""

@@ -1,40 +1,24 @@
-"""What the JSON document of a run has to look like, and in which order its keys stand.
+"""What the JSON document of a run has to look like.
 
 A form is a function, which is called with a value and where it stands, and raises DocumentError; a tuple of the words that a
-text may be; a list of one form, that of each element; or a dict of forms: an object's, in the order of its keys, of which one
-that ends in "?" may be missing. More keys are allowed and follow in alphabetical order. A rule, under WHOLE, checks the object.
+text may be; a list of one form, that of each element; or a dict of forms: an object's, of which one whose key ends in "?" may
+be missing. More keys are allowed. A rule, under WHOLE, checks the object.
 """
 
 import math
 import re
-from dataclasses import dataclass
 
-from playground.report.figures import TIMED, ordered_baselines
+from playground.report.figures import TIMED
 
 SCHEMA = 1
 VERDICTS = (*TIMED, "fail", "error", "skipped")
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys in a result
 ERRORS = ("max_error", "allowed", "eager_error")  # which a check and each of its gradients must have
-WHOLE = object()  # no key
+WHOLE = ""  # no key
 
 
 class DocumentError(ValueError):
     """A document that is not as the contract says, or no document at all."""
-
-
-@dataclass(frozen=True)
-class Null:
-    """What has a form, or null."""
-
-    form: object
-
-
-@dataclass(frozen=True)
-class Each:
-    """An object of any names, whose values have one form, or null; sorted: baselines in their usual order, others by name."""
-
-    form: object
-    is_sorted: bool = False
 
 
 def require(holds, where, expected, value):
@@ -43,62 +27,47 @@ def require(holds, where, expected, value):
         raise DocumentError(f"{where}: expected {expected}, got {text if len(text) <= 60 else text[:57] + '...'}")
 
 
-def check(form, value, where, null=False):
-    """Raise DocumentError, which names the place, unless a value has a form (or is None, with `null`)."""
-    null = null or isinstance(form, Each)
-    if isinstance(form, Null):
-        check(form.form, value, where, null=True)
-    elif null and value is None:
-        pass
+def check(form, value, where):
+    """Raise DocumentError, which names the place, unless a value has a form."""
+    if callable(form):
+        form(value, where)
     elif isinstance(form, tuple):
         require(isinstance(value, str) and value in form, where, " or ".join(form), value)
     elif isinstance(form, list):
         require(isinstance(value, list), where, "a list", value)
-        for index, each in enumerate(value):
-            check(form[0], each, f"{where}[{index}]")
-    elif isinstance(form, (dict, Each)):
-        require(isinstance(value, dict), where, "an object or null" if null else "an object", value)
-        forms = form if isinstance(form, dict) else dict.fromkeys(value, form.form)
-        for key, each in forms.items():
-            name = key if key is WHOLE or isinstance(form, Each) else key.rstrip("?")
-            if key is WHOLE:
-                each(value, where)
+        for index, one in enumerate(value):
+            check(form[0], one, f"{where}[{index}]")
+    else:
+        require(isinstance(value, dict), where, "an object", value)
+        for key, one in form.items():
+            name = key.rstrip("?")
+            if key == WHOLE:
+                one(value, where)
             elif name in value:
-                check(each, value[name], f"{where}.{name}".lstrip("."))
+                check(one, value[name], f"{where}.{name}".lstrip("."))
             elif key == name:
                 raise DocumentError(f"{where or 'document'}: '{name}' is missing")
-    else:
-        form(value, where)
 
 
-def in_order(form, value):
-    """Return `value` with its keys in the order of a form."""
-    form = form.form if isinstance(form, Null) else getattr(form, "ordered", form)
-    if isinstance(value, list) and isinstance(form, list):
-        return [in_order(form[0], each) for each in value]
-    if isinstance(value, dict) and isinstance(form, Each):
-        names = ordered_baselines(sorted(value)) if form.is_sorted else value
-        return {name: in_order(form.form, value[name]) for name in names}
-    if isinstance(value, dict) and isinstance(form, dict):
-        forms = {key.rstrip("?"): each for key, each in form.items() if key is not WHOLE}
-        names = [name for name in forms if name in value] + sorted(value.keys() - forms.keys())
-        return {name: in_order(forms.get(name), value[name]) for name in names}
-    return value
+def null(form):
+    """Return the form of what has a form, or is null."""
+    return lambda value, where: None if value is None else check(form, value, where)
+
+
+def each(form):
+    """Return the form of null, or an object of any names, whose values have one form."""
+    return null(lambda value, where: check(dict.fromkeys(value, form) if isinstance(value, dict) else {}, value, where))
 
 
 def _leaf(expected, holds):
     return lambda value, where: require(holds(value), where, expected, value)
 
 
-def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
 anything = _leaf("anything", lambda value: True)
-number = _leaf("a number that is not negative", _is_number)
+number = _leaf("a number that is not negative", lambda value: type(value) in (int, float) and 0 <= value < math.inf)
 text = _leaf("a text", lambda value: isinstance(value, str) and value.strip())
 printed = _leaf("a text", lambda value: isinstance(value, str))
-texts = _leaf("a list of texts", lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value))
+texts = _leaf("a list of texts", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))
 flag = _leaf("true or false", lambda value: isinstance(value, bool))
 digest = _leaf("64 hexadecimal digits", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value))
 
@@ -110,7 +79,7 @@ def _rising(*names):
 
 RATIO_KEYS = ("ratio", "low", "high")
 RATIO = {**dict.fromkeys(RATIO_KEYS, number), WHOLE: _rising("low", "high")}
-SPREAD = Null({**dict.fromkeys(("median", "p20", "p80"), number), WHOLE: _rising("p20", "median", "p80")})
+SPREAD = null({**dict.fromkeys(("median", "p20", "p80"), number), WHOLE: _rising("p20", "median", "p80")})
 BACKENDS, RAN_ON, BOUNDS = ("cuda", "cpu"), ("cuda", "cpu", "emulator"), ("memory", "compute")
 
 
@@ -119,19 +88,19 @@ def _outcome(value, where):
 
 
 def _gradients(value, where):
-    check(Each(anything), value, where)
-    for name, each in (value or {}).items():
-        if name != "unsupported" or not isinstance(each, str):
-            check(dict.fromkeys(ERRORS, Null(number)), each, f"{where}.{name}")
+    check(each(anything), value, where)
+    for name, one in (value or {}).items():
+        if name != "unsupported" or not isinstance(one, str):
+            check(dict.fromkeys(ERRORS, null(number)), one, f"{where}.{name}")
 
 
 def _graphed(value, where):
     is_missing = isinstance(value, dict) and "unavailable" in value
-    check({"unavailable": text} if is_missing else Null(TIMED_KEYS), value, where)
+    check({"unavailable": text} if is_missing else null(TIMED_KEYS), value, where)
 
 
 def _ptxas(value, where):
-    check(Each(anything), value, where)
+    check(each(anything), value, where)
     kernel = {"name": text, **dict.fromkeys(("registers", "stack", "spill_stores", "spill_loads", "shared"), number)}
     for architecture, kernels in (value or {}).items():
         check(text if architecture == "unknown" else [kernel], kernels, f"{where}.{architecture}")
@@ -148,9 +117,9 @@ def _rules(result, where):
     else:
         errors = dict.fromkeys(ERRORS, number)
         check(errors, result["check"], f"{where}.check")
-        for name, each in (result["check"]["gradients"] or {}).items():
-            if isinstance(each, dict):
-                check(errors, each, f"{where}.check.gradients.{name}")
+        for name, one in (result["check"]["gradients"] or {}).items():
+            if isinstance(one, dict):
+                check(errors, one, f"{where}.check.gradients.{name}")
     for key in ("time_ms", "speedup", "training") if verdict not in TIMED else ():
         require(result[key] is None, f"{where}.{key}", f"null, since the verdict is {verdict}", result[key])
     if result["floor_ms"] is not None:
@@ -159,53 +128,51 @@ def _rules(result, where):
 
 # What forward and each training mode have in common.
 TIMED_KEYS = {
-    **{"time_ms": SPREAD, "peak_mib": Null(number), "floor_ms?": Null(number), "floor_bound?": Null(BOUNDS)},
-    "work?": Each({"bytes": number, "flops": number}),
-    "ceilings?": Null(
+    **{"time_ms": SPREAD, "peak_mib": null(number), "floor_ms?": null(number), "floor_bound?": null(BOUNDS)},
+    "work?": each({"bytes": number, "flops": number}),
+    "ceilings?": null(
         {
             **dict.fromkeys(("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops"), number),
-            **{"tf32_flops": Null(number), "fp16_flops?": Null(number)},  # an earlier version did not measure the last
+            **{"tf32_flops": null(number), "fp16_flops?": null(number)},  # an earlier version did not measure the last
         }
     ),
-    **{"speedup": Each(RATIO, is_sorted=True), "speedup_proof?": Null(text)},
+    **{"speedup": each(RATIO), "speedup_proof?": null(text)},
     # See driver/outer.py.
-    "outer?": Null(dict.fromkeys(("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"), Null(number))),
-    "outcome?": Null(
+    "outer?": null(dict.fromkeys(("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"), null(number))),
+    "outcome?": null(
         {
             "verdict": ("win", "tie", "loss", "not measured"),
             **dict.fromkeys(("against?", "ratio?", "low?", "high?", "precise?"), anything),
-            **{"any_precision?": Null(text), "reason?": anything, WHOLE: _outcome},
+            **{"any_precision?": null(text), "reason?": anything, WHOLE: _outcome},
         }
     ),
-    **{"control?": Null(RATIO), "baselines_ms?": Each(SPREAD, is_sorted=True), "baselines_unavailable?": Each(text)},
-    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), Null(number)),
-    **{"clocks?": anything, "notes?": Null(texts), "graphed?": _graphed, "not_graphed?": Null(texts)},
+    **{"control?": null(RATIO), "baselines_ms?": each(SPREAD), "baselines_unavailable?": each(text)},
+    **dict.fromkeys(("rounds?", "calls?", "rechecked?", "back_to_back_ms?", "launch_ms?"), null(number)),
+    **{"clocks?": anything, "notes?": null(texts), "graphed?": _graphed, "not_graphed?": null(texts)},
 }
-_graphed.ordered = TIMED_KEYS
-STANDARD = {"verdict": Null(("pass", "fail", "error", "skipped")), "reasons": texts}
+STANDARD = {"verdict": null(("pass", "fail", "error", "skipped")), "reasons": texts}
 RESULT = {
-    **{"model": text, "variant": text, "backend": Null(BACKENDS), "ran_on": Null(RAN_ON)},
-    **{"precision?": Null(text), "variant_precision?": Null(text)},
-    "shape?": Null({"inputs?": Null([anything]), "settings?": Each(anything), "defaults?": Each(anything)}),
-    **{"verdict": VERDICTS, "reason": Null(text), "details?": Null(printed), "standard?": Null((*STANDARDS,))},
-    "standards?": Null(dict.fromkeys((f"{key}?" for key in STANDARDS.values()), STANDARD)),
-    "caveats?": Null([{"tag": text, "text": text, "line?": Null(number), "costs?": Null(("drop-in",))}]),
-    "accuracy?": Null({"class": text, "error": Null(number), "limit": Null(number)}),
-    **{"weights?": Null(("by name", "by seed")), "weights_differ?": anything},  # how a variant came by the original's
-    **{"printed?": Null(printed), "findings?": Null(texts), "accepted_races?": Each(number), "source_sha256": Null(digest)},
-    "check": Null(
+    **{"model": text, "variant": text, "backend": null(BACKENDS), "ran_on": null(RAN_ON)},
+    **{"precision?": null(text), "variant_precision?": null(text)},
+    "shape?": null({"inputs?": null([anything]), "settings?": each(anything), "defaults?": each(anything)}),
+    **{"verdict": VERDICTS, "reason": null(text), "details?": null(printed), "standard?": null((*STANDARDS,))},
+    "standards?": null(dict.fromkeys((f"{key}?" for key in STANDARDS.values()), STANDARD)),
+    "caveats?": null([{"tag": text, "text": text, "line?": null(number), "costs?": null(("drop-in",))}]),
+    "accuracy?": null({"class": text, "error": null(number), "limit": null(number)}),
+    **{"weights?": null(("by name", "by seed")), "weights_differ?": anything},  # how a variant came by the original's
+    **{"printed?": null(printed), "findings?": null(texts), "accepted_races?": each(number), "source_sha256": null(digest)},
+    "check": null(
         {
-            **dict.fromkeys(ERRORS, Null(number)),
+            **dict.fromkeys(ERRORS, null(number)),
             **{"permitted_error?": anything, "gradients": _gradients},
-            **{"mutants_rejected?": Null(text), "mutants_survived?": Null(texts), "own_check?": {"complaint": Null(text)}},
+            **{"mutants_rejected?": null(text), "mutants_survived?": null(texts), "own_check?": {"complaint": null(text)}},
         }
     ),
-    **{"build_seconds": Null(number), "built": flag, "ptxas?": _ptxas},
+    **{"build_seconds": null(number), "built": flag, "ptxas?": _ptxas},
     # Of a result the floor has to be known, or null.
     **TIMED_KEYS,
-    **{"floor_ms": Null(number), "floor_bound": Null(BOUNDS), "training": Each(Null(TIMED_KEYS), is_sorted=True)},
-    **{"shared_limit_kb?": Null(number), WHOLE: _rules},
+    **{"floor_ms": null(number), "floor_bound": null(BOUNDS), "training": each(null(TIMED_KEYS))},
+    **{"shared_limit_kb?": null(number), WHOLE: _rules},
 }
 ENVIRONMENT_KEYS = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu")
-ENVIRONMENT = {"date": anything, **{f"{key}?": Null(text) for key in ENVIRONMENT_KEYS[1:]}}
-DOCUMENT = {"schema": anything, "environment": ENVIRONMENT, "against?": anything, "suite?": anything, "results": [RESULT]}
+ENVIRONMENT = {"date": anything, **{f"{key}?": null(text) for key in ENVIRONMENT_KEYS[1:]}}

@@ -18,9 +18,12 @@ TITLES = {"CUDA": "CUDA text", "CPP": "C++ text", "BINDING": "binding"}  # of th
 SURROUNDINGS = "(rest)"  # what is in no function: includes, constants, declarations, imports
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
 ENDS = re.compile(r'^ *$|[;}] *(//.*)?$|^#.*[^\\]$|^(namespace\b.*|extern "C" *)\{$|"""$')  # the last line of a piece
-NOT_NAMES = re.compile(r'^(#|").*|//.*|__\w+__ *\((?:[^()]|\([^()]*\))*\)', re.MULTILINE)
-NAME = re.compile(r"^(?:async )?(?:def|class) (\w+)|^[^(=;{]*?\b((?:struct|class|union) +\w+)[^(;]*\{", re.MULTILINE)
-CALLED = re.compile(r"^[^=;{]*?(?!alignas|decltype|asm)\b(\w+) *\([^;]*?\{", re.DOTALL)
+NOT_NAMES = re.compile(r'^(#|").*|//.*|__\w+__ *\((?:[^()]|\([^()]*\))*\)|alignas\(.*?\)', re.MULTILINE)
+NAME = re.compile(
+    r"^(?:async )?(?:def|class) (\w+)|^[^(=;{]*?\b((?:struct|class|union) +\w+)[^(;]*\{"
+    r"|\A\s*[^=;{]*?(?!decltype|asm)\b(\w+) *\((?s:[^;]*?)\{",
+    re.MULTILINE,
+)
 
 
 def sections(path):
@@ -35,8 +38,7 @@ def sections(path):
     for number, text in enumerate(lines, start=1):
         if opened := re.match(r'(\w+) = r?"""$', text):
             title = TITLES.get(opened[1], opened[1])
-        begins = ENDS.search(before) and text[:1].strip(' )}"')
-        if not pieces or begins or pieces[-1][0] != title:
+        if not pieces or pieces[-1][0] != title or (ENDS.search(before) and text[:1].strip(' )}"')):
             pieces.append((title, []))
         pieces[-1][1].append((number, text))
         if number == end or (text == '"""' and number > end):
@@ -44,18 +46,16 @@ def sections(path):
         before = text
     found = {}
     for title, piece in pieces:
-        name = "title" if title == "docstring" else _name("\n".join(text for _, text in piece))
-        if title == "docstring" and len(piece) > 1 and piece[1][1].startswith(" "):
-            name = piece[0][1]
-        last = max((i for i, line in enumerate(piece, start=1) if line[1].strip()), default=0)
-        found.setdefault(title, {}).setdefault(name, []).extend(piece[:last])
+        text = "\n".join(text for _, text in piece).rstrip()
+        has_heading = title == "docstring" and re.match(r".*\n ", text)
+        name = piece[0][1] if has_heading else "title" if title == "docstring" else _name(text)
+        found.setdefault(title, {}).setdefault(name, []).extend(piece[: text.count("\n") + bool(text)])
     return found
 
 
 def _name(text):
     """Return the name of the function or type that a piece defines; SURROUNDINGS for another."""
-    text = NOT_NAMES.sub("", re.sub(r"alignas\(.*?\)", "", text)).strip()
-    named = NAME.search(text) or CALLED.search(text)
+    named = NAME.search(NOT_NAMES.sub("", text).strip())
     return re.sub(" +", " ", next(filter(None, named.groups()))) if named else SURROUNDINGS
 
 
@@ -66,18 +66,17 @@ def show(old, new, console):
     details = []
     for title in dict.fromkeys([*after, *before]):
         sides = before.get(title, {}), after.get(title, {})
-        told = {name: _diff(*(side.get(name) for side in sides)) for name in dict.fromkeys([*sides[1], *sides[0]])}
-        kernels = {name for side in sides for name, piece in side.items() if any("__global__" in text for _, text in piece)}
+        told = {name: _diff(*(side.get(name, []) for side in sides)) for name in dict.fromkeys([*sides[1], *sides[0]])}
         signs = [line[0] for _, lines in told.values() for line in lines]
         console.print()
         counts = f"+{signs.count('+')} -{signs.count('-')} lines" if signs else "the same"
         print_folded(console, f"{title}: {counts}", style="bold")
         for kind in ("new", "removed", "changed", "same") if signs else ():
-            names = [
-                name + " (kernel)" * (name in kernels - {SURROUNDINGS}) for name, (what, _) in told.items() if what == kind
-            ]
+            names = [name for name, (what, _) in told.items() if what == kind]
+            kernels = [any("__global__" in text for side in sides for _, text in side.get(name, ())) for name in names]
+            marked = [f"{n}{' (kernel)' * (is_one and n != SURROUNDINGS)}" for n, is_one in zip(names, kernels, strict=True)]
             if names:
-                print_folded(console, Text(f"{kind:9}").append(", ".join(names)), INDENT, hanging=9)
+                print_folded(console, Text(f"{kind:9}").append(", ".join(marked)), INDENT, hanging=9)
         details += [(f"{title}: {name}, {kind}", lines) for name, (kind, lines) in told.items() if lines]
     for heading, lines in details:
         console.print()
@@ -86,15 +85,13 @@ def show(old, new, console):
             print_whole(console, Text(line, style=STYLES.get(line[0], "")))
 
 
-def _diff(old, new):
+def _diff(*sides):
     """Return "new", "removed", "changed" or "same", and a unified diff with the numbers that lines have in their files."""
-    kind = "new" if old is None else "removed" if new is None else "changed"
-    sides = old or [], new or []
-    lines = list(difflib.unified_diff(*([text for _, text in side] for side in sides), lineterm=""))[2:]
 
     def renumbered(match):
         at, count = int(match[2]), match[3] or "1"
         return f"{match[1]}{sides['-+'.index(match[1])][at - 1][0] if count != '0' else 0},{count}"
 
+    lines = list(difflib.unified_diff(*([text for _, text in side] for side in sides), lineterm=""))[2:]
     lines = [re.sub(r"([-+])(\d+)(?:,(\d+))?", renumbered, line) if line[:2] == "@@" else line for line in lines]
-    return (kind, lines) if lines else ("same", [])
+    return "same" if not lines else "changed" if all(sides) else "new" if sides[1] else "removed", lines

@@ -8,16 +8,7 @@ from pathlib import Path
 
 from playground.catalog import code_sha256, sha256
 from playground.report import contract
-from playground.report.contract import (  # noqa: F401, for whoever reads documents
-    ENVIRONMENT,
-    ENVIRONMENT_KEYS,
-    RATIO_KEYS,
-    RESULT,
-    SCHEMA,
-    STANDARDS,
-    VERDICTS,
-    DocumentError,
-)
+from playground.report.contract import ENVIRONMENT, RESULT, SCHEMA, DocumentError
 
 
 def write(document, path):
@@ -29,7 +20,7 @@ def as_text(document):
     """Return the JSON of `document`, as `write` writes it."""
     document = _finite(document)
     validate(document)
-    return json.dumps(contract.in_order(contract.DOCUMENT, document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read(path):
@@ -38,18 +29,15 @@ def read(path):
     def refuse(constant):
         raise ValueError(f"{constant} is not a JSON number")
 
-    if Path(path).is_char_device():  # /dev/zero has no end
-        raise DocumentError(f"{path}: a device, not a file")
     try:
+        if Path(path).is_char_device():  # /dev/zero has no end
+            raise DocumentError("a device, not a file")
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
-    except OSError as error:
-        raise DocumentError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(f"{path}: not JSON: {error}") from error
-    try:
         validate(document)
-    except DocumentError as error:
-        raise DocumentError(f"{path}: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        kind = "" if isinstance(error, (OSError, DocumentError)) else "not JSON: "
+        raise DocumentError(f"{path}: {kind}{why}") from error
     return document
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from playground.report.text import plain
 
-SVG = "http://www.w3.org/2000/svg"
+SVG = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
 UNITS_AN_INCH = 72  # of the view box; figures are laid out in these units
 FONTS = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
@@ -58,7 +58,7 @@ def figure(width, height):
 
 def sheet(made):
     """Return axes over the whole figure, in units from the upper left corner and without anything drawn."""
-    width, height = (side * UNITS_AN_INCH for side in made.get_size_inches())
+    width, height = made.get_size_inches() * UNITS_AN_INCH
     axes = made.add_axes([0, 0, 1, 1], xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
     return axes
@@ -74,32 +74,23 @@ def svg(drawn, name, title, description, colours=PAGE):
     drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(file.getvalue())
     filled = dict(zip(COLOURS, (colours[each] for each in NAMES), strict=True))
-    root[:] = [child for child in root if child.tag != f"{{{SVG}}}metadata" and child.find(f"{{{SVG}}}style") is None]
+    root[:] = [child for child in root if child.tag != f"{SVG}metadata" and child.find(f"{SVG}style") is None]
     used = set(re.findall(r"#(\w+)\)?\"", file.getvalue()))
     for node in root.iter():
-        node.tail = None
-        if node.tag != f"{{{SVG}}}text":
-            node.text = None
+        node.tail, node.text = None, node.text if node.tag == f"{SVG}text" else None
         if node.attrib.get("id") not in used:
             node.attrib.pop("id", None)
-        for key, value in list(node.attrib.items()):
-            is_link = key == LINK and node.tag.endswith("}a")  # to a place of the page
-            node.set(key, value if is_link else _tidy(key, value, name, filled))
-        if not node.get("transform", "none"):
-            del node.attrib["transform"]
-        if LINK in node.attrib:
-            node.set("href", node.attrib.pop(LINK))
+        is_page_link = node.tag == f"{SVG}a"  # to a place of the page
+        tidied = {key: value if is_page_link else _tidy(key, value, name, filled) for key, value in node.attrib.items()}
+        node.attrib = {"href" if key == LINK else key: value for key, value in tidied.items() if value or key != "transform"}
     box = root.get("viewBox")
     root.attrib = {"viewBox": box, "role": "img", "aria-labelledby": f"{name}-title", "aria-describedby": f"{name}-text"}
-    if colours is PAGE:
-        root.set("class", "plot")
-    else:
-        root.attrib |= dict(zip(("width", "height"), box.split()[2:], strict=True)) | {"font-family": FONTS}
+    size = dict(zip(("width", "height"), box.split()[2:], strict=True))
+    root.attrib |= {"class": "plot"} if colours is PAGE else size | {"font-family": FONTS}
     for place, (tag, text, ending) in enumerate((("title", title, "title"), ("desc", description, "text"))):
-        node = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{name}-{ending}"})
-        node.text = plain(text)
-        root.insert(place, node)
-    ElementTree.register_namespace("", SVG)
+        root.insert(place, ElementTree.Element(f"{SVG}{tag}", {"id": f"{name}-{ending}"}))
+        root[place].text = plain(text)
+    ElementTree.register_namespace("", SVG.strip("{}"))
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 

@@ -49,18 +49,17 @@ def show(variant, console, siblings=()):
     title, parts = sections(text)
     print_folded(console, title, style="bold")
     for heading, body in parts:
+        console.print()
         if heading:
-            console.print()
             print_folded(console, heading, style="bold cyan")
         for number, paragraph in enumerate(body.split("\n\n")):
-            if number or not heading:
-                console.print()
+            console.print(end="\n" * bool(number))
             keeps = KEEPS_LINES.search(paragraph)
             for line in paragraph.split("\n") if keeps else [paragraph.replace("\n", " ")]:
                 print_folded(console, Text(line), INDENT if heading else 0, hanging=4 if keeps else 0)
-    source = len(variant.path.read_text(encoding="utf-8", errors="replace").splitlines())
     console.print()
-    print_folded(console, f"{variant.path}, {source} lines", style="dim")
+    count = len(variant.path.read_text(encoding="utf-8", errors="replace").splitlines())
+    print_folded(console, f"{variant.path}, {count} lines", style="dim")
     parent = re.search(r"^Like (v\d+)\b", text, re.MULTILINE)
     for ancestor in [each for each in siblings if parent and each.name.startswith(f"{parent[1]}_")]:
         names = " ".join(f"{variant.path.parent.name}/{each.name}" for each in (ancestor, variant))

@@ -7,90 +7,74 @@ from playground.report.text import NOTHING, interval, one_line, scientific, with
 
 def lacks(result):
     """Return what 'forward only' means for a result: 'right; no backward yet'."""
-    tags = [caveat["tag"] for caveat in result.get("caveats") or [] if caveat["costs"]]
-    others = [tag for tag in dict.fromkeys(tags) if tag != "no-gradient"]
-    no_backward = ["no backward yet"] if "no-gradient" in tags else []
-    return "; ".join(["right", *no_backward, *([f"cannot replace the original yet ({', '.join(others)})"] if others else [])])
+    tags = dict.fromkeys(caveat["tag"] for caveat in result.get("caveats") or [] if caveat["costs"])
+    others = ", ".join(tag for tag in tags if tag != "no-gradient")
+    parts = ["right", "no backward yet" * ("no-gradient" in tags), f"cannot replace the original yet ({others})" * bool(others)]
+    return "; ".join(filter(None, parts))
 
 
 def of(result):
     """Yield (label, text) of everything about a result that is not a table."""
-    check = result["check"] or {}
-    share = figures.share_of_floor(result)
-    gradients = check.get("gradients")
+    share, modes = figures.share_of_floor(result), figures.timed_modes(result)
     if result["reason"] and (result["verdict"] not in figures.TIMED or not result.get("caveats")):
         yield "reason", result["reason"]
-    yield from figures.standards(result)
-    for finding in result.get("findings") or []:
-        if finding != result["reason"]:
-            yield "finding", finding
+    reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
+    yield from (("forward", one_line(reason)) for reason in reasons[1:])
+    yield from (("caveat", figures.caveat_line(caveat, result)) for caveat in result.get("caveats") or [])
+    yield from (("finding", finding) for finding in result.get("findings") or [] if finding != result["reason"])
     if races := result.get("accepted_races"):
         lines = ", ".join(f"line {line} ({count} times)" for line, count in races.items())
         yield "races", f"accepted, since the text calls them benign: {lines}"
     yield "ran on", ran_on(result)
-    inputs = (result.get("shape") or {}).get("inputs")
-    if inputs:
-        sizes = ", ".join(str(tuple(each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
-        note = figures.size_note(result)
-        yield "inputs", f"{sizes}: {note}" if note else sizes
-    if check.get("max_error") is not None:
-        errors = [scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed")]
-        yield "max error", "{}; PyTorch's {}; {}allowed {}".format(*errors[:2], _permitted(result), errors[2])
-        if found := result.get("accuracy"):
-            error, limit = scientific(found["error"]), scientific(found["limit"])
-            yield "accuracy", f"{accuracy_named(found['class'])}: off by {error} of the spread; as PyTorch is up to {limit}"
-        unsupported = figures.gradients_unsupported(gradients)
-        if unsupported is not None:
-            yield "gradients", f"none: {unsupported}"
-        else:
-            yield "gradients", "not checked" if gradients is None else figures.gradient_verdict(check)
-        for way in check.get("reference") or []:
-            yield "reference", way
-        if check.get("domain"):
-            yield "domain", f"kept by every probe: {'; '.join(check['domain'])}"
-        if check.get("mutants_rejected"):
-            yield "mutants", figures.mutants(result).removeprefix("mutants ")
+    if sizes := figures.inputs_text(result):
+        yield "inputs", ": ".join(filter(None, (sizes, figures.size_note(result))))
+    if (result["check"] or {}).get("max_error") is not None:
+        yield from _accuracy(result, result["check"])
     yield from checks.lines(result["check"])
     yield from checks.sanitizer(result.get("sanitizer"))
     if result["build_seconds"] is not None:
-        yield "build", with_unit(result["build_seconds"], " s") + ("" if result["built"] else ", from the cache")
+        yield "build", with_unit(result["build_seconds"], " s") + ", from the cache" * (not result["built"])
     if result["floor_ms"] is not None:
         reached = f"; {with_unit(100 * share, '%')} of it reached" if share else ""
         yield "floor", f"{with_unit(result['floor_ms'], ' ms')}, bound by {result['floor_bound']}{reached}"
-    for title, timings in timed(result).items():
-        if timings.get("outcome"):
-            labelled = f", {figures.label(result, 'in ')}" if figures.label(result) else ""
-            yield "timing", f"{title}{labelled}: {_outcome(timings)}"
+    for title, timings in modes.items():
+        if timings.get("time_ms") and timings.get("outcome"):
+            yield "timing", f"{', '.join(filter(None, (title, figures.label(result, 'in '))))}: {_outcome(timings)}"
     if result.get("clocks"):
         before, after = result["clocks"]["before"], result["clocks"]["after"]
         yield "SM clock", f"{before['sm_mhz']} MHz before, {after['sm_mhz']} after, of {after['max_sm_mhz']}"
-    for note in figures.timing_notes(result):
-        yield "note", note
-    for title, timings in figures.timed_modes(result).items():
+    yield from (("note", note) for note in figures.timing_notes(result))
+    for title, timings in modes.items():
         for name, reason in (timings.get("baselines_unavailable") or {}).items():
             yield "note", ("" if title == figures.FORWARD else f"{title}: ") + not_measured(name, reason)
 
 
-def _permitted(result):
-    """'tf32 permits 1.16e-3; ', the error that the stated precision allows to any algorithm."""
-    permitted = result["check"].get("permitted_error")
-    precision = result.get("variant_precision") or result.get("precision")
-    return f"{one_line(precision)} permits {scientific(permitted)}; " if permitted is not None and precision else ""
+def _accuracy(result, check):
+    own, eager, allowed = (scientific(check.get(key)) for key in ("max_error", "eager_error", "allowed"))
+    permitted, precision = check.get("permitted_error"), result.get("variant_precision") or result.get("precision")
+    # What the stated precision allows to any algorithm.
+    permits = f"{one_line(precision)} permits {scientific(permitted)}; " if permitted is not None and precision else ""
+    yield "max error", f"{own}; PyTorch's {eager}; {permits}allowed {allowed}"
+    if found := result.get("accuracy"):
+        error, limit = scientific(found["error"]), scientific(found["limit"])
+        yield "accuracy", f"{accuracy_named(found['class'])}: off by {error} of the spread; as PyTorch is up to {limit}"
+    unsupported, word = figures.gradients_unsupported(check.get("gradients")), figures.gradient_verdict(check)
+    yield "gradients", f"none: {unsupported}" if unsupported is not None else "not checked" if word == NOTHING else word
+    yield from (("reference", way) for way in check.get("reference") or [])
+    if check.get("domain"):
+        yield "domain", f"kept by every probe: {'; '.join(check['domain'])}"
+    if mutants := figures.mutants(result):
+        yield "mutants", mutants.removeprefix("mutants ")
 
 
 def ran_on(result):
-    if result["ran_on"] is None:
-        return NOTHING
-    return one_line(", ".join(filter(None, (result["ran_on"], figures.precisions(result)))))
+    """Return 'cuda, tf32' of the original's precision, 'cuda, fp16 against tf32' where the variant says it has a lower one."""
+    precisions = " against ".join(filter(None, (result.get("variant_precision"), result.get("precision"))))
+    return one_line(", ".join(filter(None, (result["ran_on"], precisions)))) if result["ran_on"] else NOTHING
 
 
 def not_measured(name, reason):
     return f"baseline {figures.baseline_name(name)} not measured: {reason}"
-
-
-def timed(result):
-    """Return {title: timings} of all that was timed."""
-    return {title: timings for title, timings in figures.timed_modes(result).items() if timings.get("time_ms")}
 
 
 def _outcome(timings):
@@ -98,8 +82,7 @@ def _outcome(timings):
     if why := figures.why_not_measured(timings):
         return f"speed-up not measured: {one_line(why)}"
     outcome, share = timings["outcome"], figures.share_of_floor(timings)
-    word = figures.OUTCOMES[outcome["verdict"]]
-    parts = [f"{word} {'from' if outcome['verdict'] == 'tie' else 'than'} {figures.baseline_name(outcome['against'])}"]
-    parts += [interval(outcome), f"{timings['rounds']} rounds, {timings['calls']} calls"]
-    parts += [f"{with_unit(100 * share, '%')} of the floor"] if share else []
-    return ", ".join(parts)
+    than = f"{'from' if outcome['verdict'] == 'tie' else 'than'} {figures.baseline_name(outcome['against'])}"
+    parts = [f"{figures.OUTCOMES[outcome['verdict']]} {than}", interval(outcome)]
+    parts += [f"{timings['rounds']} rounds, {timings['calls']} calls", share and f"{with_unit(100 * share, '%')} of the floor"]
+    return ", ".join(filter(None, parts))

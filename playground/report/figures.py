@@ -6,7 +6,7 @@ import re
 import statistics
 from pathlib import Path
 
-from playground.report.text import NOTHING, interval, one_line, significant, with_unit
+from playground.report.text import NOTHING, interval, one_line, scientific, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,30 +47,47 @@ def meets(result):
 
 
 def label(result, preposition=""):
-    """Return what stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', 'not proved against deceit', or None.
+    """Return what stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', 'not proved against deceit', or "".
 
     The `preposition`, such as "in ", stands before the precision.
     """
-    own = result.get("variant_precision")
-    accepted = (result.get("accuracy") or {}).get("accepted")
-    labels = [
-        f"{preposition}{own}" if own else None,
-        f"accurate to {accepted:g}" if accepted else None,
-        "forward only" if result["verdict"] == "forward only" else None,
-        result.get("speedup_proof"),
-    ]
-    return ", ".join(filter(None, labels)) or None
+    own, accepted = result.get("variant_precision"), (result.get("accuracy") or {}).get("accepted")
+    labels = [f"{preposition}{own}" if own else None, f"accurate to {accepted:g}" if accepted else None]
+    labels += ["forward only" if result["verdict"] == "forward only" else None, result.get("speedup_proof")]
+    return ", ".join(filter(None, labels))
 
 
 def labelled(text, result):
     """Return a speed-up in words, with its label behind it."""
-    return f"{text} {label(result)}" if label(result) else text
+    return f"{text} {label(result)}".rstrip()
+
+
+def tally(results):
+    """Return {verdict: '3 passed'} of the verdicts that there are."""
+    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
+    return {word: f"{count} {TALLY[word]}" for word, count in counts.items() if count}
+
+
+def texts(result):
+    """Return the figures of a table's row, each as it is written: "time" in ms, "over" the baseline, "of floor", ..."""
+    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
+    outcome, own = (result.get("outcome") or {}).get("verdict", NOTHING), result.get("variant_precision")
+    return {
+        "max error": scientific(check.get("max_error")),
+        "PyTorch's": scientific(check.get("eager_error")),
+        "build s": significant(result["build_seconds"]),
+        "median ms": significant((result["time_ms"] or {}).get("median")),
+        "speed-up": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
+        "over": one_line(baseline_name(best)) if best else NOTHING,
+        "of floor": with_unit(share and 100 * share, "%"),
+        "outcome": OUTCOMES.get(outcome, outcome) + (f" in {own}" if own and outcome != NOTHING else ""),
+    }
 
 
 def why_not_pass(result):
     """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
     if result["verdict"] == "forward only":
-        return [_caveat(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
+        return [caveat_line(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
     return [] if result["verdict"] == "pass" else [result["reason"]]
 
 
@@ -80,15 +97,8 @@ def raised_at(result):
     return f" ({one_line(found[1])})" if found else ""
 
 
-def standards(result):
-    """Yield (label, text) of what stands beside the verdict: each reason against a standard, each caveat."""
-    reasons = ((result.get("standards") or {}).get("forward") or {}).get("reasons") or []
-    yield from (("forward", one_line(reason)) for reason in reasons[1:])
-    yield from (("caveat", _caveat(caveat, result)) for caveat in result.get("caveats") or [])
-
-
-def _caveat(caveat, result):
-    """'no-gradient: softmax.py:41: ...'."""
+def caveat_line(caveat, result):
+    """Return 'no-gradient: softmax.py:41: ...'."""
     where = f"{result['variant']}.py:{caveat['line']}: " if caveat.get("line") else ""
     return one_line(f"{caveat['tag']}: {where}{caveat['text']}")
 
@@ -113,12 +123,8 @@ def fastest_baseline(medians):
 
 def baseline_medians(timings):
     """Return {baseline: ms}: the median of the medians that were taken beside each variant."""
-    samples = {}
-    for each in timings:
-        for name, spread in (each.get("baselines_ms") or {}).items():
-            if spread is not None:
-                samples.setdefault(name, []).append(spread["median"])
-    return {name: statistics.median(medians) for name, medians in samples.items()}
+    pairs = [pair for each in timings for pair in (each.get("baselines_ms") or {}).items() if pair[1]]
+    return {name: statistics.median(each["median"] for of, each in pairs if of == name) for name, _ in pairs}
 
 
 def headline(timings):
@@ -138,13 +144,6 @@ def why_not_measured(timings):
     return (timings.get("outcome") or {}).get("reason")
 
 
-def outcome_verdict(timings):
-    """Return 'faster', 'no difference', 'slower' or 'not measured'; 'faster in fp16' of a lower precision; '-' if not known."""
-    verdict = (timings.get("outcome") or {}).get("verdict", NOTHING)
-    own = timings.get("variant_precision")
-    return OUTCOMES.get(verdict, verdict) + (f" in {own}" if own and verdict != NOTHING else "")
-
-
 def timing_notes(result, brief=False):
     """Yield what is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
 
@@ -156,27 +155,22 @@ def timing_notes(result, brief=False):
             step = title.removesuffix(f", {GRAPH}")
             yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
-        yield from (title + note for note in _timing_notes(timings, brief))
-
-
-def _timing_notes(timings, brief):
-    yield from (note for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note)
-    outcome, control = timings.get("outcome") or {}, timings.get("control")
-    if not brief and (slow := timings.get("not_graphed")):
-        yield f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}"
-    if brief and (why := why_not_measured(timings)):
-        yield f"speed-up not measured: {one_line(why)}"
-    if control and verdict(control) != "tie":
-        came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
-        yield f"noise: {came_out}, so each interval is that much wider"
-    if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
-        low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
-        yield f"no difference, since {ratio} is anything from {low} to {high}"
-    name = outcome.get("any_precision")
-    if ratio := (timings.get("speedup") or {}).get(name):
-        yield f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision"
-    if (share_of_floor(timings) or 0) > 1:
-        yield BEYOND_FLOOR
+        outcome, control = timings.get("outcome") or {}, timings.get("control")
+        notes = [note for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note]
+        if not brief and (slow := timings.get("not_graphed")):
+            notes.append(f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}")
+        if brief and (why := why_not_measured(timings)):
+            notes.append(f"speed-up not measured: {one_line(why)}")
+        if control and verdict(control) != "tie":
+            came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
+            notes.append(f"noise: {came_out}, so each interval is that much wider")
+        if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
+            low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
+            notes.append(f"no difference, since {ratio} is anything from {low} to {high}")
+        name = outcome.get("any_precision")
+        if ratio := (timings.get("speedup") or {}).get(name):
+            notes.append(f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision")
+        yield from (title + note for note in notes + [BEYOND_FLOOR] * ((share_of_floor(timings) or 0) > 1))
 
 
 def timed_modes(result):
@@ -192,18 +186,13 @@ def under_graphs(result):
     """'CUDA graph: forward 0.140 ms, 2.00x over eager; training, weights 0.180 ms, ...'; None where nothing was timed so."""
     parts = []
     for title, timings in timed_modes(result).items():
-        if title.endswith(f", {GRAPH}") and timings.get("time_ms"):
+        if title.endswith(GRAPH) and timings.get("time_ms"):
             best, ratio = headline(timings)
             without = " without a graph" if best in (timings.get("not_graphed") or []) else ""
             over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}{without}" if ratio else ""
-            labelled = f" {label(result, 'in ')}" if label(result) else ""
-            parts.append(f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}{labelled}")
+            took = f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}"
+            parts.append(f"{took} {label(result, 'in ')}".rstrip())
     return f"{GRAPH}: {'; '.join(parts)}" if parts else None
-
-
-def peak_memory(title, timings):
-    """Return MiB on top of what was in use before the call; '-' in a CUDA graph, which took its memory when it was captured."""
-    return NOTHING if title.endswith(GRAPH) else significant(timings.get("peak_mib"))
 
 
 def geometric_means(results):
@@ -255,12 +244,6 @@ def gradient_verdict(check):
     if not gradients or OF_OUTPUTS in gradients or gradients_unsupported(gradients) is not None:
         return "none"
     return "ok" if all(is_within(each) for each in gradients.values()) else "fail"
-
-
-def precisions(result):
-    """Return 'tf32', the precision of the original; 'fp16 against tf32' for a variant that says it computes in a lower one."""
-    own, original = result.get("variant_precision"), result.get("precision")
-    return f"{own} against {original}" if own and original else own or original
 
 
 def mutants(result):
@@ -315,6 +298,12 @@ def size_note(result, root=ROOT):
         what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"
         parts.append(what if original is None else f"{what} instead of {listed(original)}")
     return ", ".join(parts)
+
+
+def inputs_text(result):
+    """Return '128x8x384x384, 64x8' of the shapes of the inputs; "" where they are not known."""
+    inputs = (result.get("shape") or {}).get("inputs") or []
+    return ", ".join("x".join(map(str, each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
 
 
 def isolation(environment):

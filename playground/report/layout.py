@@ -28,15 +28,10 @@ MIN_NAME_WIDTH = 16
 MIN_PROSE_WIDTH = 30  # of a table's last column; where there is less, it becomes a table of its own
 
 RULE_BELOW_HEAD = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+LOOK = {"box": RULE_BELOW_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, GAP - 1, 0, 0), "header_style": "dim"}
 
-STYLES = {"pass": "green", "ok": "green", "fail": "bold red", "error": "bold red", "skipped": "yellow", "none": "yellow"}
-STYLES |= {
-    "forward only": "yellow",
-    "refused": "yellow",
-    "faster": "green",
-    "slower": "red",
-    "not comparable": "yellow",
-}
+STYLES = dict.fromkeys(("pass", "ok", "faster"), "green") | {"fail": "bold red", "error": "bold red", "slower": "red"}
+STYLES |= dict.fromkeys(("forward only", "refused", "not comparable", "skipped", "none"), "yellow")
 
 
 class _WithoutTrailingBlanks:
@@ -49,24 +44,21 @@ class _WithoutTrailingBlanks:
         self._file = file
 
     def write(self, text):
-        try:
-            return self._file.write(re.sub(r" +(?=\n)", "", text))
-        except OSError as complaint:
-            return self._give_up(complaint)
+        return self._try(self._file.write, re.sub(r" +(?=\n)", "", text))
 
     def flush(self):
-        try:
-            self._file.flush()
-        except OSError as complaint:
-            self._give_up(complaint)
+        self._try(self._file.flush)
 
-    def _give_up(self, complaint):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._file.fileno())  # what is in the buffer goes there, too
-        os.close(nowhere)
-        if not isinstance(complaint, BrokenPipeError):
-            with contextlib.suppress(OSError):  # nor can that be written, where a terminal is gone
-                print(f"the output cannot be written: {complaint.strerror}", file=sys.stderr)
+    def _try(self, action, *arguments):
+        try:
+            return action(*arguments)
+        except OSError as complaint:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())  # what is in the buffer goes there, too
+            os.close(nowhere)
+            if not isinstance(complaint, BrokenPipeError):
+                with contextlib.suppress(OSError):  # nor can that be written, where a terminal is gone
+                    print(f"the output cannot be written: {complaint.strerror}", file=sys.stderr)
 
     def __getattr__(self, name):
         return getattr(self._file, name)
@@ -137,7 +129,9 @@ def fitted(rows, width, words):
             break
     excess = max(0, total_width(widths) - width)
     widths[0] = max(widths[0] - excess, min(widths[0], MIN_NAME_WIDTH))
-    made = table(heads, widths, ["left" if group[0] in words else "right" for group in groups])
+    made = Table(**LOOK)
+    for head, size, group in zip(heads, widths, groups, strict=True):
+        made.add_column(head, width=size, justify="left" if group[0] in words else "right", overflow="fold")
     for line in lines:
         made.add_row(*line)
     return made
@@ -157,15 +151,6 @@ def natural_widths(lines):
 
 def total_width(widths):
     return sum(widths) + GAP * (len(widths) - 1)
-
-
-def table(heads, widths=None, justify=None):
-    """Return an empty table; without `widths` its columns are as wide as they need to be, or folded."""
-    made = Table(box=RULE_BELOW_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="dim")
-    for index, head in enumerate(heads):
-        width = widths[index] if widths else None
-        made.add_column(head, width=width, justify=justify[index] if justify else "left", overflow="fold")
-    return made
 
 
 def cells(names, values):
@@ -188,9 +173,9 @@ def print_prose(console, heads, rows):
     if len(heads) > 2 and room < min(MIN_PROSE_WIDTH, max(natural_widths([[row[-1]] for row in rows]))):
         print_prose(console, heads[:-1], [row[:-1] for row in rows])
         heads, rows = (heads[0], heads[-1]), [(row[0], row[-1]) for row in rows if row[-1].plain]
-    made = table(heads)
-    for index, column in enumerate(made.columns):
-        column.no_wrap = 0 < index < len(heads) - 1
+    made = Table(**LOOK)
+    for index, head in enumerate(heads):
+        made.add_column(head, overflow="fold", no_wrap=0 < index < len(heads) - 1)
     for row in rows:
         made.add_row(*row)
     console.print()

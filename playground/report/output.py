@@ -6,10 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
+import filelock
 
 ROOM = 64 << 10  # bytes; what a small run's document takes
 
@@ -28,23 +25,28 @@ class Output:
 
     def claim(self):
         """See that the file can be written, and keep it from other runs until `release`. Raises CannotWrite."""
+        where = f"{self.option} {self.path}"
         if str(self.path) == "-":
-            raise CannotWrite(f"{self.option} -: only --json goes to standard output; name a file")
+            raise CannotWrite(f"{where}: only --json goes to standard output; name a file")
         if self.path.is_dir():
-            raise CannotWrite(f"{self.option} {self.path}: cannot be written: it is a folder; name a file")
+            raise CannotWrite(f"{where}: cannot be written: it is a folder; name a file")
         if self.is_special:
             if not os.access(self.path, os.W_OK):
-                raise CannotWrite(f"{self.option} {self.path}: cannot be written: no permission")
+                raise CannotWrite(f"{where}: cannot be written: no permission")
             return
         try:
             path = self.path.resolve()
             self._try_out(path)
-            self._lock = _locked(path.with_name(f".{path.name}.lock"))
-        except BlockingIOError as held:
-            raise CannotWrite(f"{self.option} {self.path}: {held.strerror}; name another file") from None
+            lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+            lock.acquire()
+            self._lock = lock
+        except filelock.Timeout:
+            raise CannotWrite(f"{where}: another run or option writes it; name another file") from None
+        except NotImplementedError:  # some network file systems have no locks
+            pass
         except (OSError, RuntimeError) as complaint:  # RuntimeError: links in a circle
             why = getattr(complaint, "strerror", None) or complaint
-            raise CannotWrite(f"{self.option} {self.path}: cannot be written: {why}") from None
+            raise CannotWrite(f"{where}: cannot be written: {why}") from None
 
     @property
     def is_special(self):
@@ -83,35 +85,11 @@ class Output:
 
     def release(self):
         """Let other runs have the file. Safe to call twice."""
-        if self._lock:
-            lock, self._lock = self._lock, None
+        lock, self._lock = self._lock, None
+        if lock:
             with contextlib.suppress(OSError):
-                Path(lock.name).unlink(missing_ok=True)
-            lock.close()
-
-
-def _locked(path):
-    """Return the open lock file, which names its holder. Raises BlockingIOError where another run holds it."""
-    file = path.open("a+")
-    try:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as held:
-        with file:
-            file.seek(0)
-            who = file.read() or "unknown"
-        mine = who == str(os.getpid())
-        said = "another option names it" if mine else f"another run (pid {who}) writes it"
-        raise BlockingIOError(held.errno, said) from None
-    except OSError:  # some network file systems have no locks
-        return file
-    if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):  # its holder has just removed it
-        file.close()
-        return _locked(path)
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
 
 def _say(line):

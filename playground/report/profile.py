@@ -10,6 +10,13 @@ from playground.report.text import NOTHING, one_line, significant, with_unit
 FIGURES = ("kernel", "launches", "us", "DRAM", "matrix units", "issue slots", "occupancy", "registers")
 REQUESTS = ("kernel", "a warp's request", "measured", "emulator", "least")
 STALLS_SHOWN = 2
+EXPLANATION = (
+    "DRAM and matrix units: of their peak, while the kernel runs. Issue slots: cycles in which a scheduler issues, of "
+    "those with work. Occupancy: resident warps, of the most that the kernel's registers, shared memory and block allow. "
+    "Transactions: 32-byte sectors of device memory, wavefronts of shared memory; what copy engines (TMA) and "
+    "asynchronous copies move is not in them. Caches are flushed before each kernel, and the clocks are as they are: for "
+    "times, run without --profile."
+)
 
 
 def show(variant, kernels, counts, console):
@@ -18,8 +25,7 @@ def show(variant, kernels, counts, console):
     print_folded(console, variant.name, style="bold")
     print_rows(console, [_figures(kernel) for kernel in kernels], FIGURES[:1])
     print_prose(console, ("kernel", "of warps' time", "stall"), [row for kernel in kernels for row in _stalls(kernel)])
-    rows = [row for kernel in kernels for row in _requests(kernel, kernels, counts)]
-    print_rows(console, rows, REQUESTS[:2])
+    print_rows(console, [row for kernel in kernels for row in _requests(kernel, kernels, counts)], REQUESTS[:2])
     if counts:
         sizes = ", ".join(f"{name} {value}" for name, value in counts["settings"].items()) or "the original's size"
         print_folded(console, f"The emulator counted at its own size: {sizes}.", INDENT, style="dim")
@@ -28,29 +34,15 @@ def show(variant, kernels, counts, console):
 def explain(console):
     """Print how to read the figures; once, below those of all variants."""
     console.print()
-    text = (
-        "DRAM and matrix units: of their peak, while the kernel runs. Issue slots: cycles in which a scheduler issues, of "
-        "those with work. Occupancy: resident warps, of the most that the kernel's registers, shared memory and block allow. "
-        "Transactions: 32-byte sectors of device memory, wavefronts of shared memory; what copy engines (TMA) and "
-        "asynchronous copies move is not in them. Caches are flushed before each kernel, and the clocks are as they are: for "
-        "times, run without --profile."
-    )
-    print_folded(console, text, style="dim")
+    print_folded(console, EXPLANATION, style="dim")
 
 
 def _figures(kernel):
     share = {key: with_unit(value, "%") for key, value in kernel["shares"].items()}
-    values = (
-        one_line(kernel["kernel"]),
-        str(kernel["launches"]),
-        significant(kernel["microseconds"]),
-        share["dram"],
-        share["matrix"],
-        share["issue"],
-        f"{share['occupancy']} of {share['occupancy_limit']}",
-        NOTHING if kernel["registers"] is None else f"{kernel['registers']:.0f}",
-    )
-    return cells(FIGURES, values)
+    occupancy = f"{share['occupancy']} of {share['occupancy_limit']}"
+    registers = NOTHING if kernel["registers"] is None else f"{kernel['registers']:.0f}"
+    first = one_line(kernel["kernel"]), str(kernel["launches"]), significant(kernel["microseconds"])
+    return cells(FIGURES, (*first, share["dram"], share["matrix"], share["issue"], occupancy, registers))
 
 
 def _stalls(kernel):
@@ -64,9 +56,7 @@ def _requests(kernel, kernels, counts):
     """Transactions a request, wherever one of the two knows them."""
     counted = of_kernel(kernel["kernel"], [each["kernel"] for each in kernels], counts["kernels"]) if counts else {}
     for where, unit in metrics.TRANSACTIONS.items():
-        measured, emulated = kernel["per_request"].get(where), counted.get(where)
-        if measured is None and emulated is None:
-            continue
-        numbers = (measured, emulated and emulated["per_request"], emulated and emulated["least"])
-        values = (one_line(kernel["kernel"]), f"{where}, {unit}", *map(significant, numbers))
-        yield cells(REQUESTS, values)
+        measured, emulated = kernel["per_request"].get(where), counted.get(where) or {}
+        if measured is not None or emulated:
+            numbers = map(significant, (measured, emulated.get("per_request"), emulated.get("least")))
+            yield cells(REQUESTS, (one_line(kernel["kernel"]), f"{where}, {unit}", *numbers))

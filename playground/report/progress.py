@@ -17,14 +17,7 @@ SHOWN = {"truth": "reference"}  # stages by another name than in the JSON
 
 
 class Progress:
-    """Live on a terminal, a line for each event in a pipe. Its methods may be called from several threads.
-
-    with Progress() as progress:
-        progress.expect(1)
-        progress.started("build", model, variant)
-        progress.finished("build", model, variant, "built")
-        progress.done(model, variant, "pass")
-    """
+    """Live on a terminal, a line for each event in a pipe. Its methods may be called from several threads."""
 
     def __init__(self, console=None):
         self._console = console or _Console(stderr=True, **unstyled())
@@ -94,7 +87,7 @@ class Progress:
             self._counted += 1
             unfinished = [key for key, begun in self._running.items() if key[1:] == (model, variant) for _ in begun]
         for key in unfinished:
-            self._ended(key, outcome)
+            self.finished(*key, outcome)
         if self._total is not None:
             self._display.update(self._total, description=self._count())
         elif self._expected > 1:
@@ -105,7 +98,7 @@ class Progress:
         if not 0 < self._counted < self._expected:
             return text
         left = (time.monotonic() - self._began) / self._counted * (self._expected - self._counted)
-        return f"{text}, about {_in_words(left)} left"
+        return f"{text}, about {f'{max(10, round(left, -1)):.0f} s' if left < 100 else f'{left / 60:.0f} min'} left"
 
     def started(self, stage, model, variant=None):
         """`stage`, such as 'build', 'check' or 'time', begins for a variant (or for something that has none)."""
@@ -118,27 +111,22 @@ class Progress:
 
     def finished(self, stage, model, variant=None, outcome=""):
         """The stage ended; `outcome` is a verdict or another short text."""
-        self._ended((stage, model, variant), outcome)
+        outcome, now = one_line(outcome), time.monotonic()
+        line = Text(f"{_label(stage, model, variant)}: ")
+        line.append(outcome or "done", style=STYLES.get(outcome.partition(":")[0], ""))
+        with self._lock:
+            if begun := self._running.get((stage, model, variant)):
+                begin, task = begun.pop(0)
+                entry = {"stage": stage, "model": model, "what": variant}
+                self.timeline.append(entry | {"began": begin - self._began, "seconds": now - begin})
+                line.append(f", {with_unit(now - begin, ' s')}", style="dim")
+                if task is not None:
+                    self._display.remove_task(task)
+        self._line(line)
 
     def said(self, stage, model, variant, what):
         """What is known of a stage before its end."""
         self._line(Text(f"{_label(stage, model, variant)}: {one_line(what)}"))
-
-    def _ended(self, key, outcome):
-        now = time.monotonic()
-        with self._lock:
-            begun = self._running.get(key)
-            begin, task = begun.pop(0) if begun else (None, None)
-            if begin is not None:
-                entry = dict(zip(("stage", "model", "what"), key, strict=True))
-                self.timeline.append(entry | {"began": begin - self._began, "seconds": now - begin})
-        if task is not None:
-            self._display.remove_task(task)
-        outcome = one_line(outcome)
-        line = Text(f"{_label(*key)}: ").append(outcome or "done", style=STYLES.get(outcome.partition(":")[0], ""))
-        if begin is not None:
-            line.append(f", {with_unit(now - begin, ' s')}", style="dim")
-        self._line(line)
 
     def _line(self, text):
         if not self._is_hushed:
@@ -160,11 +148,6 @@ class _Console(Console):
     def on_broken_pipe(self):
         """Nobody reads stderr any more: be silent. (rich would redirect stdout to nowhere and exit.)"""
         self.quiet = True
-
-
-def _in_words(seconds):
-    """'40 s' or '3 min'."""
-    return f"{max(10, round(seconds, -1)):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _label(stage, model, variant):

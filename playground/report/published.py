@@ -1,13 +1,13 @@
 """Other people's published solutions: a table and a plot of the facts in results/published/, which suite.py wrote."""
 
+import collections
 import json
 
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
 from playground.report.figures import TIE
-from playground.report.text import significant, with_unit
+from playground.report.text import markdown_table, significant, with_unit
 
-FOLDER = "results/published"
 HEAD = (
     *("collection", "judged", "right", "drop-in", "measured", "faster than PyTorch's best"),
     *("claimed to be faster", "of these right", "faster than eager", "than PyTorch's best"),
@@ -20,36 +20,28 @@ LOOK = {"color": PANEL, "fontsize": 11}
 def read(root):
     """Return the results of all files, one of each solution: that of the file whose name comes last."""
     found = {}
-    for path in sorted((root / FOLDER).glob("*.json")):
+    for path in sorted((root / "results" / "published").glob("*.json")):
         found |= {each["source_sha256"]: each for each in json.loads(path.read_text(encoding="utf-8"))["results"]}
     return list(found.values())
 
 
-def is_right(result):
-    return result["standards"]["forward"]
+def kinds(result):
+    """Return what a result is: "right", "drop-in", "timed", and faster with its whole interval above 1.01.
 
-
-def is_timed(result):
-    return is_right(result) and (result["outcome"] or {}).get("verdict") not in (None, "not measured")
-
-
-def is_faster(result):
-    """Return whether it is faster than the fastest baseline that is as precise, its whole interval above 1.01."""
-    return is_timed(result) and result["outcome"]["verdict"] == "win"
-
-
-def beats_eager(result):
-    """Return whether it is faster than eager PyTorch, the whole interval of the ratio above 1.01."""
-    return is_timed(result) and result["speedup"]["eager"]["low"] > 1 + TIE
+    "faster": than the fastest baseline that is as precise; "over eager": than eager PyTorch; "over both".
+    """
+    found = {"all"} | {word for word, key in (("right", "forward"), ("drop-in", "drop_in")) if result["standards"][key]}
+    outcome = (result["outcome"] or {}).get("verdict", "not measured")
+    if "right" in found and outcome != "not measured":
+        over = {"faster": outcome == "win", "over eager": result["speedup"]["eager"]["low"] > 1 + TIE}
+        found |= {"timed", *(word for word, holds in (over | {"over both": all(over.values())}).items() if holds)}
+    return found
 
 
 def counts(results):
-    """Return {what: how many of the results}, and the same of those whose publisher claims a speed-up over eager PyTorch."""
-    tests = {"right": is_right, "timed": is_timed, "faster": is_faster, "over eager": beats_eager}
-    tests |= {"over both": lambda result: is_faster(result) and beats_eager(result)}
-    tests |= {"all": lambda result: True, "drop-in": lambda result: result["standards"]["drop_in"]}
+    """Return {kind: how many of the results}, and the same of those whose publisher claims a speed-up over eager PyTorch."""
     claiming = [each for each in results if (each.get("claimed_speedup") or 0) > 1]
-    return tuple({what: sum(map(test, of)) for what, test in tests.items()} for of in (results, claiming))
+    return tuple(collections.Counter(kind for each in of for kind in kinds(each)) for of in (results, claiming))
 
 
 def sentence(results):
@@ -57,7 +49,7 @@ def sentence(results):
     found, claiming = counts(results)
     faster = (
         f"measured, and {claiming['over eager']} are faster here, {claiming['over both']} of these also than PyTorch's best"
-        if all(each.get("outer") for each in results if is_timed(each))
+        if all(each.get("outer") for each in results if "timed" in kinds(each))
         else "measured; the others' times are older than the outer clock"
     )
     return (
@@ -70,15 +62,15 @@ def sentence(results):
 
 def table(results):
     """Return the rows of Markdown, a collection each and all together."""
-    groups = {origin: [] for origin in sorted({each["origin"] for each in results})}
-    for each in results:
+    groups = collections.defaultdict(list)
+    for each in sorted(results, key=lambda each: each["origin"]):
         groups[each["origin"]].append(each)
-    rows = [HEAD, ("---", *("--:" for _ in HEAD[1:]))]
+    rows = []
     for title, own in {**groups, "all": results}.items():
         found, claiming = counts(own)
-        rows.append((title, *(found[what] for what in ("all", "right", "drop-in", "timed", "faster"))))
-        rows[-1] += tuple(claiming[what] for what in ("all", "right", "over eager", "faster"))
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+        rows.append([title, *(found[what] for what in ("all", "right", "drop-in", "timed", "faster"))])
+        rows[-1] += [claiming[what] for what in ("all", "right", "over eager", "faster")]
+    return markdown_table(HEAD, [map(str, row) for row in rows])
 
 
 def image(results):
@@ -88,7 +80,8 @@ def image(results):
         figure = drawing.figure(640, 690)
         axes, failed = figure.subplots(2, sharex=True, height_ratios=(12, 1))
         figure.subplots_adjust(left=0.13, right=0.97, top=0.9, bottom=0.08, hspace=0.04)
-        figure.text(0.01, 0.97, "Published solutions: speed-up over eager PyTorch, claimed and measured", weight="bold", **LOOK)
+        title = "Published solutions: speed-up over eager PyTorch, claimed and measured"
+        figure.text(0.01, 0.97, title, weight="bold", **LOOK)
         figure.text(0.01, 0.943, f"Triangles: beyond {LEAST:g}x or {MOST:g}x, drawn at the edge.", **LOOK)
         ends = LEAST / 1.15, MOST * 1.15
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="measured here")
@@ -96,34 +89,29 @@ def image(results):
         axes.text(0.07, 0.075, "as claimed", rotation=45, rotation_mode="anchor", ha="center", **LOOK)
         for line in (axes.axvline, axes.axhline, failed.axvline):
             line(1, color=PANEL, linewidth=0.8, linestyle=(0, (4, 3)))
-        groups = {
-            "right and faster than PyTorch's best": ([each for each in claimed if is_timed(each) and is_faster(each)], GOOD),
-            "right": ([each for each in claimed if is_timed(each) and not is_faster(each)], DEVICE),
-        }
-        for label, (of_group, colour) in groups.items():
-            _scatter(axes, of_group, [each["speedup"]["eager"]["ratio"] for each in of_group], colour)
+        timed = [(each, each["speedup"]["eager"]["ratio"], kinds(each)) for each in claimed if "timed" in kinds(each)]
+        _scatter(axes, [(each, ratio, GOOD if "faster" in of else DEVICE) for each, ratio, of in timed])
+        for label, colour in (("right and faster than PyTorch's best", GOOD), ("right", DEVICE)):
             axes.plot([], [], "s", color=colour, markersize=6, label=label)
         axes.legend(loc="upper left", labelcolor=PANEL, frameon=False)
-        wrong = [each for each in claimed if not is_right(each)]
-        _scatter(failed, wrong, [1] * len(wrong), FLOOR)
-        failed.set(yticks=[1], yticklabels=["fails"], xlabel="claimed by the publisher")
-        failed.set_xticks(TICKS, [f"{tick:g}x" for tick in TICKS])
-        axes.set_yticks(TICKS, [f"{tick:g}x" for tick in TICKS])
+        _scatter(failed, [(each, 1, FLOOR) for each in claimed if "right" not in kinds(each)])
+        labels = [f"{tick:g}x" for tick in TICKS]
+        failed.set(xticks=TICKS, xticklabels=labels, yticks=[1], yticklabels=["fails"], xlabel="claimed by the publisher")
+        axes.set(yticks=TICKS, yticklabels=labels)
         for panel in (axes, failed):
             panel.minorticks_off()
             panel.set_facecolor("none")
             panel.tick_params(colors=PANEL)
             panel.spines[:].set_color(PANEL)
-            panel.xaxis.label.set_color(PANEL)
-            panel.yaxis.label.set_color(PANEL)
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.label.set_color(PANEL)
         words = " ".join(map(_in_words, results))
-        title = "Claimed and measured speed-ups of published solutions"
         return drawing.svg(figure, "published", title, words, drawing.ANYWHERE) + "\n"
 
 
-def _scatter(axes, results, measured, colour):
+def _scatter(axes, points):
     """Draw squares; triangles at the edge for what lies beyond it, of which the largest factor decides the direction."""
-    for result, y in zip(results, measured, strict=True):
+    for result, y, colour in points:
         x = result["claimed_speedup"]
         beyond = {"<": LEAST / x, ">": x / MOST, "v": LEAST / y, "^": y / MOST}
         direction = max(beyond, key=beyond.get)
@@ -135,7 +123,6 @@ def _scatter(axes, results, measured, colour):
 def _in_words(result):
     claimed = f"claimed {with_unit(result['claimed_speedup'], 'x')}" if result.get("claimed_speedup") else "nothing claimed"
     name = f"Level {result['level']} problem {result['problem_id']}" if result.get("level") else result["solution"]
-    if not is_right(result):
-        return f"{name}: {claimed}, {result['verdict']}."
-    measured = f"{significant(result['speedup']['eager']['ratio'])}x" if is_timed(result) else "not measured"
-    return f"{name}: {claimed}, {measured}."
+    own = kinds(result)
+    measured = f"{significant(result['speedup']['eager']['ratio'])}x" if "timed" in own else "not measured"
+    return f"{name}: {claimed}, {measured if 'right' in own else result['verdict']}."

@@ -13,10 +13,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from playground.report import document
+from playground.report import contract, document
 from playground.report.figures import TIMED, headline, why_not_measured
 
-STANDARDS = tuple(document.STANDARDS.values())
+STANDARDS = tuple(contract.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
 NOT_COMPILED = "does not compile"
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
@@ -78,21 +78,20 @@ def _cases(results):
     for (problem, solution), rows in groups.items():
         case = rows[0]["pair"]["case"]
         kinds = {kind: [row for row in rows if row["pair"]["case"]["kind"] == kind] for kind in ("test", "benchmark")}
-        right = {kind: sum(is_correct(row, "forward") for row in of_kind) for kind, of_kind in kinds.items()}
         listed = {"test": len(kinds["test"]), "benchmark": case["benchmarks"]}
+        right = {kind: sum(is_correct(row, "forward") for row in of_kind) for kind, of_kind in kinds.items()}
         checks = [row["check"]["own_check"] for row in rows if (row["check"] or {}).get("own_check")]
         times = [row["time_ms"]["median"] for row in kinds["benchmark"] if row["time_ms"]]
         over = [found["eager"]["ratio"] for found in map(speedups, kinds["benchmark"]) if "eager" in found]
-        is_whole = right == listed and bool(times)
+
+        def mean(values, is_whole=right == listed, count=listed["benchmark"]):
+            return statistics.geometric_mean(values) if values and is_whole and len(values) == count else None
+
         yield {
-            "problem": problem,
-            "solution": solution,
+            **{"problem": problem, "solution": solution},
             **{kind: {"right": right[kind], "ran": len(kinds[kind]), "listed": listed[kind]} for kind in listed},
-            "checked": len(checks),
-            "accepted": sum(each["complaint"] is None for each in checks),
-            "ranking": case["ranking"],
-            "geometric_mean_ms": statistics.geometric_mean(times) if is_whole and len(times) == listed["benchmark"] else None,
-            "over_eager": statistics.geometric_mean(over) if is_whole and len(over) == listed["benchmark"] else None,
+            **{"checked": len(checks), "accepted": sum(each["complaint"] is None for each in checks)},
+            **{"ranking": case["ranking"], "geometric_mean_ms": mean(times), "over_eager": mean(over)},
         }
 
 
@@ -108,7 +107,7 @@ def accuracy_class(result):
 
 def speedups(result):
     """Return {baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
-    if not result["speedup"] or why_not_measured(result):
+    if not result["speedup"] or not result["time_ms"] or why_not_measured(result):
         return {}
     _, fastest = headline(result)
     return {**result["speedup"], **({FASTEST: fastest} if fastest else {})}
@@ -122,7 +121,7 @@ def _standard(results, standard, count):
     for name in BASELINES:
         if ratios := [each[name] for each in timed if name in each]:
             faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
-            means = {key: statistics.geometric_mean(ratio[key] for ratio in ratios) for key in document.RATIO_KEYS}
+            means = {key: statistics.geometric_mean(ratio[key] for ratio in ratios) for key in contract.RATIO_KEYS}
             over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": means | {"pairs": len(ratios)}}
     return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
 
@@ -137,17 +136,14 @@ def eval_results(report):
     levels = {}
     for result in report["results"]:
         pair = result.get("pair") or {}
-        if None in (pair.get("level"), pair.get("problem_id")) or result["verdict"] == "skipped" or lacks_time(result):
+        has_claim = result["time_ms"] and why_not_measured(result) is None
+        is_left_out = result["verdict"] == "skipped" or (is_correct(result, "forward") and not has_claim)
+        if is_left_out or None in (pair.get("level"), pair.get("problem_id")):
             continue
         entries = levels.setdefault(pair["level"], {}).setdefault(str(pair["problem_id"]), [])
         sample = pair.get("sample_id")
         entries.append(_eval_entry(result, len(entries) if sample is None else sample, report["environment"]))
     return {level: dict(sorted(found.items(), key=lambda item: int(item[0]))) for level, found in levels.items()}
-
-
-def lacks_time(result):
-    """Return whether it is correct, but no time of it is claimed."""
-    return is_correct(result, "forward") and (why_not_measured(result) is not None or not result["time_ms"])
 
 
 def _eval_entry(result, sample, environment):
@@ -178,29 +174,19 @@ def write_eval_results(report, file):
 
 def facts(report):
     """What may be kept of a run over other people's solutions: hashes, verdicts, figures, and the judge's own sentences."""
-    environment = {key: report["environment"].get(key) for key in (*document.ENVIRONMENT_KEYS, "options", "complete")}
+    environment = {key: report["environment"].get(key) for key in (*contract.ENVIRONMENT_KEYS, "options", "complete")}
     results = []
     for result in report["results"]:
-        pair = result.get("pair") or {}
-        results.append(
-            {
-                **pair,
-                **{key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)},
-                **{key: result.get(key) for key in FACTS},
-                "reason": _own_words(result),
-                "standards": {standard: is_correct(result, standard) for standard in STANDARDS},
-                "caveats": [each["tag"] for each in result.get("caveats") or []],
-            }
-        )
+        pair, reason = result.get("pair") or {}, result["reason"]
+        if reason:  # an exception or a compiler's message may quote the solution
+            own = reason.partition(":")[0], re.sub(f"({NOT_COMPILED}).*", r"\1", reason, flags=re.DOTALL)
+            reason = own[result["verdict"] != "error"]
+        standards = {standard: is_correct(result, standard) for standard in STANDARDS}
+        caveats = [each["tag"] for each in result.get("caveats") or []]
+        names = {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
+        kept = {key: result.get(key) for key in FACTS}
+        results.append({**pair, **names, **kept, "reason": reason, "standards": standards, "caveats": caveats})
     return {"schema": report["schema"], "environment": environment, "suite": report.get("suite"), "results": results}
-
-
-def _own_words(result):
-    """The reason of a result; of an exception or a compiler's message, which may quote the solution, its kind alone."""
-    reason = result["reason"]
-    if reason and result["verdict"] == "error":
-        return reason.partition(":")[0]
-    return reason and re.sub(f"({NOT_COMPILED}).*", r"\1", reason, flags=re.DOTALL)
 
 
 def main(arguments=None):

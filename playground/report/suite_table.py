@@ -5,7 +5,7 @@ import collections
 from rich.text import Text
 
 from playground.judge.accuracy import named as accuracy_named
-from playground.report import against, document, suite
+from playground.report import against, contract, suite
 from playground.report.figures import TIMED, baseline_name, label, why_not_measured
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
@@ -13,7 +13,7 @@ from playground.report.text import NOTHING, one_line, significant, span, with_un
 
 RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
 BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
-TITLES = {key: title for title, key in document.STANDARDS.items()}
+TITLES = {key: title for title, key in contract.STANDARDS.items()}
 
 
 class Pairs(View):
@@ -40,25 +40,19 @@ class Pairs(View):
 
 def _line(result):
     """'fail gelu/problem, gelu/wrong: what was wrong', or times, accuracy and caveats of what is right."""
-    line = Text.assemble(verdict(result["verdict"]), " ", (one_line(named(result)), "bold"))
-    parts = []
-    over = {} if not result["time_ms"] else suite.speedups(result)
-    if result["time_ms"]:
-        parts.append(with_unit(result["time_ms"]["median"], " ms"))
+    caveats = {each["tag"]: each["text"] for each in result.get("caveats") or []}
+    is_right, time, over = result["verdict"] in TIMED, result["time_ms"], suite.speedups(result)
+    parts = [] if is_right else [caveats.get(BY_SEED), result["reason"]]
+    if time:
+        parts.append(with_unit(time["median"], " ms"))
         ratios = [f"{with_unit(over[name]['ratio'], 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]
-        parts += [", ".join(ratios) + (f" ({label(result, 'in ')})" if label(result) else "")] if ratios else []
-    if result["verdict"] in TIMED and (kind := suite.accuracy_class(result)):
-        parts.append(f"accuracy: {accuracy_named(kind)}")
-    if differs := suite.own_check(result):
-        parts.append(differs)
-    if tags := [each["tag"] for each in result.get("caveats") or []]:
-        parts.append(f"caveats: {', '.join(dict.fromkeys(tags))}")
-    if result["time_ms"] and (why := why_not_measured(result)):
-        parts.append(f"speed-up not measured: {why}")
-    if result["verdict"] not in TIMED:
-        by_seed = [each["text"] for each in result.get("caveats") or [] if each["tag"] == BY_SEED]
-        parts = [*by_seed, result["reason"], *parts]
-    return line.append(f": {'; '.join(map(one_line, parts))}") if parts else line
+        parts.append(", ".join(ratios) + (f" ({label(result, 'in ')})" if ratios and label(result) else ""))
+    kind = suite.accuracy_class(result)
+    parts += [f"accuracy: {accuracy_named(kind)}" if is_right and kind else None, suite.own_check(result)]
+    parts.append(f"caveats: {', '.join(caveats)}" if caveats else None)
+    parts.append(f"speed-up not measured: {why}" if time and (why := why_not_measured(result)) else None)
+    line = Text.assemble(verdict(result["verdict"]), " ", (one_line(named(result)), "bold"))
+    return line.append(": " * any(parts)).append("; ".join(map(one_line, filter(None, parts))))
 
 
 def named(result):
@@ -73,7 +67,7 @@ def named(result):
 def show(summary, console):
     """Print the "suite" key of a document."""
     pairs = summary["pairs"]
-    counts = [f"{summary['verdicts'][word]} {word}" for word in document.VERDICTS if summary["verdicts"].get(word)]
+    counts = [f"{summary['verdicts'][word]} {word}" for word in contract.VERDICTS if summary["verdicts"].get(word)]
     print_folded(console, f"{pairs} pair{'s' * (pairs != 1)}: {', '.join(counts)}", style="bold")
     for line in remarks(summary):
         print_folded(console, line, INDENT, hanging=INDENT)
@@ -96,42 +90,37 @@ def remarks(summary):
         yield f"problems without a solution, which count as wrong in fast_p: {len(missing)}"
 
 
-def _counted(found):
-    return f"{found['right']} of {found['ran']} right" if found["ran"] else f"{found['listed']} on a GPU only"
-
-
 def case_rows(cases):
     """{head: cell} of each solution of a problem with several cases."""
     for each in cases:
-        mean, over = each["geometric_mean_ms"], each["over_eager"]
         row = {"problem": each["problem"], "solution": each["solution"]}
-        row |= {f"{kind}s": _counted(each[kind]) for kind in ("test", "benchmark")}
+        for kind in ("test", "benchmark"):
+            found = each[kind]
+            row[f"{kind}s"] = (
+                f"{found['right']} of {found['ran']} right" if found["ran"] else f"{found['listed']} on a GPU only"
+            )
         row["own check"] = f"accepts {each['accepted']} of {each['checked']}"
         row["ranks by"] = RANKS.get(each["ranking"], each["ranking"])
-        row["geometric mean ms"] = NOTHING if mean is None else significant(mean)
-        row["over eager"] = NOTHING if over is None else with_unit(over, "x")
-        yield {head: Text(one_line(cell)) for head, cell in row.items()}
+        row["geometric mean ms"] = significant(each["geometric_mean_ms"])
+        row["over eager"] = with_unit(each["over_eager"], "x")
+        yield cells(row, map(one_line, row.values()))
 
 
 def summary_rows(summary):
     """Return {head: cell} of each standard and baseline."""
     rows = []
     for standard, found in summary["standards"].items():
-        right = f"{found['correct']} of {summary['pairs']}"
-        for name, over in (found["over"] or {None: None}).items():
-            mean = over and over["geometric_mean"]
-            fast = over["fast_p"] if over else {"0": found["fast_0"]}
-            row = {"standard": TITLES[standard], "right": right, "over": _baseline(name) if name else NOTHING}
-            row |= {f"fast_{p:g}": _share(fast.get(f"{p:g}")) for p in suite.THRESHOLDS}
+        for name, over in (found["over"] or {None: {}}).items():
+            mean, fast = over.get("geometric_mean"), over.get("fast_p", {"0": found["fast_0"]})
+            row = {"standard": TITLES[standard], "right": f"{found['correct']} of {summary['pairs']}"}
+            row["over"] = _baseline(name) if name else NOTHING
+            for p in suite.THRESHOLDS:
+                row[f"fast_{p:g}"] = significant(share) if (share := fast.get(f"{p:g}")) != 0 else "0"
             row["mean"] = with_unit(mean["ratio"], "x") if mean else NOTHING
             row["interval"] = span(mean["low"], mean["high"], "x") if mean else NOTHING
             row["pairs"] = str(mean["pairs"]) if mean else NOTHING
             rows.append(cells(row, map(one_line, row.values())))
     return rows
-
-
-def _share(value):
-    return NOTHING if value is None else "0" if value == 0 else significant(value)
 
 
 def _baseline(name):

@@ -26,36 +26,37 @@ def require(file):
 
 
 def write(report, axes, file):
-    """Draw a column of two panels for each model and combination of other axes; the first axis runs to the right."""
+    """Draw a column for each model and combination of other axes; the first axis runs to the right.
+
+    It has a panel of times and one of speed-ups, as far as any were measured, and above them why points are missing.
+    """
     from matplotlib.figure import Figure  # which only who draws needs
 
-    axis = next(iter(axes))
-    columns = _columns(report["results"], axes, axis)
-    has_ratios = any(sweep.measured(line) for lines in columns.values() for line in lines.values())
-    figure = Figure(figsize=(8 * len(columns), 7.2 if has_ratios else 4.5), layout="constrained")
-    # Where no speed-up was measured, a strip that says why is enough.
-    panels = figure.subplots(2, len(columns), squeeze=False, sharex="col", height_ratios=(1, 1 if has_ratios else 0.02))
-    for (times, ratios), (title, lines) in zip(panels.T, columns.items(), strict=True):
-        _draw_times(times, lines, axis)
-        times.set_title(f"{title}\n{times.get_title('left')}", loc="left", fontsize=10)
-        _draw_ratios(ratios, lines, axis)
-        for panel in (times, ratios):
+    axis, columns = next(iter(axes)), {}
+    for (model, variant), own in by_variant(report["results"]).items():
+        for others, line in sweep.lines_along(own, axes, axis):
+            title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
+            columns.setdefault(title, {})[variant] = line
+    lines_of_all = [line for lines in columns.values() for line in lines.values()]
+    kinds = {_draw_times: _timed, _draw_ratios: sweep.measured}
+    drawn = [draw for draw, known in kinds.items() if any(map(known, lines_of_all))]
+    figure = Figure(figsize=(8 * len(columns), 1.2 + 3 * len(drawn)), layout="constrained")
+    panels = figure.subplots(max(1, len(drawn)), len(columns), squeeze=False, sharex="col")
+    for own, (title, lines) in zip(panels.T, columns.items(), strict=True):
+        own[0].set_title("\n".join([title, *_reasons(lines, axis)]), loc="left", fontsize=9)
+        for panel, draw in zip(own, drawn, strict=False):
+            draw(panel, lines, axis)
             if sweep.is_numeric(axes, axis) and min(axes[axis]) > 0 and max(axes[axis]) >= 8 * min(axes[axis]):
                 panel.set_xscale("log", base=2)
                 panel.set_xticks(sorted(axes[axis]), [str(each) for each in sorted(axes[axis])])
                 panel.minorticks_off()
-        ratios.set_xlabel(axis)
+        own[-1].set_xlabel(axis)
+        own[0].axis("on" if drawn else "off")
     figure.savefig(file)
 
 
-def _columns(results, axes, axis):
-    """{title: {variant: results along the axis}}."""
-    columns = {}
-    for (model, variant), own in by_variant(results).items():
-        for others, line in sweep.lines_along(own, axes, axis):
-            title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
-            columns.setdefault(title, {})[variant] = line
-    return columns
+def _timed(line):
+    return [result for result in line if result["time_ms"]]
 
 
 def _places(line, axis):
@@ -63,61 +64,55 @@ def _places(line, axis):
     return [each if isinstance(each, (int, float)) else str(each) for each in found]
 
 
+def _reasons(lines, axis):
+    """Return why which points have no time or no speed-up, a text for each variant and reason."""
+    reasons = {}
+    for variant, line in lines.items():
+        for result, place in zip(line, _places(line, axis), strict=True):
+            what = "speed-up not measured" if result["time_ms"] else "not measured"
+            if why := why_not_measured(result) if result["time_ms"] else result["reason"]:
+                reasons.setdefault((what, variant, one_line(why)), []).append(str(place))
+    said = [f"{what}: {variant} at {', '.join(places)}: {why}" for (what, variant, why), places in reasons.items()]
+    return [textwrap.fill(each, 90) for each in said]
+
+
 def _draw_times(panel, lines, axis):
-    for number, (variant, line) in enumerate(lines.items()):
-        _plot(panel, axis, [(each, each["time_ms"]["median"]) for each in _timed(line)], "-", f"C{number}", variant)
     longest = max(map(_timed, lines.values()), key=len)
     medians = [(result, baseline_medians([result])) for result in longest]
     fastest = [(result, found, fastest_baseline(found)) for result, found in medians if fastest_baseline(found)]
     names = ", ".join(dict.fromkeys(baseline_name(name) for _, _, name in fastest))
-    _plot(panel, axis, [(result, found["eager"]) for result, found in medians if "eager" in found], ":", "gray", "eager")
-    _plot(panel, axis, [(each, found[name]) for each, found, name in fastest], "-.", "gray", f"best baseline\n({names})")
-    _plot(panel, axis, [(result, result["floor_ms"]) for result in longest if result["floor_ms"]], "--", "black", "floor")
-    _finish(panel, "median ms", "", lines, axis, lambda result: None if result["time_ms"] else result["reason"])
+    drawn = {
+        variant: ([(each, each["time_ms"]["median"]) for each in _timed(line)], "-", f"C{number}")
+        for number, (variant, line) in enumerate(lines.items())
+    }
+    drawn["eager"] = [(result, found["eager"]) for result, found in medians if "eager" in found], ":", "gray"
+    drawn[f"best baseline\n({names})"] = [(each, found[name]) for each, found, name in fastest], "-.", "gray"
+    drawn["floor"] = [(result, result["floor_ms"]) for result in longest if result["floor_ms"]], "--", "black"
+    for label, (points, style, colour) in drawn.items():
+        if points:
+            look = {"linestyle": style, "color": colour, "marker": "o" if style == "-" else ".", "label": label}
+            panel.plot(_places([result for result, _ in points], axis), [value for _, value in points], **look)
+    _scale(panel, "median ms", "")
     if longest:
         panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1))  # beside the panel, where it covers no line
-
-
-def _plot(panel, axis, points, style, colour, label):
-    if points:
-        places = _places([result for result, _ in points], axis)
-        marker = "o" if style == "-" else "."
-        panel.plot(places, [value for _, value in points], linestyle=style, color=colour, marker=marker, label=label)
 
 
 def _draw_ratios(panel, lines, axis):
     """Draw the speed-ups in the colours of the times, whose legend names them."""
     for number, line in enumerate(lines.values()):
         timed = sweep.measured(line)
-        places = _places(timed, axis)
         ratio, low, high = ([result["outcome"][key] for result in timed] for key in ("ratio", "low", "high"))
-        panel.plot(places, ratio, marker="o", color=f"C{number}")
-        panel.fill_between(places, low, high, alpha=0.25, color=f"C{number}")
+        panel.plot(_places(timed, axis), ratio, marker="o", color=f"C{number}")
+        panel.fill_between(_places(timed, axis), low, high, alpha=0.25, color=f"C{number}")
     panel.axhline(1.0, linestyle="--", color="black")
-    _finish(panel, "speed-up over the best baseline", "x", lines, axis, why_not_measured)
-    if not any(map(sweep.measured, lines.values())):
-        panel.set_yticks([])
-        panel.set_ylabel("")
+    _scale(panel, "speed-up over the best baseline", "x")
 
 
-def _finish(panel, label, unit, lines, axis, why_missing):
-    """Label a panel and write above it why points are missing, once for each reason."""
+def _scale(panel, label, unit):
     from matplotlib.ticker import LogLocator
 
-    reasons = {}
-    for variant, line in lines.items():
-        for result, place in zip(line, _places(line, axis), strict=True):
-            if why := why_missing(result):
-                reasons.setdefault((variant, one_line(why)), []).append(place)
-    said = [f"{variant} at {', '.join(map(str, places))}: {why}" for (variant, why), places in reasons.items()]
-    panel.set_title("\n".join(textwrap.fill(f"not measured: {each}", 90) for each in said), loc="left", fontsize=8)
-    panel.set_ylabel(label)
-    panel.set_yscale("log")
+    panel.set(ylabel=label, yscale="log")
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.yaxis.set_major_formatter("{x:g}" + unit)
     panel.yaxis.set_minor_formatter("")
     panel.grid(alpha=0.3)
-
-
-def _timed(line):
-    return [result for result in line if result["time_ms"]]

@@ -4,7 +4,7 @@ from playground import sweep
 from playground.report import against, figures
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
-from playground.report.text import NOTHING, one_line, significant, with_unit
+from playground.report.text import one_line, significant
 
 
 class Sweep(View):
@@ -29,12 +29,15 @@ def show(report, axes, console):
         console.print()
         print_folded(console, f"{model} {variant}", style="bold")
         ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
-        rows = [_row(result, axes) for result in ordered]
-        print_rows(console, rows, {*axes, "verdict", "over", "outcome"})
+        print_rows(console, [_row(result, axes) for result in ordered], {*axes, "verdict", "over", "outcome"})
         console.print()
-        for reason, points in _reasons(ordered, axes).items():
-            print_folded(console, f"{'; '.join(points)}: {reason}", indent=INDENT)
-        for line in crossover_lines(results, axes):
+        reasons = {}  # why what is no pass is none, or has no speed-up: {reason: points}
+        for result in ordered:
+            if reason := result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result):
+                point = ", ".join(f"{axis}={sweep.value(result['shape']['settings'], axis)}" for axis in axes)
+                reasons.setdefault(one_line(reason), []).append(point)
+        lines = [f"{'; '.join(points)}: {reason}" for reason, points in reasons.items()]
+        for line in (*lines, *crossover_lines(results, axes)):
             print_folded(console, line, indent=INDENT)
 
 
@@ -47,40 +50,25 @@ def by_variant(results):
 
 
 def _row(result, axes):
-    (best, ratio), share = figures.headline(result), figures.share_of_floor(result)
-    values = {
-        **{axis: one_line(sweep.value(result["shape"]["settings"], axis)) for axis in axes},
+    values = {axis: one_line(sweep.value(result["shape"]["settings"], axis)) for axis in axes}
+    texts = figures.texts(result)
+    values |= {
         "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
-        "median ms": significant((result["time_ms"] or {}).get("median")),
+        "median ms": texts["median ms"],
         "eager ms": significant(figures.baseline_medians([result]).get("eager")),
         "floor ms": significant(result["floor_ms"]),
-        "of floor": with_unit(share and 100 * share, "%"),
-        "speed-up": figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
-        "over": one_line(figures.baseline_name(best)) if best else NOTHING,
-        "outcome": verdict(figures.outcome_verdict(result)),
+        **{name: texts[name] for name in ("of floor", "speed-up", "over")},
+        "outcome": verdict(texts["outcome"]),
     }
     return cells(values, values.values())
-
-
-def _reasons(results, axes):
-    """Return {reason: points} of what is no pass, or has no speed-up."""
-    reasons = {}
-    for result in results:
-        reason = result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result)
-        if reason:
-            settings = result["shape"]["settings"]
-            point = ", ".join(f"{axis}={sweep.value(settings, axis)}" for axis in axes)
-            reasons.setdefault(one_line(reason), []).append(point)
-    return reasons
 
 
 def crossover_lines(results, axes):
     """Yield a sentence on each place along each axis where a variant becomes faster or slower than PyTorch, or on none."""
     for axis in axes:
         for others, line in sweep.lines_along(results, axes, axis):
-            timed = sweep.measured(line)
+            timed, found = sweep.measured(line), sweep.crossovers(line, axes, axis)
             where = f" at {', '.join(f'{name}={each}' for name, each in others.items())}" if others else ""
-            found = sweep.crossovers(line, axes, axis)
             for each in found:
                 about = f", at about {significant(each.at)}" if each.at else ""
                 verb = "becomes faster" if each.starts else "stops being faster"

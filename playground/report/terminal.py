@@ -8,9 +8,10 @@ from playground.report import against, checks, facts, figures
 from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 from playground.report.text import NOTHING, one_line, printable, scientific, significant, span, with_unit
 
-SUMMARY_WORDS = ("variant", "ran on", "verdict", "gradients")
-CHECKED = (*SUMMARY_WORDS, "max error", "PyTorch's", "build s")  # of what was not timed
-SUMMARY = (*CHECKED[:-1], "median ms", "build s", "speed-up", "over", "of floor", "outcome")
+WORDS = ("variant", "ran on", "verdict", "gradients")
+ERRORS = ("max error", "PyTorch's")
+CHECKED = (*WORDS, *ERRORS, "build s")  # of what was not timed
+TIMED = (*WORDS, *ERRORS, "median ms", "build s", "speed-up", "over", "of floor", "outcome")
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
@@ -79,19 +80,31 @@ class Summary(View):
         for place, (mean, models) in figures.geometric_means(results).items():
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
-        if count := sum(checks.refuses_double(result["check"]) for result in results):
+        if count := sum(checks.DOUBLE in checks.refused(result["check"]) for result in results):
             print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
-        print_folded(console, _tally(results))
+        print_folded(console, ", ".join(figures.tally(results).values()) or "No variants.")
 
 
 def _model_table(console, model, results):
     """What was only checked needs fewer columns than what was timed."""
-    parts = [Text(one_line(_with_sizes(model, results)), style="bold")]
-    checked = [result for result in results if result["ran_on"] == "emulator"]
-    timed = [result for result in results if result["ran_on"] != "emulator"]
-    rows = [{name: cell for name, cell in _summary_row(each).items() if name in CHECKED} for each in checked]
-    parts += [fitted(each, console.width, SUMMARY_WORDS) for each in (rows, list(map(_summary_row, timed))) if each]
+    notes = {figures.size_note(result) for result in results if result.get("shape")}
+    note = notes.pop() if len(notes) == 1 else ""  # else each has its own below the table
+    parts = [Text(one_line(f"{model}: {note}" if note else model), style="bold")]
+    for names, is_emulated in ((CHECKED, True), (TIMED, False)):
+        rows = [_row(each, names) for each in results if (each["ran_on"] == "emulator") == is_emulated]
+        parts += [fitted(rows, console.width, WORDS)] if rows else []
     return Group(*parts)
+
+
+def _row(result, names):
+    """Return the cells of run_all's table; a speed-up is coloured by its interval, and not where it has a label."""
+    texts = {"variant": one_line(result["variant"]), "ran on": facts.ran_on(result), **figures.texts(result)}
+    words = {"verdict": result["verdict"], "gradients": figures.gradient_verdict(result["check"])}
+    row = {name: Text(text) for name, text in texts.items()}
+    row |= {name: verdict(word) for name, word in (words | {"outcome": texts["outcome"]}).items()}
+    if not figures.label(result):
+        row["speed-up"] = _ratio(figures.headline(result)[1])
+    return {name: row[name] for name in names}
 
 
 class Details(View):
@@ -132,78 +145,49 @@ def _by_model(results):
     return {model: [each for each in results if each["model"] == model] for model in dict.fromkeys(r["model"] for r in results)}
 
 
-def _with_sizes(model, results):
-    """The model's name, with the sizes when they are the same ones, not the original's, for all its results."""
-    notes = {figures.size_note(result) for result in results if result.get("shape")}
-    note = notes.pop() if len(notes) == 1 else ""
-    return f"{model}: {note}" if note else model
-
-
-def _summary_row(result):
-    check, (best, ratio), share = result["check"] or {}, figures.headline(result), figures.share_of_floor(result)
-    values = [one_line(result["variant"]), facts.ran_on(result), verdict(result["verdict"])]
-    values += [
-        verdict(figures.gradient_verdict(check)),
-        scientific(check.get("max_error")),
-        scientific(check.get("eager_error")),
-    ]
-    values += [significant((result["time_ms"] or {}).get("median")), significant(result["build_seconds"])]
-    values += [_ratio(ratio, figures.label(result)), one_line(figures.baseline_name(best)) if best else NOTHING]
-    values += [with_unit(share and 100 * share, "%"), verdict(figures.outcome_verdict(result))]
-    return cells(SUMMARY, values)
-
-
-def _ratio(ratio, label=None):
-    """A speed-up: green or red where its interval is on one side of 1; one with a label is not "faster" without it."""
-    if ratio is None or label:
-        return Text(f"{with_unit(ratio['ratio'], 'x')} {one_line(label)}" if ratio else NOTHING)
-    style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
-    return Text(with_unit(ratio["ratio"], "x"), style=style)
+def _ratio(ratio):
+    """A speed-up: green or red where its interval is on one side of 1."""
+    if ratio is None:
+        return Text(NOTHING)
+    return Text(with_unit(ratio["ratio"], "x"), "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else "")
 
 
 def _print_remarks(console, results):
     """Below a model's table: why a variant is no pass, sizes where they differ between variants, baselines that are missing."""
-    whys = (
-        (result["variant"], (result["verdict"], why + figures.raised_at(result)))
-        for result in results
-        for why in figures.why_not_pass(result)
-    )
-    for (word, reason), variants in _grouped(whys).items():
-        if word != "pass":
-            line = Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}")
-            print_folded(console, line, INDENT, hanging=INDENT)
+
+    def told(line):
+        print_folded(console, line, INDENT, hanging=INDENT)
+
+    def grouped(what):
+        """{value: [variants that have it]} of what `what(result)` yields."""
+        groups = {}
+        for result in results:
+            for value in what(result):
+                groups.setdefault(value, []).append(result["variant"])
+        return groups.items()
+
+    def refusals(result):
+        if names := [name for name in checks.refused(result["check"]) if name != checks.DOUBLE]:
+            yield f"refuses {', '.join(names)}"
+
+    sizes = grouped(lambda each: [figures.size_note(each) or "sizes of the original"] if each.get("shape") else [])
+    whys = grouped(lambda each: [(each["verdict"], why + figures.raised_at(each)) for why in figures.why_not_pass(each)])
+    for (word, reason), variants in whys:
+        told(Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}"))
     for result in results:
         for line in _printed_lines(result)[:1]:
-            print_folded(console, f"{one_line(result['variant'])} printed: {line}", INDENT, hanging=INDENT)
-    whats = (
-        lambda result: [figures.mutants(result)],
-        lambda result: [checks.refusals(result["check"])],
-        lambda result: [figures.under_graphs(result)],
-        lambda result: figures.timing_notes(result, brief=True),
-    )
-    remarks = [_grouped((result["variant"], note) for result in results for note in what(result)) for what in whats]
-    notes = _grouped((result["variant"], figures.size_note(result)) for result in results if result.get("shape"))
-    if len(notes) > 1:
-        remarks.append({note or "sizes of the original": variants for note, variants in notes.items()})
-    for note, variants in [item for group in remarks for item in group.items() if item[0]]:
-        who = f"all {len(results)} variants" if len(variants) == len(results) > 1 else ", ".join(variants)
-        print_folded(console, f"{who}: {note}", INDENT, hanging=INDENT)
-    missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
-    for name, reason in sorted(missing):
-        print_folded(console, facts.not_measured(name, reason), INDENT, hanging=INDENT)
-
-
-def _grouped(pairs):
-    """{value: [names that have it]} of (name, value) pairs."""
-    groups = {}
-    for name, value in pairs:
-        groups.setdefault(value, []).append(name)
-    return groups
-
-
-def _tally(results):
-    counts = {word: sum(result["verdict"] == word for result in results) for word in figures.TALLY}
-    return ", ".join(f"{count} {figures.TALLY[word]}" for word, count in counts.items() if count) or "No variants."
+            told(f"{one_line(result['variant'])} printed: {line}")
+    for note, variants in [
+        *grouped(lambda each: [figures.mutants(each)]),
+        *grouped(refusals),
+        *grouped(lambda each: [figures.under_graphs(each)]),
+        *grouped(lambda each: figures.timing_notes(each, brief=True)),
+        *(sizes if len(sizes) > 1 else ()),
+    ]:
+        if note:
+            told(f"{f'all {len(results)} variants' if len(variants) == len(results) > 1 else ', '.join(variants)}: {note}")
+    for name, reason in sorted({item for each in results for item in (each.get("baselines_unavailable") or {}).items()}):
+        told(facts.not_measured(name, reason))
 
 
 def _print_details(console, result, verbose):
@@ -216,19 +200,17 @@ def _print_details(console, result, verbose):
     for what, text in facts.of(result):
         table.add_row(what, Text(one_line(text)))
     print_indented(console, table)
-    lines = (result.get("details") or "").splitlines()
+    lines = [printable(line) for line in (result.get("details") or "").splitlines()]
     lines = lines[1:] if lines and one_line(lines[0]) == one_line(result["reason"] or "") else lines
-    shown = lines if verbose or len(lines) <= SHOWN_DETAILS + 1 else lines[:SHOWN_DETAILS]
-    for line in shown:
-        print_folded(console, Text(printable(line)), indent=2 * INDENT)
-    if len(shown) < len(lines):
-        print_folded(console, f"({len(lines) - len(shown)} more lines: --verbose)", indent=2 * INDENT, style="dim")
+    more = 0 if verbose or len(lines) <= SHOWN_DETAILS + 1 else len(lines) - SHOWN_DETAILS
+    lines = lines[: len(lines) - more] + [f"({more} more lines: --verbose)"] * bool(more)
     if not result.get("details"):  # else they end with it
-        for line in _printed_lines(result):
-            print_folded(console, Text(f"printed: {line}", style="dim"), indent=2 * INDENT)
+        lines = [f"printed: {line}" for line in _printed_lines(result)]
+    for line in lines:
+        print_folded(console, Text(line), 2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
     if gradients and figures.OF_OUTPUTS not in gradients and figures.gradients_unsupported(gradients) is None:
-        print_rows(console, _gradient_rows(gradients), GRADIENTS[:2])
+        print_rows(console, [_gradient_row(*each) for each in gradients.items()], GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 
 
@@ -250,27 +232,28 @@ def _print_checks(console, check):
         print_prose(console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
 
-def _gradient_rows(gradients):
-    rows = []
-    for name, check in gradients.items():
-        errors = [scientific(check[key]) for key in ("max_error", "eager_error", "allowed")]
-        rows.append(cells(GRADIENTS, [one_line(name), verdict("ok" if figures.is_within(check) else "fail"), *errors]))
-    return rows
+def _gradient_row(name, check):
+    errors = (scientific(check[key]) for key in ("max_error", "eager_error", "allowed"))
+    return cells(GRADIENTS, [one_line(name), verdict("ok" if figures.is_within(check) else "fail"), *errors])
 
 
 def time_rows(result):
     """Return a row for forward and each training mode, then one for each baseline, with the speed-up over it."""
     rows = []
-    for title, timings in facts.timed(result).items():
+    for title, timings in figures.timed_modes(result).items():
+        if not timings.get("time_ms"):
+            continue
         rows += [[""] * len(TIMES)] * bool(rows)
         head = Text(one_line(title), style="bold")
-        rows.append([head, *_spread(timings["time_ms"]), "", "", figures.peak_memory(title, timings)])
+        # On top of what was in use; a CUDA graph took its memory when it was captured.
+        peak = NOTHING if title.endswith(figures.GRAPH) else significant(timings.get("peak_mib"))
+        rows.append([head, *_spread(timings["time_ms"]), "", "", peak])
         speedup, baselines = timings["speedup"] or {}, timings.get("baselines_ms") or {}
         for name in figures.ordered_baselines({**baselines, **speedup}):
             ratio = speedup.get(name)
             named = f"  {one_line(figures.baseline_name(name))}{' (no graph)' * (name in (timings.get('not_graphed') or []))}"
-            interval = span(ratio["low"], ratio["high"], "x") if ratio else NOTHING
-            rows.append([named, *_spread(baselines.get(name)), _ratio(ratio), interval, ""])
+            ends = span(ratio["low"], ratio["high"], "x") if ratio else NOTHING
+            rows.append([named, *_spread(baselines.get(name)), _ratio(ratio), ends, ""])
     return [cells(TIMES, row) for row in rows]
 
 

@@ -1,8 +1,6 @@
-"""How numbers are written, and texts from untrusted files made safe: what would not show, or would reorder what does."""
+"""How numbers and tables of Markdown are written, and texts from untrusted files made safe: no character that does not show."""
 
 import math
-
-from markupsafe import Markup, escape
 
 NOTHING = "-"
 
@@ -53,19 +51,16 @@ def one_line(text):
 
 def plain(text):
     """Return `text` with every invisible character written out; line breaks, tabs and all kinds of letters stay."""
-    return _replaced(str(text), "[U+{:04X}]")
+    odd = {character for character in str(text) if not (character.isprintable() or character in "\n\t\u00a0")}
+    return str(text).translate({ord(character): f"[U+{ord(character):04X}]" for character in odd})
 
 
-def marked(html):
-    """Return HTML, escaped already, in which what was written out is marked."""
-    return _replaced(html, '<span class="odd">U+{:04X}</span>')
+def markdown_table(head, rows):
+    """Return a table of Markdown; a row that is too short ends with empty cells."""
+    lines = [head, ("---", *("--:" for _ in head[1:])), *((*row, *[""] * len(head))[: len(head)] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def visible(text):
-    """Return any text as such HTML."""
-    return Markup(marked(escape(str(text))))
-
-
-def _replaced(text, form):
-    odd = {character for character in text if not (character.isprintable() or character in "\n\t\u00a0")}
-    return text.translate({ord(character): form.format(ord(character)) for character in odd})
+def markdown_cell(text):
+    """Return one line of text that cannot end a table's cell, the comment marker or the table."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -9,6 +9,11 @@ from playground.report.layout import INDENT, print_folded, verdict
 from playground.report.text import NOTHING, scientific, with_unit
 
 LABEL = 9  # columns
+FIGURES = {
+    "error": lambda result: scientific((result["check"] or {}).get("max_error")),
+    "time": lambda result: with_unit((result["time_ms"] or {}).get("median"), " ms"),
+    "eager": lambda result: with_unit(((result["speedup"] or {}).get("eager") or {}).get("ratio"), " times as fast"),
+}
 
 
 class Screen:
@@ -23,40 +28,23 @@ class Screen:
             self._console.clear()
         print_folded(self._console, f"{datetime.now():%H:%M:%S}", style="dim")
         for each in again:
-            self._print(each)
+            self._print(each.result, each.before, each.seconds)
         if complaint:
             print_folded(self._console, complaint)
         names = ", ".join(sorted({path.name for path in files}))
         print_folded(self._console, f"watching {names}; Ctrl-C ends", style="dim")
         self._console.file.flush()
 
-    def _print(self, again):
-        now, before = again.result, again.before
+    def _print(self, now, before, seconds):
         title = Text.assemble((f"{now['model']}/{now['variant']}", "bold"), "  ")
         if before and before["verdict"] != now["verdict"]:
             title.append_text(verdict(before["verdict"])).append(" -> ")
-        title.append_text(verdict(now["verdict"])).append(f"  in {with_unit(again.seconds, ' s')}", style="dim")
+        title.append_text(verdict(now["verdict"])).append(f"  in {with_unit(seconds, ' s')}", style="dim")
         print_folded(self._console, title)
-        for reason in why_not_pass(now)[:1]:
-            self._line("reason", reason)
-        for label, figure in (("error", _error), ("time", _time), ("eager", _speedup)):
-            values = [figure(each) for each in (before, now) if each]
-            if values[-1] != NOTHING:
-                changed = values[0] != values[-1] and values[0] != NOTHING
-                self._line(label, " -> ".join(values) if changed else values[-1])
-
-    def _line(self, label, text):
-        print_folded(self._console, f"{label:<{LABEL}}{text}", indent=INDENT, hanging=LABEL)
-
-
-def _error(result):
-    return scientific((result["check"] or {}).get("max_error"))
-
-
-def _time(result):
-    return with_unit((result["time_ms"] or {}).get("median"), " ms")
-
-
-def _speedup(result):
-    """Over eager PyTorch; nothing where nothing is claimed."""
-    return with_unit(((result["speedup"] or {}).get("eager") or {}).get("ratio"), " times as fast")
+        lines = dict(zip(["reason"], why_not_pass(now), strict=False))
+        for label, figure in FIGURES.items():
+            then, value = figure(before) if before else NOTHING, figure(now)
+            if value != NOTHING:
+                lines[label] = value if then in (value, NOTHING) else f"{then} -> {value}"
+        for label, text in lines.items():
+            print_folded(self._console, f"{label:<{LABEL}}{text}", indent=INDENT, hanging=LABEL)

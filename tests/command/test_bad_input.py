@@ -103,7 +103,7 @@ COMMAND_LINES = {
         r"--plot /proc/nowhere/a\.svg: cannot be writ",
     ),
     "page to stdout": (f"compare {TINY} --html -", 2, r"--html -: only --json goes to standard output; name a file"),
-    "one file for two": (f"compare {TINY} --json {{tmp}}/a --html {{tmp}}/a", 2, r"--html .*/a: another option names it"),
+    "one file for two": (f"compare {TINY} --json {{tmp}}/a --html {{tmp}}/a", 2, r"--html .*/a: another run or"),
     "resume of nothing": (f"compare {TINY} --resume {{tmp}}/none.json", 2, r"--resume .*none\.json: No such file"),
     "resume of no JSON": (f"compare {TINY} --resume {{problem}}", 2, r"--resume .*tiny\.py: not JSON"),
     "resume of a device": (f"compare {TINY} --resume /dev/zero", 2, r"--resume /dev/zero: a device, not a file"),

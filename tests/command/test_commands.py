@@ -252,7 +252,7 @@ def test_two_runs_with_one_file(tiny_problem, wrong, write_forward, tmp_path):
         status, out, err = run(*command[1:], wrong)
         first.send_signal(signal.SIGINT)
         first.wait(60)
-    assert (status, out) == (2, "") and err == f"--json {file}: another run (pid {first.pid}) writes it; name another file\n"
+    assert (status, out) == (2, "") and err == f"--json {file}: another run or option writes it; name another file\n"
 
 
 def test_workers_end_with_a_driver_that_is_killed(tiny_problem, write_forward):

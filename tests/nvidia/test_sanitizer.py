@@ -1,21 +1,14 @@
-"""Four tools on one variant: which runs there are, and what follows from what they print. The tools are played by a script.
+"""Four tools on one variant: which runs there are, and what follows from what they print. The tools are played by a script."""
 
-Then python -m playground.nvidia.sanitizer as a user types it.
-"""
-
-import contextlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from playground import catalog
 from playground.driver.verdict import give_doubt, give_examination
-from playground.machine import requirements
 from playground.nvidia import control, sanitizer
-from playground.nvidia.sanitizer import TOOLS, Examination
+from playground.nvidia.sanitizer import TOOLS
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -181,65 +174,3 @@ def test_nothing_is_doubted_where_nothing_was_asked():
     result = {"sanitizer": None, "verdict": None}
     give_doubt(result)
     assert result["verdict"] is None
-
-
-BROKEN_PROBLEM = """
-class Model:
-    def __init__(self):
-        raise ValueError("there are no weights")
-def get_inputs():
-    return []
-def get_init_inputs():
-    return []
-"""
-
-
-@pytest.fixture
-def sanitize(tiny_problem, write_forward, monkeypatch, capsys):
-    """sanitize(*arguments, model=...) -> (status, stdout, stderr), as on a machine that has all it needs."""
-    variant = write_forward("plain", "return torch.tanh(self.linear(x))")
-    monkeypatch.setattr(sanitizer, "missing", lambda: None)
-    monkeypatch.setattr(requirements, "missing_for", lambda backend: None)
-
-    def run(*arguments, model=tiny_problem):
-        status = sanitizer.main(["--model", str(model), "--variant", str(variant.path), *arguments])
-        return status, *capsys.readouterr()
-
-    return run
-
-
-def test_the_command_ends_with_status_2_where_nothing_can_be_run():
-    command = [sys.executable, "-m", "playground.nvidia.sanitizer", "--model", "alexnet_conv1", "--variant", "there_is_none"]
-    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-
-
-def test_an_unknown_constant_is_one_line(sanitize):
-    complaint = "--set: tiny has no constant called depth; it has: batch_size, features, outputs\n"
-    assert sanitize("--set", "depth=3") == (2, "", complaint)
-
-
-def test_an_original_that_fails_is_one_line(sanitize, tmp_path):
-    """On a machine without a GPU it fails already where that is missing."""
-    problem = tmp_path / "broken.py"
-    problem.write_text(BROKEN_PROBLEM)
-    status, out, err = sanitize(model=problem)
-    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("the original does not run: ")
-
-
-@pytest.mark.parametrize(
-    "found, status",
-    [
-        (Examination(tools={"memcheck": {}}), 0),
-        (Examination(notes=["no kernel of its own to look at"]), 0),
-        (Examination(findings=["v1.py:3: out of bounds"]), 1),
-        (Examination(problem="memcheck does not work on this machine: Aborted"), 1),
-    ],
-    ids=["nothing found", "no kernels", "a finding", "a problem"],
-)
-def test_the_exit_status(sanitize, monkeypatch, tmp_path, found, status):
-    case = contextlib.nullcontext(({}, [], tmp_path))
-    monkeypatch.setattr(sanitizer, "small_case", lambda *arguments: case)
-    monkeypatch.setattr(sanitizer, "examine", lambda *arguments: found)
-    told, out, err = sanitize()
-    assert (told, err) == (status, "") and f"== plain: {found.outcome}, " in out

@@ -29,26 +29,12 @@ def test_a_few_lines():
     ]
 
 
-def test_refusals_are_one_line_of_the_summary():
-    assert checks.refusals(CHECK) == "refuses batch 1, torch.compile"
+def test_what_was_refused():
+    assert checks.refused(CHECK) == ["batch 1", "torch.compile"]
     as_the_original = {"complaint": None, "note": "bits differ, as the original's do"}
-    assert checks.refusals({"probes": {"own": RIGHT}, "behaviour": {"run to run": as_the_original}}) is None
-    assert checks.refusals(None) is None
-
-
-def test_a_refusal_of_double_is_for_one_remark_on_all():
-    refused = CHECK | {"behaviour": {"double()": {"complaint": None, "note": "raises RuntimeError: expected float32"}}}
-    assert checks.refusals(refused) == "refuses batch 1"
-    assert checks.refuses_double(refused) and not checks.refuses_double(CHECK) and not checks.refuses_double(None)
-
-
-def test_nothing_was_checked():
-    assert list(checks.lines(None)) == list(checks.lines({"probes": {}, "behaviour": {}, "work": None})) == []
-
-
-def test_no_kernel_of_its_own():
-    assert checks.work({"note": "no kernel of its own"}) == "no kernel of its own"
-    assert checks.work({"note": None, "own_calls": 1, "own_share": None}).startswith("1 call of its own code")
+    assert (
+        checks.refused({"probes": {"own": RIGHT}, "behaviour": {"run to run": as_the_original}}) == checks.refused(None) == []
+    )
 
 
 def test_explained():
@@ -76,15 +62,10 @@ SILENT = {
 
 
 def test_the_sanitizer():
-    assert list(checks.sanitizer(None)) == []
-    assert list(checks.sanitizer(SILENT)) == [
-        ("sanitizer", "memcheck, initcheck: no mistakes in fused_tail, tail_grad (forward and backward)"),
-        ("note", "reports on kernels that are not the variant's, which do not count: initcheck 12"),
-        ("note", "sanitizer: synccheck: Warning: Detected overflow"),
-    ]
-    one = SILENT | {"findings": ["v.py:3: a race"], "passes": ["forward"], "notes": []}
-    assert next(checks.sanitizer(one))[1] == "memcheck, initcheck: 1 mistake in fused_tail, tail_grad (forward)"
+    found = dict(checks.sanitizer(SILENT))
+    assert "no mistakes in fused_tail, tail_grad" in found["sanitizer"] and "synccheck" in found["note"]
+    one = SILENT | {"findings": ["v.py:3: a race"], "notes": []}
+    assert "1 mistake in" in dict(checks.sanitizer(one))["sanitizer"]
     blind = SILENT | {"problem": "memcheck did not end within the time limit", "notes": []}
     assert list(checks.sanitizer(blind)) == [("sanitizer", "memcheck did not end within the time limit")]
-    without = SILENT | {"tools": {}, "notes": ["no kernel of its own to look at"]}
-    assert list(checks.sanitizer(without)) == [("note", "sanitizer: no kernel of its own to look at")]
+    assert list(checks.sanitizer(None)) == []

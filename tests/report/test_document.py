@@ -18,26 +18,6 @@ def test_what_is_written_is_read_back(document, tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_order_of_keys_does_not_depend_on_the_order_of_measuring(gpu_document, tmp_path):
-    def backwards(value):
-        if isinstance(value, dict):
-            return {key: backwards(value[key]) for key in reversed(value)}
-        return [backwards(each) for each in value] if isinstance(value, list) else value
-
-    for result in gpu_document["results"]:
-        result["zeal"], result["added"] = 1, 2
-        if result["check"]:
-            result["check"]["gradients"] = None  # their order is that of the parameters, and is kept
-    write(gpu_document, tmp_path / "a.json")
-    write(backwards(gpu_document), tmp_path / "b.json")
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    result = read(tmp_path / "a.json")["results"][0]
-    assert list(result)[:4] == ["model", "variant", "backend", "ran_on"]
-    assert list(result)[-2:] == ["added", "zeal"]
-    assert list(result["speedup"]) == ["eager", "channels_last", "compile", "eager_fp32", "compile_fp32"]
-    assert list(result["training"]["weights"]["time_ms"]) == ["median", "p20", "p80"]
-
-
 def test_numbers_that_are_not_finite_become_null(gpu_document, tmp_path):
     failed = next(result for result in gpu_document["results"] if result["verdict"] == "fail")
     failed["check"]["max_error"] = math.nan
@@ -148,26 +128,26 @@ BROKEN = [
     ("results.0.speedup.eager.low", MISSING, "speedup.eager: 'low' is missing"),
     ("results.0.speedup.eager.low", 1e9, "speedup.eager: expected low <= high"),
     ("results.0.speedup.eager", 2.0, "speedup.eager: expected an object, got 2.0"),
-    ("results.0.baselines_ms.eager", 2.0, "baselines_ms.eager: expected an object or null, got 2.0"),
-    ("results.0.baselines_unavailable", ["compile"], "baselines_unavailable: expected an object or null"),
+    ("results.0.baselines_ms.eager", 2.0, "baselines_ms.eager: expected an object, got 2.0"),
+    ("results.0.baselines_unavailable", ["compile"], "baselines_unavailable: expected an object"),
     ("results.0.baselines_unavailable.compile", None, "baselines_unavailable.compile"),
-    ("results.0.training.weights", 1.0, "training.weights: expected an object or null"),
+    ("results.0.training.weights", 1.0, "training.weights: expected an object"),
     ("results.0.training.weights.time_ms.p20", MISSING, "training.weights.time_ms: 'p20' is missing"),
-    ("results.0.outcome", "win", "outcome: expected an object or null, got 'win'"),
+    ("results.0.outcome", "win", "outcome: expected an object, got 'win'"),
     ("results.0.outcome.verdict", "draw", "outcome.verdict: expected win or tie or loss or not measured, got 'draw'"),
     ("results.0.outcome.low", 1e9, "outcome: expected low <= high"),
     ("results.0.outcome.against", MISSING, "outcome: 'against' is missing"),
     ("results.0.notes", "slow", "notes: expected a list of texts, got 'slow'"),
     ("results.0.rounds", "9", "rounds: expected a number"),
-    ("results.0.graphed", 1.0, "graphed: expected an object or null, got 1.0"),
+    ("results.0.graphed", 1.0, "graphed: expected an object, got 1.0"),
     ("results.0.graphed", {}, "graphed: 'time_ms' is missing"),
     ("results.0.graphed", {"unavailable": None}, "graphed.unavailable: expected a text, got None"),
     ("results.0.not_graphed", "eager", "not_graphed: expected a list of texts, got 'eager'"),
-    ("results.0.training.weights.graphed", 1.0, r"training.weights.graphed: expected an object or null, got 1.0"),
+    ("results.0.training.weights.graphed", 1.0, r"training.weights.graphed: expected an object, got 1.0"),
     ("results.0.training.weights.graphed", {"time_ms": 1.0}, "training.weights.graphed.time_ms: expected an object"),
     ("results.0.training.weights.outcome.ratio", None, "training.weights.outcome.ratio: expected a number"),
     ("results.0.findings", [1], "findings: expected a list of texts"),
-    ("results.0.shape", "big", "shape: expected an object or null"),
+    ("results.0.shape", "big", "shape: expected an object"),
     ("results.0.shape.inputs", 3, "shape.inputs: expected a list, got 3"),
     ("results.0.precision", 32, "precision"),
     ("results.0.details", ["line"], "details: expected a text"),
@@ -202,11 +182,7 @@ def test_what_is_not_right_is_never_timed(gpu_document):
 
 @pytest.mark.parametrize(
     "key",
-    [
-        key.rstrip("?")
-        for key in documents.RESULT
-        if isinstance(key, str) and key not in ("not_graphed?", "shared_limit_kb?", "launch_ms?")
-    ],
+    [key.rstrip("?") for key in documents.RESULT if key and key not in ("not_graphed?", "shared_limit_kb?", "launch_ms?")],
 )
 def test_keys_of_the_contract_are_required_and_later_ones_are_not(key, gpu_document):
     later = {"precision", "variant_precision", "shape", "details", "findings", "baselines_ms", "baselines_unavailable"}

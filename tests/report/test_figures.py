@@ -37,21 +37,11 @@ def test_numbers_have_three_significant_digits_and_the_right_value(value):
         assert len(text) <= 9
 
 
-@given(positive, positive)
-def test_rounding_keeps_the_order(a, b):
-    low, high = sorted((a, b))
-    assert float(written.significant(low)) <= float(written.significant(high))
-
-
 @given(st.text())
 def test_one_line_is_one_printable_line(text):
     line = written.one_line(text)
     assert line.isprintable()
     assert written.one_line(line) == line
-
-
-def test_one_line_keeps_words_and_disarms_escapes():
-    assert written.one_line("a\x1b[31m\n\tb\r\udc80c") == "a [31m b c"
 
 
 def test_gradient_verdict():
@@ -68,12 +58,6 @@ def test_gradient_verdict():
     ]:
         assert figures.gradient_verdict({"gradients": gradients}) == verdict
     assert figures.gradient_verdict(None) == "-"
-
-
-def test_share_of_floor():
-    assert figures.share_of_floor({"floor_ms": 1.0, "time_ms": {"median": 4.0}}) == 0.25
-    assert figures.share_of_floor({"floor_ms": None, "time_ms": {"median": 4.0}}) is None
-    assert figures.share_of_floor({"floor_ms": 1.0, "time_ms": None}) is None
 
 
 def test_constants_of_a_model_are_read_without_running_it(tmp_path):

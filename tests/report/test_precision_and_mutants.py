@@ -56,12 +56,6 @@ def test_a_lower_precision_does_not_count_in_the_mean(gpu_document):
     assert means and figures.geometric_means(gpu_document["results"]) == {}
 
 
-def test_precisions():
-    assert figures.precisions({"precision": "tf32"}) == "tf32"
-    assert figures.precisions({"precision": "fp32", "variant_precision": "tf32"}) == "tf32 against fp32"
-    assert figures.precisions({}) is None
-
-
 @pytest.mark.parametrize("value", ["conv2d: bias dropped", [1], {"a": 1}])
 def test_survivors_must_be_texts(value, gpu_document):
     gpu_document["results"][0]["check"]["mutants_survived"] = value

@@ -214,6 +214,21 @@ def test_training_in_a_graph_stands_beside_training_without(root, record, make_p
     assert rows(root)["v2_single_kernel"][-2:] == ["4.57 (5.43x); CUDA graph 0.180 (5.43x)", "5.10 (4.94x)"]
 
 
+def test_the_parts_of_a_steps_time_are_those_of_the_profile(root, record):
+    kernels = [
+        {"name": "void at::native::elementwise_kernel<128, 2>(int)", "calls": 2, "microseconds": 300.0},
+        {"name": "void own<false, 2>(Shape)", "calls": 1, "microseconds": 400.0},
+        {"name": "own(float)", "calls": 1, "microseconds": 100.0},
+    ]
+    assert "profiler" not in table(root)
+    record(
+        medians=(1.0, 0.7),
+        check={"max_error": 0.0, "eager_error": 0.0, "allowed": 1.0, "gradients": None, "work": {"kernels": kernels}},
+    )
+    assert "| PyTorch: elementwise 30.0%, `own` 50.0%, outside the profiled kernels 20.0% |" in table(root)
+    assert "| PyTorch: elementwise 37.5%, `own` 62.5% |" in table(root), "the profiled pass took longer"
+
+
 def test_a_variant_that_is_gone_is_not_shown(root, record):
     record(variants=("v0_gone", "v2_single_kernel"))
     assert "v0_gone" not in rows(root)
@@ -224,7 +239,7 @@ def test_the_plot_shows_what_was_measured(root, record):
     assert publish.main([], root) == 0
     for theme in (LIGHT, DARK):
         shown = texts(root / theme)
-        assert {"0.142 ms", "49.4x", "floor 0.139 ms", "pool, 128×8×384×384"} <= set(shown)
+        assert {"0.142 ms", "49.4x", "floor 0.139 ms", "pool, 128x8x384x384"} <= set(shown)
         assert {"v1_fused_tail", "v2_single_kernel", "PyTorch eager", "torch.compile"} <= set(shown)
 
 
@@ -240,7 +255,8 @@ def test_the_command_rewrites_and_checks(root, record, capsys):
     assert publish.main(["--check"], root) == 1
     assert publish.main([], root) == publish.main(["--check"], root) == 0
     text = (root / "README.md").read_text()
-    assert text.startswith("# Title\n\n<!-- best:begin -->\n| model, forward pass") and "\n| pool | " in text
+    assert text.startswith(f"# Title\n\n<!-- best:begin -->\n{publish.PICTURE}\n\nNVIDIA H200, torch") and "\n| pool | " in text
+    assert text.count("<picture>") == 1 and set(re.findall(r'"(docs/[^"]*)"', text)) == set(map(str, publish.PLOTS))
     assert text.endswith("arithmetic rate allow.\n<!-- best:end -->\n\nThe rest.\n")
     text = (root / LADDER).read_text()
     assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")

@@ -90,6 +90,20 @@ def test_where_no_speedup_was_measured_a_strip_says_why(swept, tmp_path):
     assert "batch_size=1; batch_size=8: the machine is busy" in " ".join(printed(swept, 200).split())
 
 
+def test_where_nothing_was_timed_the_reasons_are_all_there_is(swept, tmp_path):
+    import matplotlib
+
+    for result in swept["results"]:
+        result.update(
+            verdict="error", reason="ValueError: no batch", time_ms=None, outcome=None, baselines_ms={}, floor_ms=None
+        )
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    assert "not measured: v2_single_kernel at 1, 8, 64: ValueError: no batch" in text
+    assert "median ms" not in text and "speed-up over" not in text, "no empty panels"
+
+
 def test_no_picture_of_an_unknown_kind():
     with pytest.raises(sweep_plot.CannotPlot, match=r"\.svg, \.png, \.pdf"):
         sweep_plot.require("plot.doc")

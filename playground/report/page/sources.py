@@ -12,7 +12,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import CudaLexer, PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String, Text
 
-from playground.report.text import marked, visible
+from playground.report.text import plain
 
 LONGEST_LINE = 1000  # characters; more is left out, with a remark
 MOST_LINES = 10_000
@@ -59,7 +59,7 @@ def highlighted(text, findings=(), around=None):
     lexer = _Lexer()
     tokens = [(kind, value) for _, kind, value in lexer.get_tokens_unprocessed("\n".join(lines))]
     html = pygments.format(tokens, HtmlFormatter(nowrap=True)).replace("<span", "<i").replace("</span>", "</i>")  # shorter
-    rows = marked(html).split("\n")[: len(lines)]
+    rows = plain(html).split("\n")[: len(lines)]
     html, last = [], 0
     for number, row in enumerate(rows, start=1):
         if around is not None and all(abs(number - line) > around for line, _, _ in findings):
@@ -70,7 +70,7 @@ def highlighted(text, findings=(), around=None):
         html.append(Markup(f"<span{kind}>{row}\n</span>"))
         for _, finding, identity in here:
             note = Markup('<b class="finding" id="{}" role="note"><span class="sign">▲ line {}</span> {}</b>')
-            html.append(note.format(identity, number, visible(finding)))
+            html.append(note.format(identity, number, plain(finding)))
         last = number
     html.append(_left_out(last + 1, len(rows)))
     if more > 0:

@@ -15,43 +15,36 @@ def shown(report, sections):
     summary = report.get("suite")
     if not summary:
         return None
-    variants = {id(member["result"]): member for section in sections for member in section["members"]}
+    variants = {id(result): variant for section in sections for result, variant in section["members"]}
     results = report["results"]
-    rows = [_row(result, variants[id(result)]["shown"]) | {"classes": verdicts.class_of(result)} for result in results]
-    over = [suite.speedups(result) if result["time_ms"] else {} for result in results]
-    speedups = {name: [each.get(name, {}).get("ratio") for each in over] for name in ("eager", suite.FASTEST)}
-    verdicts.set_places(rows, results, **speedups)
+    rows = [_row(result, variants[id(result)]) for result in results]
+    over = [suite.speedups(result) for result in results]
+    verdicts.set_places(rows, results, **{n: [each.get(n, {}).get("ratio") for each in over] for n in ("eager", suite.FASTEST)})
     table = suite_table.summary_rows(summary)
     return {
-        "heads": list(table[0]),
-        "table": [[cell.plain for cell in row.values()] for row in table],
-        "remarks": list(suite_table.remarks(summary)),
-        "orders": ORDERS,
-        "filters": verdicts.verdict_filter(results),
-        "rows": rows,
+        **{"heads": list(table[0]), "table": [[cell.plain for cell in row.values()] for row in table]},
+        **{"remarks": list(suite_table.remarks(summary)), "rows": rows},
+        **{"orders": ORDERS, "filters": verdicts.verdict_filter(results)},
     }
 
 
-def _ratio(ratio, result):
-    return labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING
-
-
 def _row(result, variant):
-    over = suite.speedups(result) if result["time_ms"] else {}
-    said = [] if result["verdict"] in suite.MEETS["forward"] else [variant["reason"]]
+    over = {name: labelled(with_unit(each["ratio"], "x"), result) for name, each in suite.speedups(result).items()}
     caveats = {each["tag"]: f"{each['tag']}: {without_folders(each['text'])}" for each in result.get("caveats") or []}
-    said = [*([caveats.pop(suite_table.BY_SEED)] if said and suite_table.BY_SEED in caveats else []), *said, *caveats.values()]
-    if result["time_ms"] and (why := why_not_measured(result)):
-        said.append(f"speed-up not measured: {why}")
+    why = result["time_ms"] and why_not_measured(result)
+    # The caveat that explains a wrong output best comes first.
+    wrong = [] if suite.is_correct(result, "forward") else [caveats.pop(suite_table.BY_SEED, None), variant["reason"]]
+    said = [*wrong, *caveats.values(), f"speed-up not measured: {why}" if why else None]
     return {
         "id": variant["id"],
         "name": suite_table.named(result),
+        "classes": verdicts.class_of(result),
         "verdict": verdicts.mark(result["verdict"]),
         "cells": {
             "ms": significant((result["time_ms"] or {}).get("median")),
-            "over eager": _ratio(over.get("eager"), result),
-            "over the fastest": _ratio(over.get(suite.FASTEST), result),
+            "over eager": over.get("eager", NOTHING),
+            "over the fastest": over.get(suite.FASTEST, NOTHING),
             "accuracy": accuracy_named(suite.accuracy_class(result) or NOTHING),
         },
-        "said": said,
+        "said": list(filter(None, said)),
     }

@@ -20,11 +20,15 @@ def shown(identity, result, path, stale, first=None, with_source=True):
     `first` is the id of the place where the same file was shown already: at another size, for example. Without `with_source`
     only the lines around findings are shown.
     """
-    text = _read(path)
     found = findings_at_lines(result, path) if path else []
     lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
-    title, explained = sections(documentation(path) or "\n") if path else ("", [])
+    title, explained = sections(documentation(path) or "\n")
     best, ratio = headline(result)
+    check = result["check"] or {}
+    source = None
+    if path and path.is_file() and (lines or (with_source and not first)):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        source = sources.highlighted(text, lines, None if with_source else sources.AROUND)
     return {
         "id": identity,
         "name": result["variant"],
@@ -44,21 +48,23 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "facts": list(_facts(result)),
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
-        "errors": _errors(result["check"] or {}),
-        "probes": _with_marks(checks.explained_probes(result["check"])),
-        "behaviour": _with_marks(checks.explained_behaviour(result["check"])),
-        "kernels": list(checks.explained_kernels(result["check"])),
-        "source": _source(text, lines, with_source) if text is not None and (lines or not first) else None,
+        "errors": _errors(check),
+        # The second cell of each row is 'ok', 'fail' or '-'.
+        "probes": [(row[0], verdicts.mark(row[1]), *row[2:]) for row in checks.explained_probes(check)],
+        "behaviour": [(row[0], verdicts.mark(row[1]), *row[2:]) for row in checks.explained_behaviour(check)],
+        "kernels": list(checks.explained_kernels(check)),
+        "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
-        "source_name": _shown_path(path) if path else "",
+        # Of a file elsewhere the name alone, since the page may be shown around.
+        "source_name": str(path.relative_to(catalog.ROOT) if path.is_relative_to(catalog.ROOT) else path.name) if path else "",
         "stale": stale,
     }
 
 
 def documentation(path):
-    """Return the docstring of the file at `path`; "" where there is none or no such file."""
+    """Return the docstring of the file at `path`, which may be None; "" where there is none or no such file."""
     try:
-        return docstring(path)
+        return docstring(path) if path else ""
     except (catalog.CatalogError, OSError, RecursionError, MemoryError):
         return ""
 
@@ -78,18 +84,6 @@ def findings_at_lines(result, path):
         lines = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.get("details") or "")
         return [(int(line), reason) for line in lines[-1:]]
     return sorted(found)
-
-
-def _source(text, lines, with_source):
-    """None where nothing of it is shown."""
-    if with_source:
-        return sources.highlighted(text, lines)
-    return sources.highlighted(text, lines, sources.AROUND) if lines else None
-
-
-def _with_marks(rows):
-    """The second cell of each row is 'ok', 'fail' or '-'."""
-    return [(row[0], verdicts.mark(row[1]), *row[2:]) for row in rows]
 
 
 def _facts(result):
@@ -120,20 +114,6 @@ def _ptxas(result):
         for architecture, kernels in found.items()
         for kernel in kernels
     ]
-
-
-def _read(path):
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def _shown_path(path):
-    """Within the project; of a file elsewhere the name alone, since the page may be shown around."""
-    return str(path.relative_to(catalog.ROOT)) if path.is_relative_to(catalog.ROOT) else path.name
 
 
 def without_folders(text, path=None):

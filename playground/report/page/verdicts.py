@@ -6,7 +6,7 @@ takes the order, and hides the rows, whose radio buttons are on.
 
 from dataclasses import dataclass
 
-from playground.report import checks, document, figures
+from playground.report import checks, contract, figures
 from playground.report.text import NOTHING, scientific, with_unit
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
@@ -14,7 +14,6 @@ SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
 STATES = {"pass": GOOD, "ok": GOOD, "faster": GOOD, "fail": BAD, "error": BAD, "slower": BAD}
 MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "speedup": "speed-up", "share": "of the floor"}
-VERDICT_ORDER = {word: place for place, word in enumerate(document.VERDICTS)}
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,16 @@ def errors(check):
 
 def shown(sections, places):
     """Return {"rows", "orders", "filters"}. `sections` are those of the page's models; `places` name where a result ran."""
-    members = [(section, member) for section in sections for member in section["members"]]
-    results = [member["result"] for _, member in members]
     rows = []
-    for section, member in members:
-        result = member["result"]
+    members = [(section, *each) for section in sections for each in section["members"]]
+    results = [result for _, result, _ in members]
+    for section, result, variant in members:
         place = places.get(result["ran_on"], "nowhere")
         classes = f"{section['id']} on-{place} {class_of(result)}"
-        of_row = {"model": section, "place": place, "sizes": figures.size_note(result), "classes": classes}
-        rows.append(_row(result, member["shown"]) | of_row)
-    share = [figures.share_of_floor(result) for result in results]
-    set_places(rows, results, speedup=[(figures.headline(result)[1] or {}).get("ratio") for result in results], share=share)
+        sizes = figures.size_note(result)
+        rows.append(_row(result, variant) | {"model": section, "place": place, "sizes": sizes, "classes": classes})
+    ratios = [(figures.headline(result)[1] or {}).get("ratio") for result in results]
+    set_places(rows, results, speedup=ratios, share=[figures.share_of_floor(result) for result in results])
     filters = {
         "Model": {section["id"]: section["name"] for section in sections},
         "On": {f"on-{row['place']}": row["place"] for row in rows},
@@ -76,14 +74,14 @@ def verdict_filter(results):
 
 def class_of(result):
     """Return the class by which `verdict_filter` finds a row."""
-    return f"is-{result['verdict'].replace(' ', '-') if result['verdict'] in VERDICT_ORDER else 'other'}"
+    return f"is-{result['verdict'].replace(' ', '-')}"
 
 
 def set_places(rows, results, **falling):
     """Give each row its "places": {order: number}. `falling` begin with the greatest; what has no figure comes last."""
     keys = {
         "run": range(len(results)),
-        "verdict": [VERDICT_ORDER.get(result["verdict"], len(VERDICT_ORDER)) for result in results],
+        "verdict": [contract.VERDICTS.index(result["verdict"]) for result in results],
         "time": [(result["time_ms"] or {}).get("median") for result in results],
         **{order: [value and -value for value in values] for order, values in falling.items()},
     }
@@ -96,35 +94,38 @@ def set_places(rows, results, **falling):
 
 
 def _row(result, variant):
-    check, (best, ratio), share = result["check"] or {}, figures.headline(result), figures.share_of_floor(result)
+    check, texts = result["check"] or {}, figures.texts(result)
+    work, told = check.get("work") or {"note": "not looked at"}, check.get("mutants_rejected")
+    share = work.get("own_share")
+    own = work["note"] or ("called" if share is None else with_unit(100 * share, "%"))
     return {
         "variant": variant,
         "verdict": mark(result["verdict"]),
         "reason": "" if figures.meets(result) else variant["reason"],
-        "checks": [
-            ("outputs", _entries(check, "probes")),
-            ("gradients", _gradients(check)),
-            ("behaviour", _entries(check, "behaviour")),
-            ("own kernels", _work(check)),
-            ("mutants rejected", _mutants(check)),
-        ],
+        "checks": {
+            "outputs": _entries(check.get("probes")),
+            "gradients": _gradients(check),
+            "behaviour": _entries(check.get("behaviour")),
+            "own kernels": Mark(UNKNOWN if work["note"] or (share is not None and share < MOSTLY) else GOOD, own),
+            "mutants rejected": Mark(GOOD if told and not check.get("mutants_survived") else UNKNOWN, told or "not counted"),
+        },
         "build": with_unit(result["build_seconds"], " s"),
         "cached": result["build_seconds"] is not None and not result["built"],
         "time": with_unit((result["time_ms"] or {}).get("median"), " ms"),
-        "speedup": figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
-        "over": figures.baseline_name(best) if ratio else "",
-        "share": with_unit(share and 100 * share, "%"),
-        "outcome": mark(figures.outcome_verdict(result)),
+        "speedup": texts["speed-up"],
+        "over": "" if texts["over"] == NOTHING else texts["over"],
+        "share": texts["of floor"],
+        "outcome": mark(texts["outcome"]),
     }
 
 
-def _entries(check, key):
+def _entries(entries):
     """How many probes, or checks of the behaviour, came out right."""
-    found = checks.sorted_out(check.get(key) or {})
+    found = checks.sorted_out(entries or {})
     if found["wrong"]:
         return Mark(BAD, f"wrong: {', '.join(found['wrong'])}")
-    if found["noted"]:
-        return Mark(UNKNOWN, f"{len(found['right'])} right, noted: {', '.join(found['noted'])}")
+    if noted := [name for name in entries or () if name in (*found["noted"], *found[checks.REFUSED])]:
+        return Mark(UNKNOWN, f"{len(found['right'])} right, noted: {', '.join(noted)}")
     return Mark(GOOD, f"{len(found['right'])} right") if found["right"] else Mark(UNKNOWN, "not run")
 
 
@@ -134,17 +135,3 @@ def _gradients(check):
         return Mark(UNKNOWN, "not checked" if word == NOTHING else "forward only")
     wrong = [name for name, found in check["gradients"].items() if not figures.is_within(found)]
     return Mark(BAD, f"wrong: {', '.join(wrong)}") if wrong else Mark(GOOD, f"{len(check['gradients'])} right")
-
-
-def _work(check):
-    work = check.get("work")
-    if not work or work.get("note"):
-        return Mark(UNKNOWN, work["note"] if work else "not looked at")
-    share = work.get("own_share")
-    is_good = share is None or share >= MOSTLY
-    return Mark(GOOD if is_good else UNKNOWN, "called" if share is None else with_unit(100 * share, "%"))
-
-
-def _mutants(check):
-    told = check.get("mutants_rejected")
-    return Mark(UNKNOWN, "not counted") if not told else Mark(UNKNOWN if check.get("mutants_survived") else GOOD, told)

@@ -2,46 +2,48 @@
 
 import json
 
-from playground.report import roofline, speed_bars
+from playground.report import figures, roofline, speed_bars
 from playground.report.document import date_of, is_stale
-from playground.report.figures import TALLY, baseline_name, geometric_means, isolation, machine, size_note
 from playground.report.page import suite, variant, verdicts
-from playground.report.page.verdicts import Mark
-from playground.report.text import one_line, significant, with_unit
+from playground.report.text import one_line, with_unit
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
 NOWHERE = "nowhere"
+INCOMPLETE = "the run did not come to its end: this is what was finished"
 MOST_SOURCE = 200_000  # characters; of longer sources in all, only the lines around findings are on the page
 
 
 def page(document, known):
     """Everything the template needs. `known` are Files, in any order."""
-    results, environment = document["results"], document["environment"]
-    pairs = [(result, _files(result, known)) for result in results]
-    files = {path for _, (_, path) in pairs if path and path.is_file()}
+    results, environment, is_suite = document["results"], document["environment"], bool(document.get("suite"))
+    pairs = [(result, *_files(result, known)) for result in results]
+    files = {path for *_, path in pairs if path and path.is_file()}
     with_source = sum(path.stat().st_size for path in files) <= MOST_SOURCE
     sections = [
         _model(f"model-{number}", name, [pair for pair in pairs if pair[0]["model"] == name], with_source)
         for number, name in enumerate(dict.fromkeys(result["model"] for result in results), 1)
     ]
+    device = environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"
+    is_cut = environment.get("complete") is False
+    remarks = one_line(environment.get("joined") or ""), figures.isolation(environment), INCOMPLETE * is_cut
     return {
-        "machine": machine(environment),
-        "device": one_line(environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"),
-        "remarks": list(_remarks(environment)),
+        "device": one_line(device),
+        "machine": figures.machine(environment),
+        "remarks": list(filter(None, remarks)),
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
         "environment": json.dumps(environment, indent=1, ensure_ascii=False),
-        "tally": _tally(results),
+        "tally": [verdicts.Mark(verdicts.mark(word).state, text) for word, text in figures.tally(results).items()],
         "means": [
             f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} "
             f"model{'s' * (count > 1)}, of the best variant's speed-up over the best that PyTorch does"
-            for place, (mean, count) in geometric_means(results).items()
+            for place, (mean, count) in figures.geometric_means(results).items()
         ],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
-        "rooflines": [] if document.get("suite") else list(_rooflines(results)),
+        "rooflines": [] if is_suite else list(_rooflines(results)),
         "models": sections,
-        "ladders": [] if document.get("suite") else list(_ladders(sections)),
+        "ladders": [] if is_suite else list(_ladders(sections)),
         "table": suite.shown(document, sections) or verdicts.shown(sections, PLACES),
-        "is_suite": bool(document.get("suite")),
+        "is_suite": is_suite,
     }
 
 
@@ -50,8 +52,7 @@ def _ladders(sections):
     groups = [(section, group) for section in sections for group in section["groups"]]
     for section, group in sorted(groups, key=lambda pair: [*PLACES.values(), NOWHERE].index(pair[1]["place"])):
         for picture in speed_bars.pictures(group["members"], brief=True):
-            title = f"{section['name']} on the {group['place']}"
-            svg = speed_bars.page_svg(picture, f"first-{group['id']}", title)
+            svg = speed_bars.page_svg(picture, f"first-{group['id']}", f"{section['name']} on the {group['place']}")
             yield {"svg": svg, "model": section, "place": group["place"], "inputs": group["inputs"]}
 
 
@@ -63,78 +64,51 @@ def _files(result, known):
     return next(((each.model, each.variant) for each in same + named), (None, None))
 
 
-def _remarks(environment):
-    if environment.get("joined"):
-        yield one_line(environment["joined"])
-    if line := isolation(environment):
-        yield line
-    if environment.get("complete") is False:
-        yield "the run did not come to its end: this is what was finished"
-
-
-def _tally(results):
-    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
-    return [Mark(verdicts.mark(word).state, f"{count} {TALLY[word]}") for word, count in counts.items() if count]
-
-
 def _rooflines(results):
-    """One a place: the plots and their points as rows."""
-    for place in dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings")):
+    """Yield each place with its charts, one for a model and size."""
+    for number, place in enumerate(dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings"))):
         of_place = [result for result in results if result["ran_on"] == place]
         ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
-        points = roofline.points_of(of_place)
-        if drawn := roofline.charts(points, ceilings, place):
-            yield {"place": PLACES[place], "drawn": drawn, "rows": [_point_row(point) for point in points]}
-
-
-def _point_row(point):
-    work = point.work["bytes"] / 1e6, point.work["flops"] / 1e9
-    return point.model, point.name, *map(significant, (*work, point.intensity, point.milliseconds, point.rate / 1e9))
+        charts = []
+        for (model, inputs), points in roofline.points_of(of_place).items():
+            title, name = f"{model}, {inputs}", f"roof-{number}-{len(charts)}"
+            if svg := roofline.chart(points, ceilings, name, f"Roofline of {title} on {PLACES[place]}"):
+                charts.append({"title": title, "svg": svg})
+        if charts:
+            yield {"place": PLACES[place], "charts": charts}
 
 
 def _model(identity, name, pairs, with_source):
-    """The section of a model: a group for each place and size, then the variants."""
-    model_file = next((files[0] for _, files in pairs if files[0]), None)
-    variants, first = [], {}
-    for number, (result, (model_path, path)) in enumerate(pairs, 1):
-        stale = path is not None and is_stale(result, path, model_path)
-        variants.append(variant.shown(f"{identity}-{number}", result, path, stale, first.get(path), with_source))
+    """The section of a model: a group for each place and size, then the variants. `members` are (result, what is shown)."""
+    model_file, first, members, groups = next((model for _, model, _ in pairs if model), None), {}, [], {}
+    for number, (result, model, path) in enumerate(pairs, 1):
+        stale = path is not None and is_stale(result, path, model)
+        shown = variant.shown(f"{identity}-{number}", result, path, stale, first.get(path), with_source)
         if path:
-            first.setdefault(path, variants[-1]["id"])
-    groups = {}
-    for (result, _), shown in zip(pairs, variants, strict=True):
-        groups.setdefault((result["ran_on"], size_note(result)), []).append((result, shown))
+            first.setdefault(path, shown["id"])
+        members.append((result, shown))
+        groups.setdefault((result["ran_on"], figures.size_note(result)), []).append(members[-1])
     return {
         "id": identity,
         "name": name,
-        "about": " ".join(variant.documentation(model_file).split("\n\n")[0].split()) if model_file else "",
+        "about": " ".join(variant.documentation(model_file).split("\n\n")[0].split()),
         "groups": [_group(f"{identity}-at-{n}", name, *key, each) for n, (key, each) in enumerate(groups.items())],
-        "variants": variants,
-        "members": [{"result": result, "shown": shown} for (result, _), shown in zip(pairs, variants, strict=True)],
+        "members": members,
+        "variants": [shown for _, shown in members],
     }
 
 
 def _group(identity, name, place, sizes, members):
     results = [result for result, _ in members]
-    inputs = next((result["shape"]["inputs"] for result in results if (result.get("shape") or {}).get("inputs")), [])
-    floor = next((result for result in results if result["floor_ms"]), None)
-    pictures = enumerate(speed_bars.pictures(members))
+    missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
+    ladders = []
+    for number, each in enumerate(speed_bars.pictures(members)):
+        svg = speed_bars.page_svg(each, f"{identity}-{number}", f"{name}, {each.title}")
+        ladders.append({"title": each.title, "svg": svg})
+    floors = [f"{with_unit(each['floor_ms'], ' ms')}, bound by {each['floor_bound']}" for each in results if each["floor_ms"]]
     return {
-        "id": identity,
-        "place": PLACES.get(place, NOWHERE),
-        "inputs": " and ".join(" × ".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs),
-        "sizes": sizes,
-        "floor": floor and f"{with_unit(floor['floor_ms'], ' ms')}, bound by {floor['floor_bound']}",
-        "ladders": [
-            {"title": each.title, "svg": speed_bars.page_svg(each, f"{identity}-{n}", f"{name}, {each.title}")}
-            for n, each in pictures
-        ],
-        "members": members,
-        "missing": sorted(
-            {
-                f"{baseline_name(name)} was not measured: {why}"
-                for result in results
-                for name, why in (result.get("baselines_unavailable") or {}).items()
-            }
-        ),
+        **{"id": identity, "place": PLACES.get(place, NOWHERE), "sizes": sizes, "ladders": ladders, "members": members},
+        "inputs": next(filter(None, map(figures.inputs_text, results)), ""),
+        "floor": floors[0] if floors else None,
+        "missing": sorted(f"{figures.baseline_name(each)} was not measured: {why}" for each, why in missing),
     }

@@ -80,7 +80,7 @@ def test_a_real_run(h200_page):
     ):
         assert words in made.text
     plots = [attributes["aria-labelledby"] for tag, attributes in made.tags if tag == "svg"]
-    assert sum(name.startswith("roof") for name in plots) == 2 * 2  # the rooflines of GPU and CPU, each in two widths
+    assert sum(name.startswith("roof") for name in plots) == 3  # each model's on the GPU; on the CPU each has one variant
     assert sum(name.startswith("first") for name in plots) == 2 * 3  # the ladders on both
 
 
@@ -114,6 +114,14 @@ def test_what_was_raised_is_not_counted_as_right(make_passed, make_environment):
     result["check"]["behaviour"] = {"inputs unchanged": held, "torch.compile": raised}
     text = Page(page.render({"schema": 1, "environment": make_environment(), "results": [result]}, [])).text
     assert "1 right, noted: torch.compile" in text and "2 right" not in text
+
+
+@pytest.mark.parametrize("share, state", [(0.00865, "unknown"), (0.973, "good")])
+def test_own_kernels_that_take_next_to_nothing_have_no_tick(share, state, make_passed, make_environment):
+    result = make_passed("m", "v1_x")
+    result["check"]["work"] = {"note": None, "own_calls": 1, "own_share": share, "kernels": []}
+    made = page.render({"schema": 1, "environment": make_environment(), "results": [result]}, [])
+    assert re.search(rf'own kernels <span class="mark {state}">', made)
 
 
 def sources_on(source):

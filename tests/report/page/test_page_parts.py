@@ -106,8 +106,8 @@ def test_what_is_faster_than_the_floor_says_why_beside_its_bar(make_passed):
     result["time_ms"] = dict.fromkeys(("median", "p20", "p80"), result["floor_ms"] / 2)
     (picture,) = pictures([result], brief=True)
     assert picture.share(picture.rows[-1]) == 2
-    assert picture.notes(picture.rows[-1])[-1].startswith("faster than the floor, which counts more arithmetic")
-    assert not any(picture.notes(row) for row in picture.rows[:-1])
+    assert picture.rows[-1].notes[-1].startswith("faster than the floor, which counts more arithmetic")
+    assert not any(row.notes for row in picture.rows[:-1])
 
 
 CEILINGS = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 0.9e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
@@ -115,35 +115,41 @@ CEILINGS = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 0.9e12, "fp3
 
 def test_a_point_at_the_roof_lies_on_it():
     """At 100 FLOP per byte, 1 TB/s: 100 TFLOP/s are the roof."""
-    point = roofline.Point("m", "v1_x", roofline.OF_VARIANT, {"bytes": 1e9, "flops": 1e11}, 1.0, True)
+    point = roofline.Point("v1_x", roofline.OF_VARIANT, {"bytes": 1e9, "flops": 1e11}, 1.0)
     assert (point.intensity, point.rate) == (100, 1e14)
-    drawn = roofline.charts([point, point], CEILINGS, "cuda")["wide"]
+    drawn = roofline.chart([point, point], CEILINGS, "roof", "m")
     assert "memory 1.00 TB/s" in drawn and "TF32 400 TFLOP/s" in drawn and "100 FLOP per byte, 100 TFLOP/s" in drawn
-    assert roofline.charts([point], CEILINGS, "cuda") == {}, "one point says less than the table"
-    assert roofline.charts([point, point], None, "cuda") == roofline.charts([], CEILINGS, "cuda") == {}
+    assert roofline.chart([point], CEILINGS, "roof", "m") is None, "one point says less than the table"
+    assert roofline.chart([point, point], None, "roof", "m") is roofline.chart([], CEILINGS, "roof", "m") is None
 
 
 def test_every_variant_has_its_place_whether_or_not_it_recorded_the_work(make_passed):
     work = {"least": {"bytes": 1e9, "flops": 1e11}, "as_written": {"bytes": 1e10, "flops": 1e11}}
     results = [make_passed("m", "v1_x", 2.0), make_passed("m", "v2_y", 0.5) | {"work": work}]
-    points = roofline.points_of(results)
+    (points,) = roofline.points_of(results).values()
     placed = {point.name: (point.intensity, point.milliseconds) for point in points if point.kind == roofline.OF_VARIANT}
     assert placed == {"v1_x": (100, 2.0), "v2_y": (100, 0.5)}
     results[0]["shape"]["inputs"] = [[64, 8]]
-    points = roofline.points_of(results)
-    assert [each.name for each in points if each.kind == roofline.OF_VARIANT] == ["v2_y"], "work at another size is another"
+    ((size, points),) = roofline.points_of(results).items()
+    assert size == ("m", "128x8x384x384"), "work at another size is another"
+    assert [each.name for each in points if each.kind == roofline.OF_VARIANT] == ["v2_y"]
 
 
-def test_no_label_of_a_roofline_covers_another(h200):
+def test_no_label_of_a_roofline_covers_another_and_none_leaves_it(h200):
     results = [result for result in h200["results"] if result["ran_on"] == "cuda"]
-    drawn = roofline.charts(roofline.points_of(results), results[0]["ceilings"], "cuda")["wide"]
-    boxes = []
-    for style, x, y, text in re.findall(r'<text style="([^"]*)" x="([\d.]+)" y="([\d.]+)">(v\d[^<]*|eager|operators)<', drawn):
-        left = float(x) - roofline.LETTER * len(text) * ("text-anchor: end" in style)
-        boxes.append((left, float(y) - 8, left + roofline.LETTER * len(text), float(y)))
-    assert len(boxes) >= 18
-    pairs = itertools.combinations(boxes, 2)
-    assert not [(a, b) for a, b in pairs if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]]
+    for (model, _), points in roofline.points_of(results).items():
+        drawn = roofline.chart(points, results[0]["ceilings"], "roof", model)
+        names = "|".join(re.escape(point.name) for point in points)
+        texts = re.findall(rf'<text style="([^"]*)" x="([\d.]+)" y="([\d.]+)">({names})<', drawn)
+        assert len(texts) == len(points) >= 6
+        boxes = []
+        for look, x, y, text in texts:
+            length = roofline.LETTER * len(text)
+            left = float(x) - length * {"start": 0, "middle": 0.5, "end": 1}[re.search("text-anchor: (\\w+)", look)[1]]
+            boxes.append((left, float(y) - 8, left + length, float(y)))
+        assert min(box[0] for box in boxes) >= 0 and max(box[2] for box in boxes) <= roofline.WIDTH
+        pairs = itertools.combinations(boxes, 2)
+        assert not [(a, b) for a, b in pairs if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]], model
 
 
 def test_a_picture_for_each_mode(make_passed):
