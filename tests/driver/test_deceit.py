@@ -10,7 +10,7 @@ import torch
 
 from playground.driver import outer
 from playground.worker import WorkerProcess
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 
 PROBLEM = """
 import torch
@@ -195,7 +195,7 @@ class Measured:
         problem = folder / "problem.py"
         problem.write_text(PROBLEM)
         original = {"problem": str(problem), "settings": {}, "place": place, "seed": 1, "precision": None}
-        self._truth = Truth(original, folder, 5, LIMIT)
+        self._truth = RefereeClient(original, folder, 5, LIMIT)
         self._open.callback(self._truth.close)
         self._truth.prepare()
         if step != "forward":
