@@ -113,6 +113,16 @@ RIGHT = {
         {},
         "2\n",
     ),
+    "ldmatrix with its qualifiers in any order": (
+        "__global__ void k(int* p) {\n    __shared__ __align__(16) short tile[64];\n    for (int i = threadIdx.x; i < 64; i += 32) "
+        "tile[i] = i;\n    __syncthreads();\n    const unsigned at = __cvta_generic_to_shared(tile + threadIdx.x % 8 * 8);\n"
+        "    unsigned a, b;\n"
+        '    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(a) : "r"(at));\n'
+        '    asm volatile("ldmatrix.sync.aligned.x1.trans.m8n8.shared.b16 {%0}, [%1];" : "=r"(b) : "r"(at));\n'
+        "    p[threadIdx.x] = a == b ? a : 0;\n}",
+        {"config": "1, 32", "print": r'printf("%x\n", host[1]);'},
+        "180010\n",
+    ),
     "what is no text, in #if 0": (
         "#if 0\nThat isn't code { ( [ <<<1\n#if 1\n}\n#endif\n#elif 1\n__global__ void k(int* p) { p[0] = 4; }\n#endif",
         {},
@@ -390,6 +400,28 @@ def test_wrong(tmp_path, name):
 def test_a_place_in_front_of_an_allocation_is_told_by_its_distance(tmp_path):
     with pytest.raises(Finding, match="at 64 bytes before an allocation of 256 bytes"):
         run(tmp_path, with_main("__global__ void k(int* p) { p[-16] = 1; }"))
+
+
+def test_a_value_from_the_host_may_be_that_of_unwritten_memory(tmp_path):
+    text = r"""
+#include <cstdio>
+__device__ int given = -655371;
+__global__ void k(int* to, const int* from) { to[0] = from[0] + given; }
+int main() {
+    int *a, *b, *to, host = -655371;
+    cudaMalloc(&a, 8), cudaMalloc(&b, 8), cudaMalloc(&to, 4);
+    cudaMemcpy(a, &host, 4, cudaMemcpyHostToDevice);
+    cudaMemcpy(b, a, 4, cudaMemcpyDeviceToDevice);
+    k<<<1, 1>>>(to, b);
+    cudaMemcpy(&host, to, 4, cudaMemcpyDeviceToHost);
+    printf("%d\n", host);
+    k<<<1, 1>>>(to, b + 1);  // which nothing has written
+    cudaDeviceSynchronize();
+}
+"""
+    with pytest.raises(Finding, match="uninitialised global read: reads byte 4 of an allocation of 8 bytes"):
+        run(tmp_path, text)
+    assert (tmp_path / "printed").read_text() == "-1310742\n"
 
 
 # line, text, the beginning of what is said of it

@@ -86,7 +86,7 @@ void* fill_memory(void* to, int value, size_t bytes);
 void note_strong_read(const void* address, unsigned bytes);
 void note_strong_write(void* address, unsigned bytes);
 void note_atomic_store(void* address, unsigned bytes, bool of_block);  // an exchange whose result is not used
-void block_fence();  // for the block's own threads
+void block_fence();                                                    // for the block's own threads
 void device_fence();
 void proxy_fence();  // fence.proxy.async
 // The thread may be waiting for another one: let others run.
