@@ -19,7 +19,7 @@ BEHIND = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:\d+:)? note: in (?:defi
 WARNING = re.compile(r"[^\n]+?:\d+:(?:\d+:)? warning: ")
 # CUDA's libraries by the beginnings of their names. What the compiler does not know of them, the emulator does not have.
 CUDA_NAME = re.compile(
-    r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc|nvtx)[A-Z_]\w*|cu[A-Z][a-z]\w*|__nv_fp\w+|__(?:nv_)?cvt_\w*fp8\w*"
+    r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc|nvtx|nvml|nccl)[A-Z_]\w*|CU[a-z]\w+|cu[A-Z][a-z]\w*|__nv_fp\w+|__(?:nv_)?cvt_\w*fp8\w*"
     r"|(?:cub|thrust|cute|cutlass|nvcuda|cudnn_frontend|nvtx3)"
 )
 # Of CUDA 8, gone with independent thread scheduling.

@@ -76,6 +76,7 @@ __device__ void synchronize(const Group& group) {{ group.sync(); }}
 #define __non_temporal_loads_end()
 #include "{file}"
 {bodies}
+{addresses}
 template <class T>
 T harness_argument(unsigned threads) {{
     if constexpr (std::is_pointer<T>::value) {{
@@ -158,6 +159,11 @@ def harnessed(suite, name, path, options, expected, work):
             pointers=pointers,
             required=required(text, kernels[-1]),
             bodies=bodies(text),
+            addresses="".join(
+                f"__device__ auto address_of_{name} = {name};\n"
+                for name in device_functions(text)
+                if re.search(rf"(__requires|__assume)\(\w+ == {name}\b", text)
+            ),
             # What asks GPUVerify's own functions cannot be evaluated.
             assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
         )
@@ -178,9 +184,17 @@ def required(text, kernel):
             re.findall(rf"(?:__requires|__assume)\(({name}) (==|<) (\w+)\b|^//({name}) (=) (\d+)$", text, re.M) if name else []
         )
         for *_, relation, value in ([each for each in found if each] for found in asked):
-            if value.isdigit() or re.search(rf"__device__[^;{{}}]*\b{value}\(", text):
+            if value.isdigit():
                 statements.append(f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
+            elif value in device_functions(text):
+                copied = f"std::decay_t<decltype(address_of_{value})> f; cudaMemcpyFromSymbol(&f, address_of_{value}, sizeof f);"
+                statements.append(f"if constexpr (I == {at}) {{ {copied} return (T)f; }}")
     return " ".join(statements)
+
+
+def device_functions(text):
+    """Their names."""
+    return set(re.findall(r"__device__[^;{}()]*\b(\w+)\(", text))
 
 
 def bodies(text):
@@ -441,7 +455,7 @@ def scor(folder, work):
         yield Case("ScoR", path.stem, [path], [], expected="wrong" if path.stem.startswith("race") else "right")
 
 
-def plain(suite, place, smaller=(), fails=r"\b(test failed|mismatch|error)\b|do(n't| not) match|\*\*\* FAILED"):
+def plain(suite, place, smaller=(), fails=r"test failed|\bmismatch|do(n't| not) match|\*\*\* FAILED"):
     """A suite whose programs are one file each, in `place` of its folder, with a shared folder called common."""
 
     def cases(folder, work):
@@ -455,8 +469,8 @@ def plain(suite, place, smaller=(), fails=r"\b(test failed|mismatch|error)\b|do(
     return cases
 
 
-POWERS = (r"1 ?<< ?(?:1[5-9]|2\d|3\d)\b", "(1 << 14)")
-SQUARES = (r"\b(n[xy]|[MNK]) = 1 << \d+", r"\1 = 1 << 7")
+POWERS = (r"(?<!\w)1 ?<< ?(?:1[7-9]|2\d|3\d)\b", "(1 << 14)")
+SQUARES = (r"\b(n[xy]|[MNK]) = (\(?)1 << (?:9|1[0-4])\b", r"\1 = \g<2>1 << 7")
 PROFESSIONAL = [SQUARES, POWERS, (r"#define N 300000", "#define N 300"), (r"#define N 100000", "#define N 1000")]
 OLCF = [(r"DSIZE = (?:4096|8192|16384)\b", "DSIZE = 128"), (r"32 ?\* ?1048576", "4096")]
 OLCF += [(r"8ULL ?\* ?1024ULL ?\* ?1024ULL", "16384ULL"), (r"#define N 500000", "#define N 5000"), POWERS]
