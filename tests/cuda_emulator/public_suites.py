@@ -187,7 +187,9 @@ def required(text, kernel):
             if value.isdigit():
                 statements.append(f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
             elif value in device_functions(text):
-                copied = f"std::decay_t<decltype(address_of_{value})> f; cudaMemcpyFromSymbol(&f, address_of_{value}, sizeof f);"
+                copied = (
+                    f"std::decay_t<decltype(address_of_{value})> f; cudaMemcpyFromSymbol(&f, address_of_{value}, sizeof f);"
+                )
                 statements.append(f"if constexpr (I == {at}) {{ {copied} return (T)f; }}")
     return " ".join(statements)
 
