@@ -272,8 +272,10 @@ def make_inputs(problem, seed):
 
 
 def inputs_of(problem):
-    """A list of what the problem's get_inputs gives, NumPy's numbers as Python's. Raises TypeError for what no process can be
-    given: something other than a list or tuple, a NumPy array, or tensors inside of another container.
+    """Return a list of what the problem's get_inputs gives, NumPy's numbers as Python's, tensors on the default device.
+
+    A get_inputs may name a device itself. Raises TypeError for what no process can be given: something other than a list or
+    tuple, a NumPy array, or tensors inside of another container.
     """
     inputs = problem.get_inputs()
     if not isinstance(inputs, list | tuple):
@@ -290,7 +292,7 @@ def _argument(i, value):
             f"get_inputs must return tensors, numbers and the like, but its element {i} is a {type(value).__name__}"
             f"{'' if isinstance(value, np.ndarray) else ' of tensors'}; give each tensor an argument of its own"
         )
-    return value
+    return value.to(torch.get_default_device()) if isinstance(value, torch.Tensor) else value
 
 
 def make_model(problem, cls, seed, device="cpu"):

@@ -114,6 +114,8 @@ def test_inputs():
     found = tensors.inputs_of(given((tensor, 3, None, "mean", [1, 2], np.float64(0.5), np.int32(4))))
     assert found[0] is tensor and found[1:] == [3, None, "mean", [1, 2], 0.5, 4]
     assert [type(value) for value in found[-2:]] == [float, int]
+    with torch.device("meta"):  # a get_inputs that names a device itself
+        assert tensors.inputs_of(given([torch.zeros(2, device="cpu"), 3]))[0].is_meta
 
 
 @pytest.mark.parametrize(

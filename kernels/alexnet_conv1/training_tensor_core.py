@@ -28,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
@@ -123,10 +124,6 @@ DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
-}
-DEVICE void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
 }
 // As ldmatrix_m8n8_x4, transposed: lane 4 * n + q gets elements 2 * q and 2 * q + 1 of column n.
 DEVICE uint4 ldmatrix_m8n8_x4_trans(uint32_t row) {
@@ -240,23 +237,17 @@ struct Tap {
     }
 };
 
-// A stage of the pipeline, and the parity of its barriers' phases.
-struct PipelineState {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    DEVICE void advance(int stages) {
-        if (++stage == stages) stage = 0, parity ^= 1;
-    }
-};
-
+// The pipeline between producers and consumers, and where a thread is in it: a stage, and its mbarriers' parity. A producer
+// waits until a stage is empty, fills it and arrives at its full mbarrier; a consumer the other way round. Each lane arrives
+// for itself.
 struct Pipeline {
     uint32_t data, barriers;  // shared addresses; barriers: full, then empty
-    int* exponents;          // of a stage: x was scaled by 2^exponent
-    uint32_t* warp_largest;  // [2][PRODUCER_WARPS]
-    int stage_bytes, stages;
+    int* exponents;           // of a stage: x was scaled by 2^exponent
+    uint32_t* warp_largest;   // [2][PRODUCER_WARPS]
+    int stage_bytes, stages, stage = 0;
+    uint32_t parity = 0;
 
-    static __host__ DEVICE int64_t bytes(int stage_bytes, int stages) {
+    static __host__ int64_t bytes(int stage_bytes, int stages) {
         return static_cast<int64_t>(stages) * (stage_bytes + 16 + 4) + 2 * PRODUCER_WARPS * 4;
     }
     DEVICE Pipeline(char* memory, int stage_bytes, int stages) : stage_bytes(stage_bytes), stages(stages) {
@@ -265,19 +256,15 @@ struct Pipeline {
         exponents = reinterpret_cast<int*>(memory);
         warp_largest = reinterpret_cast<uint32_t*>(exponents + stages);
     }
-    DEVICE uint32_t full(int stage) const { return barriers + stage * 8; }
-    DEVICE uint32_t empty(int stage) const { return barriers + (stages + stage) * 8; }
-    DEVICE void init() const {
-        for (int stage = 0; stage < stages; ++stage)
-            mbarrier_init(full(stage), PRODUCERS), mbarrier_init(empty(stage), CONSUMERS);
-    }
-    DEVICE uint32_t address(const PipelineState& state) const { return data + state.stage * stage_bytes; }
-    DEVICE int& exponent(const PipelineState& state) const { return exponents[state.stage]; }
-    DEVICE void consumer_wait(const PipelineState& state) const { mbarrier_test_wait(full(state.stage), state.parity); }
-    DEVICE void producer_acquire(const PipelineState& state) const { mbarrier_test_wait(empty(state.stage), state.parity ^ 1); }
-    // Each lane arrives for itself.
-    DEVICE void producer_commit(const PipelineState& state) const { mbarrier_arrive(full(state.stage)); }
-    DEVICE void consumer_release(const PipelineState& state) const { mbarrier_arrive(empty(state.stage)); }
+    DEVICE uint32_t full() const { return barriers + stage * 8; }
+    DEVICE uint32_t empty() const { return barriers + (stages + stage) * 8; }
+    DEVICE uint32_t address() const { return data + stage * stage_bytes; }
+    DEVICE int& exponent() const { return exponents[stage]; }
+    DEVICE void consumer_wait() const { mbarrier_test_wait(full(), parity); }
+    DEVICE void consumer_release() const { mbarrier_arrive(empty()); }
+    DEVICE void producer_acquire() const { mbarrier_test_wait(empty(), parity ^ 1); }
+    DEVICE void producer_commit() const { mbarrier_arrive(full()); }
+    DEVICE void advance() { if (++stage == stages) stage = 0, parity ^= 1; }
 };
 
 // ---- loading: from device memory through registers to shared memory
@@ -444,14 +431,13 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
 // one is stored. Where rows take more than a batch, each batch is loaded twice: for the scale, and to be stored.
 constexpr int NOT_FINITE = -1000;  // instead of a tile's exponent: x holds a NaN or an infinity
 template <class F>
-DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeline, const Element* x) {
+DEVICE void produce(const Shape& shape, const Plan& plan, Pipeline& pipeline, const Element* x) {
     using RowBatch = Batch<1, F::PAIRS, PRODUCER_WARPS>;
     const bool whole = RowBatch::is_whole(plan);
     const int warp = threadIdx.x / WARP % PRODUCER_WARPS;
     int number = blockIdx.x / F::GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
     bool storing = whole;
     uint32_t key = 0;
-    PipelineState state;
     Rows rows(shape, Tile(plan, number), x, 0);
     RowBatch batch;
     batch.load(shape, plan, rows, 0, 0, 1);
@@ -467,15 +453,15 @@ DEVICE void produce(const Shape& shape, const Plan& plan, const Pipeline& pipeli
             UNROLL for (int i = 0; i < PRODUCER_WARPS; ++i) key = larger(key, keys[i]);
             exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : NOT_FINITE);
             key = 0;
-            pipeline.producer_acquire(state);
+            pipeline.producer_acquire();
         }
         if (storing)
-            batch.template store<F::STRICT>(0, pipeline.address(state), plan.x_bytes(), plan, first_pair, first_column,
+            batch.template store<F::STRICT>(0, pipeline.address(), plan.x_bytes(), plan, first_pair, first_column,
                                             power_of_2(exponent));
         if (is_last && storing) {
-            if (threadIdx.x == CONSUMERS) pipeline.exponent(state) = exponent;
-            pipeline.producer_commit(state);
-            state.advance(plan.stages);
+            if (threadIdx.x == CONSUMERS) pipeline.exponent() = exponent;
+            pipeline.producer_commit();
+            pipeline.advance();
             rows.x += shape.plane();
             if (++channel == IN_CHANNELS) {
                 channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
@@ -565,7 +551,7 @@ DEVICE float fp32_output(const Shape& shape, const Tensors& tensors, int64_t sam
 }
 
 template <class F>
-DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, const Pipeline& pipeline, const char* weights,
+DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors, Pipeline& pipeline, const char* weights,
                     const float* scales, float* staging) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first_out = warp % F::WARPS_ACROSS * F::WARP_OUTS;
@@ -573,7 +559,6 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
     staging += warp * 8 * F::STAGING_ROW, scales += first_out;
     const uint32_t first_weight =
         shared_address(weights) + (lane / 8 % 2 * F::OUTS + first_out + lane / 16 * 8 + lane % 8) * UNIT_BYTES;
-    PipelineState state;
     UNROLL_1 for (int number = blockIdx.x / F::GROUPS; number < plan.tiles; number += plan.blocks) {
         const Tile tile(plan, number);
         const int first_position = warp / F::WARPS_ACROSS * F::WARP_POSITIONS;
@@ -583,8 +568,8 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
         float sums[F::M_TILES][F::N_TILES][4] = {};
         int exponent = 0;
         UNROLL_1 for (int channel = 0; channel < IN_CHANNELS; ++channel) {
-            pipeline.consumer_wait(state);
-            const int change = pipeline.exponent(state) - exponent;
+            pipeline.consumer_wait();
+            const int change = pipeline.exponent() - exponent;
             exponent += change;
             if (channel > 0 && change != 0)
                 UNROLL for (int i = 0; i < F::M_TILES * F::N_TILES * 4; ++i) {
@@ -592,10 +577,10 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
                     sum = scaled(sum, change);
                 }
             uint32_t x[F::M_TILES];
-            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address(state) + units[m];
+            UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address() + units[m];
             multiply_stage<F>(x, first_weight + channel * F::CHANNEL_BYTES, plan, sums);
-            pipeline.consumer_release(state);
-            state.advance(plan.stages);
+            pipeline.consumer_release();
+            pipeline.advance();
         }
         const int count = smaller(tile.count - first_position, F::WARP_POSITIONS);
         const int channels = smaller(F::WARP_OUTS, OUT_CHANNELS - first_channel);
@@ -616,10 +601,12 @@ template <class F>
 __global__ void __launch_bounds__(THREADS, 1)
     convolve(const Shape shape, const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    const Pipeline pipeline(memory + F::FIXED_BYTES, F::PARTS * plan.x_bytes(), plan.stages);
+    Pipeline pipeline(memory + F::FIXED_BYTES, F::PARTS * plan.x_bytes(), plan.stages);
     float* const staging = reinterpret_cast<float*>(memory + F::WEIGHT_BYTES);
     float* const scales = staging + F::STAGING_BYTES / 4;
-    if (threadIdx.x == 0) pipeline.init();
+    if (threadIdx.x == 0)
+        for (Pipeline each = pipeline; each.stage < plan.stages; ++each.stage)
+            mbarrier_init(each.full(), PRODUCERS), mbarrier_init(each.empty(), CONSUMERS);
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         produce<F>(shape, plan, pipeline, tensors.x);
@@ -902,15 +889,6 @@ __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 // ---- launches
-struct Device {
-    int sm_count, shared_bytes;
-    explicit Device(int device) {
-        cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-        cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
-    }
-};
-
 static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t width) {
     Shape s;
     s.batch = batch, s.height = height, s.width = width;
@@ -922,7 +900,11 @@ static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t
 // The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
 // shared memory; `plan` is how. Whole planes are lines where they can be.
 template <class F>  // Forward or Gradient
-static bool make_plan(Plan& plan, const Shape& shape, const Device& device, int least_stages) {
+static bool make_plan(Plan& plan, const Shape& shape, int device, int least_stages) {
+    int sm_count, shared_bytes;
+    cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
     for (const bool by_rows : {false, true})
         for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
             const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
@@ -932,8 +914,8 @@ static bool make_plan(Plan& plan, const Shape& shape, const Device& device, int 
             const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
             plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
             plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(device.sm_count / F::BLOCKS_A_TILE, 1));
-            if (F::bytes(plan) <= device.shared_bytes) return true;
+            plan.blocks = smaller(plan.tiles, larger(sm_count / F::BLOCKS_A_TILE, 1));
+            if (F::bytes(plan) <= shared_bytes) return true;
         }
     return false;
 }
@@ -944,7 +926,7 @@ static bool visit_forward(const Shape& shape, int device, bool strict, const Vis
     if constexpr (FITS_UNITS) {
         const auto takes = [&](auto kernel, int least_stages) {
             Plan plan;
-            const bool fits = make_plan<decltype(kernel)>(plan, shape, Device(device), least_stages);
+            const bool fits = make_plan<decltype(kernel)>(plan, shape, device, least_stages);
             if (fits) visit(kernel, plan);
             return fits;
         };
@@ -993,7 +975,7 @@ static bool visit_gradient(const Shape& shape, int device, bool strict, const Vi
         using G = decltype(kernel);
         if constexpr (G::FITS) {
             Plan plan;
-            if (!make_plan<G>(plan, shape, Device(device), 1)) return false;
+            if (!make_plan<G>(plan, shape, device, 1)) return false;
             visit(kernel, plan);
         }
         return G::FITS;
@@ -1062,36 +1044,36 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
     return shape, floats, terms, numbers
 
 
-def sizes_of(kernels, x, weight, bias, stride, padding):
+def sizes_of(kernels, x, weight, bias, stride, padding, sizes=sizes):
     kinds = kind(x), kind(weight), None if bias is None else kind(bias)
     return sizes(kernels, *kinds, tuple(stride), tuple(padding), is_strict())
 
 
-def forward(kernels, x, weight, bias, stride, padding):
+def forward(kernels, x, weight, bias, stride, padding, sizes_of=sizes_of):
     shape, floats, _, numbers = sizes_of(kernels, x, weight, bias, stride, padding)
     if not floats:
-        return original(x, weight, bias, stride, padding)
+        return kernels.original(x, weight, bias, stride, padding)
     x, weight, bias, out = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(shape)
     if out.numel():
         launch(kernels.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)
     return out
 
 
-def plan(kernels, x, weight, bias, stride, padding, needs):
+def plan(kernels, x, weight, bias, stride, padding, needs, sizes_of=sizes_of):
     """Return `needs`, or None where PyTorch computes the gradient."""
     return needs if sizes_of(kernels, x, weight, bias, stride, padding)[2] else None
 
 
 def save(kernels, x, weight, bias, stride, padding, plan):
     """Return the output, and nothing else: the gradient needs the arguments alone."""
-    return forward(kernels, x, weight, bias, stride, padding), x.new_empty(0), x.new_empty(0)
+    return kernels.forward(kernels, x, weight, bias, stride, padding), x.new_empty(0), x.new_empty(0)
 
 
 def saved(kernels, x, weight, bias, stride, padding, plan):
-    return original(x, weight, bias, stride, padding), x.new_empty(0), x.new_empty(0)
+    return kernels.original(x, weight, bias, stride, padding), x.new_empty(0), x.new_empty(0)
 
 
-def gradient(kernels, grad, x, weight, bias, stride, padding, none, nothing, plan):
+def gradient(kernels, grad, x, weight, bias, stride, padding, none, nothing, plan, sizes_of=sizes_of):
     """Return the gradients of x, which is PyTorch's, weight and bias, those in `plan`."""
     shape, _, terms, numbers = sizes_of(kernels, x, weight, bias, stride, padding)
     check(kernels, "grad", kind(grad), kind(x), shape)
@@ -1114,7 +1096,7 @@ def original(x, weight, bias, stride, padding):
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     shared_limit_kb = SHARED_LIMIT_KB
     fused = plan, save, saved, gradient
     schema = "forward(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
@@ -1152,22 +1134,21 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
     *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
     """
-    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
-    inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    tensors = inputs.count("Tensor")
-    returned = ", ".join(["Tensor"] * tensors)
-    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
-    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
-    save = functools.partial(save, kernels)
-    library.impl("save", save, "CompositeExplicitAutograd")
-    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+    operators, inputs = getattr(torch.ops, library.ns), schema[schema.index("(") + 1 : schema.index(")")]
+    save, gradient, tensors = functools.partial(save, kernels), functools.partial(gradient, kernels), inputs.count("Tensor")
 
-    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
-        given = [0 if each is None else each.shape for each in arguments[:tensors]]
-        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
+        found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
+        return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
+
+    def define(name, schema, function, fake):
+        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
+
+    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
+    returned = ", ".join(["Tensor"] * tensors)
+    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1179,7 +1160,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1198,6 +1179,10 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -1209,24 +1194,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -1238,75 +1225,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -1324,26 +1301,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -1359,15 +1332,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

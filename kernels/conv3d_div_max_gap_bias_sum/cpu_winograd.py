@@ -21,13 +21,15 @@ Floor
     At batch 8: 16.8 MB read, and 0.88 GFLOP by F(2,3) in three dimensions: compute bound.
 
 Takes
-    What the original takes, in float32 on the CPU; other kernels and pools directly. Anything else raises. The gradient of a
-    gradient is PyTorch's. Deterministic. AVX-512, AVX or any other: -march=native. Needs GCC or Clang.
+    What the original takes, in float32 on the CPU; PyTorch computes other kernels and pools, with a warning, and the gradient
+    of a gradient. Anything else raises. Deterministic. AVX-512, AVX or any other: -march=native. Needs GCC or Clang.
 """
 
 import ctypes
 import functools
 import hashlib
+import inspect
+import math
 import os
 import re
 import shutil
@@ -42,7 +44,6 @@ NAME = "conv3d_div_max_gap_bias_sum_cpu_winograd"
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (8, 8, 16, 64, 64), (4, 8, 6, 12, 20), 1e-3  # of ModelNew, x, x emulated, limit
 
 CPP = r"""
-// Needs KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W: loops with known ends are unrolled.
 #include <omp.h>
 
 #include <algorithm>
@@ -76,38 +77,33 @@ typedef float oct __attribute__((vector_size(OCT * 4), aligned(4), may_alias));
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Winograd's algorithm is for the model's own kernel and pool; all others are computed directly.
-constexpr bool WINOGRAD = KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 && POOL_H == 2 && POOL_W == 2;
+// What this is made for: a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2 positions, of which each reads 4 x 4 x 4 pixels.
+constexpr int KERNEL = 3, PLANE_TAPS = 9, TAPS = 27, POSITIONS = 8, WINDOW_DEPTH = 4;
 constexpr int TILE = 4, POINTS = 6, SLICES = POINTS * POINTS, DEPTHS = 4;  // F(4,3) along rows and columns, F(2,3) along depth
 // A unit of work is WINDOW_ROWS x WINDOW_COLUMNS windows at all depths. Winograd's lanes are tiles beside each other.
 constexpr int WINDOW_ROWS = 2 * ROWS, WINDOW_COLUMNS = 2 * LANES, WINDOWS = WINDOW_ROWS * WINDOW_COLUMNS;
 constexpr int TILE_INPUTS = TILE * ROWS + 2;  // input rows of a unit's tiles
-constexpr int POOL = POOL_D * POOL_H * POOL_W, TAPS = KERNEL_D * KERNEL_H * KERNEL_W;
-constexpr int WINDOW_DEPTH = POOL_D + KERNEL_D - 1;  // depths of the input that one window needs
-constexpr int REGION_ROWS = WINDOW_ROWS * POOL_H + KERNEL_H - 1, REGION_COLUMNS = WINDOW_COLUMNS * POOL_W + KERNEL_W - 1;
-typedef std::conditional_t<(POOL <= 256), uint8_t, int32_t> Argmax;  // a window's, in the order of the scan
+constexpr int REGION_ROWS = WINDOW_ROWS * 2 + 2, REGION_COLUMNS = WINDOW_COLUMNS * 2 + 2;  // of x, that a unit's windows read
+constexpr int SLOTS = 2 * WINDOW_DEPTH - 1, SLOT = REGION_ROWS * REGION_COLUMNS * OCT;     // see load_region
 
 struct Shape {
-    int64_t batch, channels, depth, height, width, outputs;            // of x, and out_channels
-    int64_t slabs() const { return (depth - KERNEL_D + 1) / POOL_D; }  // windows along each dimension
-    int64_t rows() const { return (height - KERNEL_H + 1) / POOL_H; }
-    int64_t columns() const { return (width - KERNEL_W + 1) / POOL_W; }
+    int64_t batch, channels, depth, height, width, outputs;  // of x, and out_channels
+    int64_t slabs() const { return (depth - 2) / 2; }        // windows along each dimension
+    int64_t rows() const { return (height - 2) / 2; }
+    int64_t columns() const { return (width - 2) / 2; }
     int64_t windows() const { return slabs() * rows() * columns(); }
-    int64_t blocks() const { return (rows() + WINDOW_ROWS - 1) / WINDOW_ROWS; }
     int64_t chunks() const { return (columns() + WINDOW_COLUMNS - 1) / WINDOW_COLUMNS; }
-    int64_t sample_units() const { return blocks() * chunks(); }
+    int64_t sample_units() const { return (rows() + WINDOW_ROWS - 1) / WINDOW_ROWS * chunks(); }
     int64_t plane() const { return height * width; }
     int64_t octs() const { return round_up(channels, OCT) / OCT; }
     int64_t groups() const { return round_up(outputs, OUTS) / OUTS; }
     int64_t padded_outputs() const { return round_up(outputs, LANES); }
     int64_t patch_floats() const { return octs() * TAPS * OCT; }
-    int64_t transformed_floats() const { return DEPTHS * SLICES * channels * groups() * OUTS; }
-    int64_t packed_floats() const { return padded_outputs() * channels * TAPS; }
-    int64_t region_floats() const { return octs() * (2 * WINDOW_DEPTH - 1) * REGION_ROWS * REGION_COLUMNS * OCT; }
+    // Of the first of a row of windows among a batch's argmax indices [batch][outputs][slab][row][column].
+    int64_t argmax_row(int64_t sample, int64_t o, int64_t slab, int64_t row) const {
+        return (((sample * outputs + o) * slabs() + slab) * rows() + row) * columns();
+    }
 };
-
-// Where a channel's tap is in a patch, [oct][tap][channel of it].
-constexpr int64_t patch_index(int64_t channel, int64_t tap) { return (channel / OCT * TAPS + tap) * OCT + channel % OCT; }
 
 // What all threads read, and where they write; `patches` and `argmax` are null where no gradient needs them.
 struct Job {
@@ -119,35 +115,35 @@ struct Job {
     const float* tolerance;    // how far apart two values must be, over the largest input, to be told apart by Winograd's
     float* sums;               // [unit][outputs]: of the maxima
     float* patches;            // [unit][outputs][patch_floats]: sums of the input around the maxima
-    Argmax* argmax;             // [batch][outputs][slab][row][column]
+    uint8_t* argmax;           // see argmax_row: positions in the order of the scan
 };
 
-// A thread's memory.
+// A thread's memory, in one block: arrays that begin at the same offset in a page would be in each other's way.
 struct Workspace {
     vec* planes;      // [point w][point h][channel][depth % 4][ROWS]: the input, transformed along rows and columns
     vec* slice;       // [point d][channel][ROWS]
     vec* products;    // [point h][group][2][OUTS][ROWS]: transformed back along depth
     vec* folded;      // [point w][group][2][4][OUTS][ROWS]: and along rows
-    vec* totals;      // [outputs], and behind them lanes of outputs
-    float* region;    // [oct][slot][REGION_ROWS][REGION_COLUMNS][OCT]: the input with channels innermost
-    int32_t* argmax;  // [outputs][WINDOWS]
+    vec* totals;      // [outputs]: of the maxima, in lanes of windows
+    vec* direct;      // [outputs / LANES]: of those that are computed directly, in lanes of outputs
+    float* region;    // [oct][SLOTS][REGION_ROWS][REGION_COLUMNS][OCT]: the input with channels innermost
+    int32_t* argmax;  // [outputs][WINDOWS], see argmax_index; below zero where it is not clear
+    std::unique_ptr<vec[]> memory;
 
-    static int64_t floats(Shape s) { return Workspace(nullptr, s).end; }
-    Workspace(float* memory, Shape s) {
-        auto take = [&](auto*& pointer, int64_t count) {
-            pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(memory + end);
-            end += round_up(count, 16);
+    explicit Workspace(Shape s) {
+        int64_t end;
+        const auto take = [&](auto*& pointer, int64_t vectors) {
+            pointer = (std::remove_reference_t<decltype(pointer)>)(memory.get() + end), end += vectors;
         };
-        const int64_t row = WINOGRAD ? ROWS * LANES : 0, outputs = s.groups() * OUTS;
-        take(planes, SLICES * s.channels * DEPTHS * row);
-        take(slice, DEPTHS * s.channels * row);
-        take(products, POINTS * 2 * outputs * row);
-        take(folded, POINTS * 8 * outputs * row);
-        take(totals, outputs * LANES + s.padded_outputs());
-        take(region, s.region_floats() + LANES);
-        take(argmax, s.padded_outputs() * WINDOWS);
+        const int64_t row = s.channels * ROWS, outputs = s.groups() * OUTS;
+        for (int pass = 0; pass < 2; ++pass) {  // the first one only counts
+            memory.reset(pass ? new vec[end] : nullptr), end = 0;
+            take(planes, SLICES * DEPTHS * row), take(slice, DEPTHS * row);
+            take(products, POINTS * 2 * outputs * ROWS), take(folded, POINTS * 8 * outputs * ROWS);
+            take(totals, outputs), take(direct, s.padded_outputs() / LANES);
+            take(region, s.octs() * SLOTS * SLOT / LANES + 1), take(argmax, s.padded_outputs() * WINDOWS / LANES);
+        }
     }
-    int64_t end = 0;
 };
 
 // The part of a sample that a unit is about.
@@ -161,7 +157,7 @@ struct Part {
         columns = std::min<int64_t>(WINDOW_COLUMNS, s.columns() - column);
     }
     int64_t corner(Shape s) const {  // of the first window's input, in x
-        return sample * s.channels * s.depth * s.plane() + row * POOL_H * s.width + column * POOL_W;
+        return sample * s.channels * s.depth * s.plane() + 2 * (row * s.width + column);
     }
 };
 
@@ -216,37 +212,37 @@ inline void output_transform(const T (&m)[POINTS], T (&y)[TILE]) {
     y[3] = m[5] + P * P * t + Q * Q * v;
 }
 
+// out[j][n] = sum over k of g[n][k] * in[k][j]: the first axis is transformed, and becomes the last.
+template <int N>
+inline void transform_axis(const double (&g)[N][KERNEL], const double* in, double* out, int rest) {
+    for (int j = 0; j < rest; ++j)
+        for (int n = 0; n < N; ++n) out[j * N + n] = g[n][0] * in[j] + g[n][1] * in[rest + j] + g[n][2] * in[2 * rest + j];
+}
+
 // weight (outputs, channels, 3, 3, 3) * sign -> [point w][point h][group][point d][channel][OUTS], in float64 until the end.
 // Points d are in the order 1, 2, 0, 3, in which they are multiplied.
 void transform_weights(const float* weight, float* transformed, float sign, Shape s) {
-    constexpr double G2[DEPTHS][3] = {{0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {1, 0, 0}, {0, 0, 1}};
-    double G4[POINTS][3] = {{}, {}, {}, {}, {}, {0, 0, 1}};
+    constexpr double G2[DEPTHS][KERNEL] = {{0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {1, 0, 0}, {0, 0, 1}};
+    double G4[POINTS][KERNEL] = {{}, {}, {}, {}, {}, {0, 0, 1}};
     const double points[] = {0, P, -P, Q, -Q};
     for (int i = 0; i < 5; ++i) {
         double scale = i ? 1 / std::abs(points[i]) : 1;  // output_transform divides by |point|
         for (int j = 0; j < 5; ++j) scale *= i == j ? 1 : points[i] - points[j];
-        for (int k = 0; k < 3; ++k) G4[i][k] = (k == 2 ? points[i] * points[i] : k == 1 ? points[i] : 1) / scale;
+        for (int k = 0; k < KERNEL; ++k) G4[i][k] = (k == 2 ? points[i] * points[i] : k == 1 ? points[i] : 1) / scale;
     }
     for (int64_t o = 0; o < s.groups() * OUTS; ++o)
         for (int64_t c = 0; c < s.channels; ++c) {
-            double w[3][3][3] = {}, along_w[3][3][POINTS], along_h[3][POINTS][POINTS];
-            if (o < s.outputs)
-                for (int i = 0; i < 27; ++i) w[i / 9][i / 3 % 3][i % 3] = sign * weight[(o * s.channels + c) * 27 + i];
-            for (int i = 0; i < 3; ++i)
-                for (int j = 0; j < 3; ++j)
-                    for (int p = 0; p < POINTS; ++p)
-                        along_w[i][j][p] = G4[p][0] * w[i][j][0] + G4[p][1] * w[i][j][1] + G4[p][2] * w[i][j][2];
-            for (int i = 0; i < 3; ++i)
-                for (int q = 0; q < POINTS; ++q)
-                    for (int p = 0; p < POINTS; ++p)
-                        along_h[i][q][p] =
-                            G4[q][0] * along_w[i][0][p] + G4[q][1] * along_w[i][1][p] + G4[q][2] * along_w[i][2][p];
-            for (int p = 0; p < POINTS; ++p)
-                for (int q = 0; q < POINTS; ++q)
-                    for (int d = 0; d < DEPTHS; ++d)
-                        transformed[((((p * POINTS + q) * s.groups() + o / OUTS) * DEPTHS + d) * s.channels + c) * OUTS +
-                                    o % OUTS] =
-                            G2[d][0] * along_h[0][q][p] + G2[d][1] * along_h[1][q][p] + G2[d][2] * along_h[2][q][p];
+            // [d][h][w], [h][w][point d], [w][point d][point h], [point d][point h][point w]
+            double w[TAPS] = {}, along_d[PLANE_TAPS * DEPTHS], along_h[KERNEL * DEPTHS * POINTS], all[DEPTHS * SLICES];
+            for (int i = 0; i < TAPS && o < s.outputs; ++i) w[i] = sign * weight[(o * s.channels + c) * TAPS + i];
+            transform_axis(G2, w, along_d, PLANE_TAPS);
+            transform_axis(G4, along_d, along_h, KERNEL * DEPTHS);
+            transform_axis(G4, along_h, all, DEPTHS * POINTS);
+            for (int i = 0; i < DEPTHS * SLICES; ++i) {
+                const int d = i / SLICES, q = i / POINTS % POINTS, p = i % POINTS;
+                const int64_t at = (((p * POINTS + q) * s.groups() + o / OUTS) * DEPTHS + d) * s.channels + c;
+                transformed[at * OUTS + o % OUTS] = all[i];
+            }
         }
 }
 
@@ -433,64 +429,56 @@ __attribute__((noinline)) bool fold_columns(const vec* folded, vec* totals, int3
     return any;
 }
 
-// COUNT windows beside each other, directly, for LANES output channels: their maxima as PyTorch finds them, the last NaN or
-// else the first of the largest. Every position is computed in the same way, so equal patches give equal values.
-template <int COUNT>
-__attribute__((noinline)) void direct_windows(const float* corner, const float* packed, Shape s, vec* best, ivec* position) {
-    for (int t = 0; t < COUNT; ++t) {
-        best[t] = vec{} - std::numeric_limits<float>::infinity();
-        position[t] = ivec{};
-    }
-    for (int p = 0; p < POOL; ++p) {
-        const float* x = corner + (p / (POOL_H * POOL_W) * s.height + p / POOL_W % POOL_H) * s.width + p % POOL_W;
-        const float* w = packed;
-        vec acc[COUNT] = {};
-        for (int64_t c = 0; c < s.channels; ++c)
-            for (int d = 0; d < KERNEL_D; ++d)
-                for (int h = 0; h < KERNEL_H; ++h) {
-                    const float* row = x + ((c * s.depth + d) * s.height + h) * s.width;
-                    for (int k = 0; k < KERNEL_W; ++k, w += LANES) {
-                        const vec weight = load(w);
-                        UNROLL for (int t = 0; t < COUNT; ++t) acc[t] += weight * row[t * POOL_W + k];
-                    }
-                }
-        for (int t = 0; t < COUNT; ++t) {
-            const ivec take = (acc[t] > best[t]) | (acc[t] != acc[t]);
-            best[t] = take ? acc[t] : best[t];
-            position[t] = take ? ivec{} + p : position[t];
+// A window directly, for LANES output channels: its maximum as PyTorch finds it, the last NaN or else the first of the largest.
+// Every position is computed in the same way, so equal patches give equal values.
+__attribute__((noinline)) void direct_window(const float* corner, const float* packed, Shape s, vec& best, ivec& position) {
+    int64_t offsets[POSITIONS];
+    for (int p = 0; p < POSITIONS; ++p) offsets[p] = (p / 4 * s.height + p / 2 % 2) * s.width + p % 2;
+    vec values[POSITIONS] = {};
+    for (int64_t c = 0; c < s.channels; ++c)
+        for (int tap = 0; tap < TAPS; ++tap, packed += LANES) {
+            const float* x = corner + ((c * s.depth + tap / 9) * s.height + tap / 3 % 3) * s.width + tap % 3;
+            const vec weight = load(packed);
+            UNROLL for (int p = 0; p < POSITIONS; ++p) values[p] += weight * x[offsets[p]];
         }
+    best = vec{} - std::numeric_limits<float>::infinity();
+    position = ivec{};
+    for (int p = 0; p < POSITIONS; ++p) {
+        const ivec take = (values[p] > best) | (values[p] != values[p]);
+        best = take ? values[p] : best;
+        position = take ? ivec{} + p : position;
     }
 }
 
-// The direct way for COUNT windows of a row from `column` on: adds to totals, in lanes of output channels, and gives argmax
-// indices.
-template <int COUNT>
-void direct_row(const Job& job, const float* corner, int64_t row, int64_t column, vec* totals, int32_t* argmax) {
+// The direct way for a slab of windows: for all, whose maxima it adds to `direct`, or for those where two of the largest values
+// are so near to each other that Winograd's rounding could decide. Gives argmax indices.
+void compute_directly(const Job& job, const Part& part, const float* corner, bool all, Workspace& work) {
     const Shape& s = job.shape;
-    const float* first = corner + row * POOL_H * s.width + column * POOL_W;
-    for (int64_t o = 0; o < s.padded_outputs(); o += LANES) {
-        vec best[COUNT];
-        ivec position[COUNT];
-        direct_windows<COUNT>(first, job.packed + o * s.channels * TAPS, s, best, position);
-        for (int t = 0; t < COUNT; ++t) {
-            totals[o / LANES] += best[t];
-            for (int k = 0; k < LANES && o + k < s.outputs; ++k)
-                argmax[(o + k) * WINDOWS + argmax_index(row, column + t)] = position[t][k];
+    for (int64_t row = 0; row < part.rows; ++row)
+        for (int64_t w = 0; w < part.columns; ++w) {
+            bool wanted = all;
+            for (int64_t o = 0; o < s.outputs; ++o) wanted |= work.argmax[o * WINDOWS + argmax_index(row, w)] < 0;
+            for (int64_t o = 0; wanted && o < s.padded_outputs(); o += LANES) {
+                vec best;
+                ivec position;
+                direct_window(corner + 2 * (row * s.width + w), job.packed + o * s.channels * TAPS, s, best, position);
+                if (all) work.direct[o / LANES] += best;
+                for (int k = 0; k < LANES; ++k) work.argmax[(o + k) * WINDOWS + argmax_index(row, w)] = position[k];
+            }
         }
-    }
 }
 
+// ---- the sums of the patches at the maxima
 // Brings depths first to end of x into the region, with channels innermost. Depth d is in slot d % WINDOW_DEPTH and once more
 // WINDOW_DEPTH slots later, so that the depths of any window follow each other.
 void load_region(const Job& job, const Part& part, int64_t first, int64_t end, float* region) {
     const Shape& s = job.shape;
-    const int64_t rows = std::min<int64_t>(REGION_ROWS, s.height - part.row * POOL_H);
-    const int64_t columns = std::min<int64_t>(REGION_COLUMNS, s.width - part.column * POOL_W);
-    constexpr int64_t SLOTS = 2 * WINDOW_DEPTH - 1, SLOT = REGION_ROWS * REGION_COLUMNS * OCT;
+    const int64_t rows = std::min<int64_t>(REGION_ROWS, s.height - part.row * 2), channel = s.depth * s.plane();
+    const int64_t columns = std::min<int64_t>(REGION_COLUMNS, s.width - part.column * 2);
     for (int64_t g = 0; g < s.octs(); ++g)
         for (int64_t d = first; d < end; ++d) {
             float* slot = region + (g * SLOTS + d % WINDOW_DEPTH) * SLOT;
-            const int64_t channels = std::min<int64_t>(OCT, s.channels - g * OCT), channel = s.depth * s.plane();
+            const int64_t channels = std::min<int64_t>(OCT, s.channels - g * OCT);
             for (int64_t r = 0; r < rows; ++r) {
                 const float* from = job.x + part.corner(s) + g * OCT * channel + d * s.plane() + r * s.width;
                 float* to = slot + r * REGION_COLUMNS * OCT;
@@ -514,82 +502,56 @@ void load_region(const Job& job, const Part& part, int64_t first, int64_t end, f
         }
 }
 
-// Distance in the region from a window's corner to the corner of the patch at a position.
-constexpr int64_t patch_offset(int64_t position) {
-    return ((position / (POOL_H * POOL_W) * REGION_ROWS + position / POOL_W % POOL_H) * REGION_COLUMNS + position % POOL_W) *
-           OCT;
-}
-
-constexpr auto PATCH_OFFSETS = [] {
-    std::array<int32_t, POOL> offsets{};
-    for (int p = 0; p < POOL; ++p) offsets[p] = patch_offset(p);
+// Distances, with channels innermost, from a window's corner to those of the patches at its positions.
+constexpr std::array<int32_t, POSITIONS> patch_offsets(int rows, int columns) {
+    std::array<int32_t, POSITIONS> offsets{};
+    for (int p = 0; p < POSITIONS; ++p) offsets[p] = ((p / 4 * rows + p / 2 % 2) * columns + p % 2) * OCT;
     return offsets;
-}();
-
-// Kernel depths whose taps are summed at the same time, as many as registers hold.
-constexpr int PASS = LANES == 16 && TAPS <= 32 ? KERNEL_D : 1, PASS_ROWS = PASS * KERNEL_H;
-// A tap row has PAIRS vectors of two taps, where vectors are that wide, and SINGLES of one.
-constexpr int PAIRS = LANES == 16 ? KERNEL_W / 2 : 0, SINGLES = KERNEL_W - 2 * PAIRS;
-
-constexpr int64_t tap_row(int64_t row) {  // distance in the region between a patch's corner and one of its rows
-    return (row / KERNEL_H * REGION_ROWS + row % KERNEL_H) * REGION_COLUMNS * OCT;
 }
+constexpr auto REGION_OFFSETS = patch_offsets(REGION_ROWS, REGION_COLUMNS);
+
+// Kernel depths whose taps are summed at the same time, as many as registers hold. A row of taps has PAIRS vectors of two taps,
+// where vectors are that wide, and SINGLES of one.
+constexpr int PASS = LANES == 16 ? KERNEL : 1, PASS_ROWS = PASS * KERNEL;
+constexpr int PAIRS = LANES == 16 ? 1 : 0, SINGLES = KERNEL - 2 * PAIRS;
 
 // sums[tap][OCT] += the patches of a row of windows at their maxima, PASS kernel depths.
 __attribute__((noinline)) void add_patches(const float* region, int64_t columns, const int32_t* argmax, float* sums) {
     vec pairs[PASS_ROWS][PAIRS + 1] = {};
-    oct singles[PASS_ROWS][SINGLES + 1] = {};
+    oct singles[PASS_ROWS][SINGLES] = {};
     for (int64_t w = 0; w < columns; ++w) {
-        const float* patch = region + w * POOL_W * OCT + PATCH_OFFSETS[argmax[argmax_index(0, w)]];
+        const float* patch = region + w * 2 * OCT + REGION_OFFSETS[argmax[argmax_index(0, w)]];
         UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
-            UNROLL for (int k = 0; k < PAIRS; ++k) pairs[i][k] += load(patch + tap_row(i) + 2 * k * OCT);
-            UNROLL for (int k = 0; k < SINGLES; ++k) singles[i][k] += *(const oct*)(patch + tap_row(i) + (2 * PAIRS + k) * OCT);
+            const float* from = patch + (i / KERNEL * REGION_ROWS + i % KERNEL) * REGION_COLUMNS * OCT;
+            UNROLL for (int k = 0; k < PAIRS; ++k) pairs[i][k] += load(from + 2 * k * OCT);
+            UNROLL for (int k = 0; k < SINGLES; ++k) singles[i][k] += *(const oct*)(from + (2 * PAIRS + k) * OCT);
         }
     }
-    for (int i = 0; i < PASS_ROWS; ++i) {
-        float* to = sums + i * KERNEL_W * OCT;
-        for (int k = 0; k < PAIRS; ++k) *(unaligned_vec*)(to + 2 * k * OCT) += pairs[i][k];
-        for (int k = 0; k < SINGLES; ++k) *(oct*)(to + (2 * PAIRS + k) * OCT) += singles[i][k];
+    for (int i = 0; i < PASS_ROWS; ++i, sums += KERNEL * OCT) {
+        for (int k = 0; k < PAIRS; ++k) *(unaligned_vec*)(sums + 2 * k * OCT) += pairs[i][k];
+        for (int k = 0; k < SINGLES; ++k) *(oct*)(sums + (2 * PAIRS + k) * OCT) += singles[i][k];
     }
 }
 
 // Where the maxima of a slab of windows are is known: what gradients need of it.
 void keep_for_gradients(const Job& job, const Part& part, int64_t unit, int64_t slab, Workspace& work) {
     const Shape& s = job.shape;
-    if (job.patches) {
-        constexpr int64_t SLOT = REGION_ROWS * REGION_COLUMNS * OCT;
-        load_region(job, part, slab ? (slab - 1) * POOL_D + WINDOW_DEPTH : 0, slab * POOL_D + WINDOW_DEPTH, work.region);
-        for (int64_t row = 0; row < part.rows; ++row)
-            for (int64_t g = 0; g < s.octs(); ++g)
-                for (int64_t o = 0; o < s.outputs; ++o)
-                    for (int d = 0; d < KERNEL_D; d += PASS)
-                        add_patches(work.region + (g * (2 * WINDOW_DEPTH - 1) + slab * POOL_D % WINDOW_DEPTH + d) * SLOT +
-                                        row * POOL_H * REGION_COLUMNS * OCT,
-                                    part.columns, work.argmax + o * WINDOWS + argmax_index(row, 0),
-                                    job.patches + (unit * s.outputs + o) * s.patch_floats() +
-                                        (g * TAPS + d * KERNEL_H * KERNEL_W) * OCT);
-    }
-    if (job.argmax)
-        for (int64_t o = 0; o < s.outputs; ++o)
-            for (int64_t row = 0; row < part.rows; ++row) {
-                Argmax* to =
-                    job.argmax + (((part.sample * s.outputs + o) * s.slabs() + slab) * s.rows() + part.row + row) * s.columns();
-                for (int64_t w = 0; w < part.columns; ++w)
-                    to[part.column + w] = work.argmax[o * WINDOWS + argmax_index(row, w)];
-            }
-}
-
-// Where two of a window's largest values are so near to each other that Winograd's rounding could decide, the direct way does.
-void settle(const Job& job, const Part& part, const float* corner, Workspace& work) {
-    const Shape& s = job.shape;
+    if (job.patches) load_region(job, part, slab ? slab * 2 + 2 : 0, slab * 2 + WINDOW_DEPTH, work.region);
     for (int64_t row = 0; row < part.rows; ++row)
-        for (int64_t w = 0; w < part.columns; ++w) {
-            bool unclear = false;
-            for (int64_t o = 0; o < s.outputs; ++o) unclear |= work.argmax[o * WINDOWS + argmax_index(row, w)] < 0;
-            if (unclear) direct_row<1>(job, corner, row, w, work.totals + s.groups() * OUTS, work.argmax);
+        for (int64_t o = 0; o < s.outputs; ++o) {
+            const int32_t* argmax = work.argmax + o * WINDOWS + argmax_index(row, 0);
+            for (int64_t i = 0; job.patches && i < s.octs() * KERNEL; i += PASS) {
+                const int64_t slot = i / KERNEL * SLOTS + slab * 2 % WINDOW_DEPTH + i % KERNEL;
+                add_patches(work.region + slot * SLOT + row * 2 * REGION_COLUMNS * OCT, part.columns, argmax,
+                            job.patches + (unit * s.outputs + o) * s.patch_floats() + i * PLANE_TAPS * OCT);
+            }
+            if (!job.argmax) continue;
+            uint8_t* to = job.argmax + s.argmax_row(part.sample, o, slab, part.row + row) + part.column;
+            for (int64_t w = 0; w < part.columns; ++w) to[w] = argmax[argmax_index(0, w)];
         }
 }
 
+// ---- a unit
 // Fetches into the second-level cache what transform_plane will read: rows begin to end of all channels' `depths` depths.
 inline void prefetch(const float* corner, int64_t begin, int64_t end, int64_t depths, Shape s) {
     for (int64_t i = begin; i < end; ++i) {
@@ -599,10 +561,10 @@ inline void prefetch(const float* corner, int64_t begin, int64_t end, int64_t de
     }
 }
 
-// The sums of a unit's maxima, and what gradients need, by Winograd's algorithm. False if the input is not finite, or nearly
-// so: sums and differences of it would not give what the convolution gives.
+// The sums of a unit's maxima, and what gradients need. From the first slab on whose input is not finite, or nearly so, it is
+// computed directly: sums and differences would not give what the convolution gives.
 template <bool TRAIN>
-bool winograd_unit(const Job& job, int64_t unit, Workspace& work) {
+void compute_unit(const Job& job, int64_t unit, Workspace& work) {
     const Shape& s = job.shape;
     const Part part(unit, s);
     const float* corner = job.x + part.corner(s);
@@ -610,19 +572,20 @@ bool winograd_unit(const Job& job, int64_t unit, Workspace& work) {
     ivec exists[2];
     for (int k = 0; k < WINDOW_COLUMNS; ++k) exists[k % 2][k / 2] = k < part.columns ? -1 : 0;
     std::fill_n(work.totals, groups * OUTS, vec{});
+    std::fill_n(work.direct, s.padded_outputs() / LANES, vec{});
     Seen seen;
     for (int64_t slab = 0; slab < s.slabs(); ++slab) {
         for (int64_t c = 0; c < s.channels; ++c)
             for (int64_t d = slab ? 2 * slab + 2 : 0; d < 2 * slab + 4; ++d)
                 transform_plane<TRAIN>(corner + (c * s.depth + d) * s.plane(), s.width, s.height - part.row * 2,
                                        s.width - part.column * 2, work.planes + (c * DEPTHS + d % DEPTHS) * ROWS, stride, seen);
-        if (!seen.finite()) return false;
+        const bool directly = !job.tame || !seen.finite();
         // While this slab is computed, what comes next is fetched: two more depths, or the next unit below.
         const bool last = slab + 1 == s.slabs();
         const float* next = last ? corner + TILE * ROWS * s.width : corner + (2 * slab + 4) * s.plane();
         const int64_t depths = last ? DEPTHS : 2, lines = depths * s.channels * TILE_INPUTS;
         const float* u = job.transformed;
-        for (int i = 0; i < SLICES; ++i) {
+        for (int i = 0; i < SLICES && !directly; ++i) {
             prefetch(next, lines * i / SLICES, lines * (i + 1) / SLICES, depths, s);
             transform_depth(work.planes + i * stride, work.slice, s.channels, 2 * slab);
             for (int64_t g = 0; g < groups; ++g, u += DEPTHS * s.channels * OUTS)
@@ -630,90 +593,45 @@ bool winograd_unit(const Job& job, int64_t unit, Workspace& work) {
             if (i % POINTS == POINTS - 1)
                 fold_rows(work.products, work.folded + i / POINTS * groups * 2 * TILE * OUTS * ROWS, groups);
         }
-        const bool unclear = fold_columns<TRAIN>(work.folded, work.totals, work.argmax, job.tolerance, seen.largest(), exists,
-                                                 part.rows, groups);
-        if (TRAIN) {
-            if (unclear) settle(job, part, corner + 2 * slab * s.plane(), work);
-            keep_for_gradients(job, part, unit, slab, work);
-        }
+        bool unclear = false;
+        if (!directly)
+            unclear = fold_columns<TRAIN>(work.folded, work.totals, work.argmax, job.tolerance,
+                                          seen.largest(), exists, part.rows, groups);
+        if (directly || unclear) compute_directly(job, part, corner + 2 * slab * s.plane(), directly, work);
+        if (TRAIN) keep_for_gradients(job, part, unit, slab, work);
     }
     for (int64_t o = 0; o < s.outputs; ++o) {
-        float sum = 0;
+        float sum = work.direct[o / LANES][o % LANES];
         for (int k = 0; k < LANES; ++k) sum += work.totals[o][k];
         job.sums[unit * s.outputs + o] = sum;
     }
-    return true;
 }
 
-// The same directly, for any kernel, pool and values.
-template <bool TRAIN>
-void direct_unit(const Job& job, int64_t unit, Workspace& work) {
-    const Shape& s = job.shape;
-    const Part part(unit, s);
-    constexpr int COUNT = 8;
-    float* sums = job.sums + unit * s.outputs;
-    std::fill_n(sums, s.outputs, 0.0f);
-    for (int64_t slab = 0; slab < s.slabs(); ++slab) {
-        const float* corner = job.x + part.corner(s) + slab * POOL_D * s.plane();
-        for (int64_t row = 0; row < part.rows; ++row) {
-            std::fill_n(work.totals, s.padded_outputs() / LANES, vec{});
-            int64_t w = 0;
-            for (; w + COUNT <= part.columns; w += COUNT) direct_row<COUNT>(job, corner, row, w, work.totals, work.argmax);
-            for (; w < part.columns; ++w) direct_row<1>(job, corner, row, w, work.totals, work.argmax);
-            for (int64_t o = 0; o < s.outputs; ++o) sums[o] += work.totals[o / LANES][o % LANES];
-        }
-        if (TRAIN) keep_for_gradients(job, part, unit, slab, work);
-    }
-}
-
-template <bool TRAIN>
-void compute_unit(const Job& job, int64_t unit, Workspace& work) {
-    const int64_t patches = job.shape.outputs * job.shape.patch_floats();
-    if (job.patches) std::fill_n(job.patches + unit * patches, patches, 0.0f);
-    if (WINOGRAD && job.tame && winograd_unit<TRAIN>(job, unit, work)) return;
-    if (job.patches) std::fill_n(job.patches + unit * patches, patches, 0.0f);
-    direct_unit<TRAIN>(job, unit, work);
-}
-
-// The gradient of x. A unit owns the rows and columns of its windows' first inputs; windows before them reach into it, too.
-constexpr int BEFORE_H = (POOL_H + KERNEL_H - 2) / POOL_H, BEFORE_W = (POOL_W + KERNEL_W - 2) / POOL_W;
-constexpr int GRAD_ROWS = (WINDOW_ROWS + BEFORE_H + 1) * POOL_H + KERNEL_H - 1;
-constexpr int GRAD_COLUMNS = (int)round_up((WINDOW_COLUMNS + BEFORE_W + 1) * POOL_W + KERNEL_W - 1, LANES);
+// ---- the gradient of x
+// A unit owns the rows and columns of its windows' first inputs; the windows before them reach into it, too.
+constexpr int GRAD_ROWS = (WINDOW_ROWS + 2) * 2 + 2, GRAD_COLUMNS = (int)round_up((WINDOW_COLUMNS + 2) * 2 + 2, LANES);
 constexpr int64_t GRAD_PLANE = GRAD_ROWS * GRAD_COLUMNS * OCT;
-
-constexpr auto GRAD_OFFSETS = [] {  // from a window's corner to the corner of the patch at a position
-    std::array<int32_t, POOL> offsets{};
-    for (int p = 0; p < POOL; ++p)
-        offsets[p] = ((p / (POOL_H * POOL_W) * GRAD_ROWS + p / POOL_W % POOL_H) * GRAD_COLUMNS + p % POOL_W) * OCT;
-    return offsets;
-}();
+constexpr auto GRAD_OFFSETS = patch_offsets(GRAD_ROWS, GRAD_COLUMNS);
 
 // Adds the weights `taps` [tap][OCT], PASS kernel depths, to the patches of a row of windows. Every second window comes first:
 // what was just stored cannot be loaded again at once by a vector that begins elsewhere.
-__attribute__((noinline)) void scatter(float* planes, int64_t columns, const Argmax* argmax, const float* taps) {
+__attribute__((noinline)) void scatter(float* planes, int64_t columns, const uint8_t* argmax, const float* taps) {
     vec pairs[PASS_ROWS][PAIRS + 1];
-    oct singles[PASS_ROWS][SINGLES + 1];
-    for (int i = 0; i < PASS_ROWS; ++i) {
-        for (int k = 0; k < PAIRS; ++k) pairs[i][k] = load(taps + (i * KERNEL_W + 2 * k) * OCT);
-        for (int k = 0; k < SINGLES; ++k) singles[i][k] = *(const oct*)(taps + (i * KERNEL_W + 2 * PAIRS + k) * OCT);
+    oct singles[PASS_ROWS][SINGLES];
+    for (int i = 0; i < PASS_ROWS; ++i, taps += KERNEL * OCT) {
+        for (int k = 0; k < PAIRS; ++k) pairs[i][k] = load(taps + 2 * k * OCT);
+        for (int k = 0; k < SINGLES; ++k) singles[i][k] = *(const oct*)(taps + (2 * PAIRS + k) * OCT);
     }
     for (int parity = 0; parity < 2; ++parity)
         for (int64_t w = parity; w < columns; w += 2) {
-            float* patch = planes + w * POOL_W * OCT + GRAD_OFFSETS[argmax[w]];
+            float* patch = planes + w * 2 * OCT + GRAD_OFFSETS[argmax[w]];
             UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
-                float* to = patch + (i / KERNEL_H * GRAD_ROWS + i % KERNEL_H) * GRAD_COLUMNS * OCT;
+                float* to = patch + (i / KERNEL * GRAD_ROWS + i % KERNEL) * GRAD_COLUMNS * OCT;
                 UNROLL for (int k = 0; k < PAIRS; ++k) *(unaligned_vec*)(to + 2 * k * OCT) += pairs[i][k];
                 UNROLL for (int k = 0; k < SINGLES; ++k) *(oct*)(to + (2 * PAIRS + k) * OCT) += singles[i][k];
             }
         }
 }
-
-struct GradJob {
-    Shape shape;
-    const float* taps;    // [batch][oct][outputs][tap][OCT]: weights times the gradient of a window's maximum
-    const Argmax* argmax;  // as in Job
-    float* grad_x;
-};
 
 // One depth of the gradient, `rows` x `columns` from `from` on, with channels innermost, to grad_x, with channels apart.
 void store_depth(const float* from, float* to, int64_t rows, int64_t columns, int64_t channels, Shape s) {
@@ -737,71 +655,56 @@ void store_depth(const float* from, float* to, int64_t rows, int64_t columns, in
     }
 }
 
-// The gradient of a unit's part of x. planes: [WINDOW_DEPTH][GRAD_ROWS][GRAD_COLUMNS][OCT], of the slab that is added.
-void input_gradient_unit(const GradJob& job, int64_t unit, float* planes) {
-    const Shape& s = job.shape;
+// The gradient of a unit's part of x. planes: [WINDOW_DEPTH][GRAD_ROWS][GRAD_COLUMNS][OCT], of the slab that is added. taps:
+// [batch][oct][outputs][tap][OCT], weights times the gradient of a window's maximum.
+void input_gradient_unit(Shape s, const float* taps, const uint8_t* argmax, float* grad_x, int64_t unit, float* planes) {
     const Part part(unit, s);
-    const int64_t row = std::max<int64_t>(0, part.row - BEFORE_H), rows = part.row + part.rows - row;
-    const int64_t column = std::max<int64_t>(0, part.column - BEFORE_W), columns = part.column + part.columns - column;
-    const int64_t top = part.row * POOL_H, left = part.column * POOL_W;
-    const int64_t bottom = part.row + part.rows < s.rows() ? top + WINDOW_ROWS * POOL_H : s.height;
-    const int64_t right = part.column + part.columns < s.columns() ? left + WINDOW_COLUMNS * POOL_W : s.width;
-    const float* owned = planes + ((top - row * POOL_H) * GRAD_COLUMNS + left - column * POOL_W) * OCT;
+    const int64_t row = std::max<int64_t>(0, part.row - 1), rows = part.row + part.rows - row;
+    const int64_t column = std::max<int64_t>(0, part.column - 1), columns = part.column + part.columns - column;
+    const int64_t bottom = part.row + part.rows < s.rows() ? part.row * 2 + WINDOW_ROWS * 2 : s.height;
+    const int64_t right = part.column + part.columns < s.columns() ? part.column * 2 + WINDOW_COLUMNS * 2 : s.width;
+    const float* owned = planes + 2 * ((part.row - row) * GRAD_COLUMNS + part.column - column) * OCT;
     for (int64_t g = 0; g < s.octs(); ++g) {
-        const int64_t channels = std::min<int64_t>(OCT, s.channels - g * OCT);
-        float* to = job.grad_x + (part.sample * s.channels + g * OCT) * s.depth * s.plane() + top * s.width + left;
+        float* to = grad_x + part.corner(s) + g * OCT * s.depth * s.plane();
         std::fill_n(planes, WINDOW_DEPTH * GRAD_PLANE, 0.0f);
         for (int64_t slab = 0; slab < s.slabs(); ++slab) {
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t o = 0; o < s.outputs; ++o)
-                    for (int d = 0; d < KERNEL_D; d += PASS)
-                        scatter(
-                            planes + d * GRAD_PLANE + r * POOL_H * GRAD_COLUMNS * OCT, columns,
-                            job.argmax +
-                                (((part.sample * s.outputs + o) * s.slabs() + slab) * s.rows() + row + r) * s.columns() +
-                                column,
-                            job.taps + (((part.sample * s.octs() + g) * s.outputs + o) * TAPS + d * KERNEL_H * KERNEL_W) * OCT);
-            // The first POOL_D depths are done. The last slab leaves all that there are, and zeros behind them.
-            const int64_t done = slab + 1 < s.slabs() ? POOL_D : s.depth - slab * POOL_D;
+                    for (int d = 0; d < KERNEL; d += PASS)
+                        scatter(planes + d * GRAD_PLANE + r * 2 * GRAD_COLUMNS * OCT, columns,
+                                argmax + s.argmax_row(part.sample, o, slab, row + r) + column,
+                                taps + (((part.sample * s.octs() + g) * s.outputs + o) * TAPS + d * PLANE_TAPS) * OCT);
+            // The first two depths are done. The last slab leaves all that there are, and zeros behind them.
+            const int64_t done = slab + 1 < s.slabs() ? 2 : s.depth - slab * 2;
             for (int64_t d = 0; d < done; ++d) {
                 if (d == WINDOW_DEPTH) std::fill_n(planes, GRAD_PLANE, 0.0f);
-                store_depth(owned + (d < WINDOW_DEPTH ? d : 0) * GRAD_PLANE, to + (slab * POOL_D + d) * s.plane(), bottom - top,
-                            right - left, channels, s);
+                store_depth(owned + d % WINDOW_DEPTH * GRAD_PLANE, to + (slab * 2 + d) * s.plane(), bottom - part.row * 2,
+                            right - part.column * 2, std::min<int64_t>(OCT, s.channels - g * OCT), s);
             }
-            std::copy(planes + POOL_D * GRAD_PLANE, planes + WINDOW_DEPTH * GRAD_PLANE, planes);
-            std::fill_n(planes + (KERNEL_D - 1) * GRAD_PLANE, POOL_D * GRAD_PLANE, 0.0f);
+            std::copy(planes + 2 * GRAD_PLANE, planes + WINDOW_DEPTH * GRAD_PLANE, planes);
+            std::fill_n(planes + 2 * GRAD_PLANE, 2 * GRAD_PLANE, 0.0f);
         }
     }
 }
 
 // ---- what Python calls
+constexpr int DONE = 0, NO_MEMORY = 12;
+
 // f(begin, end) for equal parts of [0, count), by at most `threads` threads of the OpenMP runtime that the process has loaded,
-// torch's. Returns false if one of them found no memory.
+// torch's.
 template <class F>
-bool parallel_for(int64_t count, int64_t threads, F f) {
+int parallel_for(int64_t count, int64_t threads, F f) {
     const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = (count + parts - 1) / parts;
-    bool done = true;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(&& : done)
+    int error = DONE;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(max : error)
     for (int64_t part = 0; part < parts; ++part) try {
             const int64_t begin = part * each, end = std::min(begin + each, count);
             if (begin < end) f(begin, end);
         } catch (const std::bad_alloc&) {
-            done = false;
+            error = NO_MEMORY;
         }
-    return done;
+    return error;
 }
-
-constexpr int DONE = 0, NO_MEMORY = 12;
-
-// Floats that begin at a cache line; what is in them is not defined.
-class Floats {
-    struct alignas(64) Line { float floats[16]; };
-    std::unique_ptr<Line[]> lines_;
-
-public:
-    explicit Floats(int64_t count) : lines_(new Line[round_up(count, 16) / 16 + 1]) {}
-    operator float*() { return lines_[0].floats; }
-};
 
 // tolerance[o], see Job, and whether the weights are so small that no sum in Winograd's algorithm can overflow where the
 // input's squares do not.
@@ -835,145 +738,114 @@ static void finish(const std::vector<float>& sums, const float* conv_bias, const
     }
 }
 
-// For training `patches`, sums of the patches of x that gave the maxima (batch, outputs, channels, kernel), and `argmax`
-// (batch, outputs, slabs, rows, columns); either may be null.
+// For training `patches` [unit][outputs][oct][tap][OCT], zeros, to which the patches of x that gave the
+// maxima are added, and `argmax` (batch, outputs, slabs, rows, columns); either may be null.
 extern "C" int run_forward(const float* x, const float* weight, const float* conv_bias, const float* bias, float* out,
-                           float* patches, void* argmax, double divisor, int64_t biases, int64_t batch, int64_t channels,
+                           float* patches, uint8_t* argmax, double divisor, int64_t biases, int64_t batch, int64_t channels,
                            int64_t depth, int64_t height, int64_t width, int64_t outputs, int64_t threads) try {
     const Shape s{batch, channels, depth, height, width, outputs};
-    const float sign = divisor < 0 ? -1.0f : 1.0f;
-    Floats transformed(WINOGRAD ? s.transformed_floats() : 0), packed(s.packed_floats()), tolerance(s.groups() * OUTS);
-    std::fill_n((float*)tolerance, s.groups() * OUTS, 0.0f);
-    const bool tame = measure_weights(weight, tolerance, s);
-    if (WINOGRAD && tame) transform_weights(weight, transformed, sign, s);
-    pack(weight, packed, sign, s);
-    const int64_t units = s.batch * s.sample_units(), size = s.outputs * s.patch_floats();
-    std::vector<float> sums(units * s.outputs);
-    Floats unit_patches(patches ? units * size : 0);
-    float* const summed = patches ? (float*)unit_patches : nullptr;
-    const Job job{s, tame, x, transformed, packed, tolerance, sums.data(), summed, (Argmax*)argmax};
-    const bool done = parallel_for(units, threads, [&](int64_t begin, int64_t end) {
-        Floats memory(Workspace::floats(s));
-        Workspace work(memory, s);
+    std::vector<float> transformed(DEPTHS * SLICES * channels * s.groups() * OUTS), tolerance(s.groups() * OUTS);
+    std::vector<float> packed(s.padded_outputs() * channels * TAPS), sums(batch * s.sample_units() * outputs);
+    const float sign = divisor < 0 ? -1 : 1;
+    const bool tame = measure_weights(weight, tolerance.data(), s);
+    if (tame) transform_weights(weight, transformed.data(), sign, s);
+    pack(weight, packed.data(), sign, s);
+    const Job job{s, tame, x, transformed.data(), packed.data(), tolerance.data(), sums.data(), patches, argmax};
+    const int error = parallel_for(batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
+        Workspace work(s);
         for (int64_t unit = begin; unit < end; ++unit)
             patches || argmax ? compute_unit<true>(job, unit, work) : compute_unit<false>(job, unit, work);
     });
-    if (!done) return NO_MEMORY;
-    if (patches)
-        parallel_for(s.batch * s.outputs, threads, [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; ++i)
-                for (int64_t k = 0; k < s.channels * TAPS; ++k) {
-                    const float* from = summed + i / s.outputs * s.sample_units() * size + i % s.outputs * s.patch_floats() +
-                                        patch_index(k / TAPS, k % TAPS);
-                    double sum = 0;
-                    for (int64_t unit = 0; unit < s.sample_units(); ++unit) sum += from[unit * size];
-                    patches[i * s.channels * TAPS + k] = sum;
-                }
-        });
     finish(sums, conv_bias, bias, biases, divisor, out, s);
-    return DONE;
+    return error;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
 }
 
-// grad: of the averages, one a sample, or with by_channel one a channel of it. Returns that of each window's maximum.
-static double window_gradient(const float* grad, int64_t by_channel, int64_t sample, int64_t o, double divisor, Shape s) {
-    return grad[by_channel ? sample * s.outputs + o : sample] / divisor / s.windows();
-}
-
-extern "C" int run_weight_gradient(const float* patches, const float* grad, float* grad_weight, double divisor,
-                                   int64_t by_channel, int64_t batch, int64_t channels, int64_t depth, int64_t height,
-                                   int64_t width, int64_t outputs) {
+extern "C" int run_input_gradient(const float* taps, const uint8_t* argmax, float* grad_x, int64_t batch, int64_t channels,
+                                  int64_t depth, int64_t height, int64_t width, int64_t outputs, int64_t threads) {
     const Shape s{batch, channels, depth, height, width, outputs};
-    for (int64_t i = 0; i < s.outputs * s.channels * TAPS; ++i) {
-        double sum = 0;
-        for (int64_t b = 0; b < s.batch; ++b)
-            sum += window_gradient(grad, by_channel, b, i / (s.channels * TAPS), divisor, s) *
-                   patches[b * s.outputs * s.channels * TAPS + i];
-        grad_weight[i] = sum;
-    }
-    return DONE;
-}
-
-extern "C" int run_input_gradient(const void* argmax, const float* weight, const float* grad, float* grad_x, double divisor,
-                                  int64_t by_channel, int64_t batch, int64_t channels, int64_t depth, int64_t height,
-                                  int64_t width, int64_t outputs, int64_t threads) try {
-    const Shape s{batch, channels, depth, height, width, outputs};
-    std::vector<float> taps(s.batch * s.outputs * s.patch_floats());
-    for (int64_t b = 0; b < s.batch; ++b)
-        for (int64_t o = 0; o < s.outputs; ++o)
-            for (int64_t k = 0; k < s.channels * TAPS; ++k)
-                taps[((b * s.octs() + k / TAPS / OCT) * s.outputs + o) * TAPS * OCT + patch_index(k / TAPS % OCT, k % TAPS)] =
-                    window_gradient(grad, by_channel, b, o, divisor, s) * weight[o * s.channels * TAPS + k];
-    const GradJob job{s, taps.data(), (const Argmax*)argmax, grad_x};
-    const bool done = parallel_for(s.batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
-        Floats planes(WINDOW_DEPTH * GRAD_PLANE + LANES);
-        for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(job, unit, planes);
+    return parallel_for(batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
+        std::vector<float> planes(WINDOW_DEPTH * GRAD_PLANE + LANES);
+        for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(s, taps, argmax, grad_x, unit, planes.data());
     });
-    return done ? DONE : NO_MEMORY;
-} catch (const std::bad_alloc&) {
-    return NO_MEMORY;
 }
+extern "C" int64_t count_units(int64_t height, int64_t width) { return Shape{1, 1, 4, height, width, 1}.sample_units(); }
 """
 
 
 @functools.lru_cache(maxsize=1024)
 def sizes(kernels, x, weight, conv_bias, bias, *pool):
-    """Return the output's shape, biases, the sizes of x and the outputs. Raises RuntimeError for bad input."""
-    shape, outs, kernel = x[0], weight[0][0], (kernels.KERNEL_D, kernels.KERNEL_H, kernels.KERNEL_W)
+    """Return a sample's units, windows of a channel, sizes; None where PyTorch computes. Raises RuntimeError for bad input."""
+    shape, outs, kernel = x[0], weight[0][0], weight[0][2:]
     check(kernels, "x", x, x, (*shape[:1], *shape[1:2], *shape[-3:]))
-    check(kernels, "weight", weight, x, (outs, *shape[1:2], *kernel))
+    check(kernels, "weight", weight, x, (outs, *shape[1:2], *weight[0][-3:]))
     check(kernels, "conv_bias", conv_bias, x, (outs,))
     check(kernels, "bias", bias, x, bias[0] if bias[0].numel() in (0, 1, outs) else (outs,))
-    fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
-    if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
+    fits = len(pool) == 3 and all(size >= k + p - 1 > 0 for size, k, p in zip(shape[2:], kernel, pool, strict=True))
+    if not fits:
         raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
-    return (shape[0], *([] if bias[0].numel() else [outs]), 1, 1, 1), (bias[0].numel(), *shape, outs)
+    if (*kernel, *pool) != (3, 3, 3, 2, 2, 2):
+        warn(f"{NAME}: PyTorch computes what this does not take: a kernel other than 3 x 3 x 3, windows other than 2 x 2 x 2")
+        return None
+    return kernels.count_units(*shape[3:]), math.prod((size - 2) // 2 for size in shape[2:]), (*shape, outs)
 
 
-def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
-    """Return the output, sums of the patches at the maxima (plan & 2), and the argmax indices (plan & 1)."""
-    _, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
-    x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
-    out, patches, argmax = saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
-    if x.shape[0]:
-        given = x, weight, conv_bias, bias, out, patches if plan & 2 else None, argmax if plan & 1 else None
-        launch(kernels.run_forward, *given, divisor, *numbers, torch.get_num_threads())
-    return out, patches, argmax
-
-
-def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
-    windows = [(size - kernel + 1) // p for size, kernel, p in zip(x.shape[2:], weight.shape[2:], pool, strict=True)]
-    argmax_type = torch.uint8 if pool[0] * pool[1] * pool[2] <= 256 else torch.int32
-    argmax = x.new_empty((x.shape[0], weight.shape[0], *windows) if plan & 1 else 0, dtype=argmax_type)
-    out = x.new_empty(x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)
-    return out, x.new_empty((x.shape[0], *weight.shape) if plan & 2 else 0), argmax
-
-
-def forward(kernels, x, weight, conv_bias, bias, divisor, pool):
-    return save(kernels, x, weight, conv_bias, bias, divisor, pool, 0)[0]
-
-
-def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, argmax, plan):
-    grad, weight, rest = grad.contiguous(), weight.contiguous(), (divisor, not bias.numel(), *x.shape, weight.shape[0])
-    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
-    if found[0].numel():
-        launch(kernels.run_input_gradient, argmax, weight, grad, found[0], *rest, torch.get_num_threads())
-    if plan & 2:
-        launch(kernels.run_weight_gradient, patches, grad, found[1], *rest)
-        of_averages = grad.sum(0).reshape(-1).expand(len(weight))
-        found[2] = of_averages / divisor
-        if bias.numel():
-            found[3] = of_averages.reshape(-1, bias.numel()).sum(0).view(bias.shape)
-    return tuple(found)
+def sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
+    return sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
 
 
 def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs):
-    return needs
+    """Return `needs`; None for what PyTorch computes. Sizes may be symbols here, which `sizes` cannot take."""
+    return needs if (*weight.shape[2:], *pool) == (3, 3, 3, 2, 2, 2) else None
+
+
+def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
+    """Return the output, sums of the patches at the maxima (plan & 2), and the argmax indices (plan & 1)."""
+    batch, outs, windows = x.shape[0], weight.shape[0], [(size - 2) // 2 for size in x.shape[2:]]
+    argmax = x.new_empty((batch, outs, *windows) if plan & 1 else 0, dtype=torch.uint8)
+    patches = x.new_empty((batch, outs, (weight.shape[1] + 7) // 8, 27, 8) if plan & 2 else 0)
+    return x.new_empty(batch, *([] if bias.numel() else [outs]), 1, 1, 1), patches, argmax
+
+
+def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes_of=sizes_of):
+    units, _, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
+    out, patches, argmax = kernels.saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
+    of_units = x.new_zeros(len(x), units, *patches.shape[1:]) if plan & 2 else None
+    if len(x):
+        given = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous(), out, of_units
+        rest = divisor, bias.numel(), *numbers, torch.get_num_threads()
+        launch(kernels.run_forward, *given, argmax if plan & 1 else None, *rest)
+    return out, patches.copy_(of_units.sum(1, dtype=torch.float64)) if plan & 2 else patches, argmax
+
+
+def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes_of=sizes_of):
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
+    given = x, weight, conv_bias, bias, divisor, pool
+    return kernels.save(kernels, *given, 0)[0] if sizes_of(kernels, *given) else kernels.original(*given)
+
+
+def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, argmax, plan, sizes_of=sizes_of):
+    _, windows, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
+    outs, channels = weight.shape[:2]
+    of_averages = grad.double().flatten(1).expand(len(x), outs)
+    of_maxima = of_averages / divisor / windows
+    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
+    if found[0].numel():
+        octs = nn.functional.pad(weight.flatten(2), (0, 0, 0, -channels % 8)).view(outs, -1, 8, 27)
+        taps = of_maxima.view(-1, 1, outs, 1, 1) * octs.permute(1, 0, 3, 2)
+        launch(kernels.run_input_gradient, taps.float().contiguous(), argmax, found[0], *numbers, torch.get_num_threads())
+    if plan & 2:
+        summed = (of_maxima.view(-1, outs, 1, 1, 1) * patches).sum(0).transpose(2, 3)  # outputs, octs, 8, taps
+        found[1].copy_(summed.reshape(outs, -1, 27)[:, :channels].reshape(weight.shape))
+        found[2].copy_(of_averages.sum(0) / divisor)
+        if bias.numel():
+            found[3].copy_(of_averages.sum(0).reshape(-1, bias.numel()).sum(0).view(bias.shape))
+    return tuple(found)
 
 
 def original(x, weight, conv_bias, bias, divisor, pool):
-    """The gradient of a gradient is PyTorch's."""
+    """The gradient is PyTorch's: it takes several times the 27.6 MB that this file avoids."""
     y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
     averages = y.mean(dim=(2, 3, 4), keepdim=True)
     return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
@@ -983,7 +855,7 @@ SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float 
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     sources = NAME, CPP, SCHEMA, forward, original
     fused = plan, save, saved, gradient
     flags = "-march=native", "-fopenmp"
@@ -992,10 +864,8 @@ class ModelNew(nn.Module):
         super().__init__()
         limits = torch.finfo(torch.float32)
         if not isinstance(divisor, (int, float)) or not limits.tiny <= abs(divisor) <= limits.max:  # NaN fails it, too
-            raise ValueError(
-                f"divisor: expected a number whose size is a normal float32, {limits.tiny} to {limits.max}, got {divisor!r}; "
-                "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
-            )
+            wanted = f"a number whose size is a normal float32, {limits.tiny} to {limits.max}"
+            raise ValueError(f"divisor: expected {wanted}, got {divisor!r}; by others, max(conv) / d is not max(conv / d)")
         self.pool_size = (pool_size,) * 3 if isinstance(pool_size, int) else tuple(pool_size)
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")
@@ -1007,9 +877,7 @@ class ModelNew(nn.Module):
 
     @torch.compiler.assume_constant_result
     def namespace(self):
-        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", self._modules["conv"].kernel_size, strict=True)}
-        pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
-        return build(*self.sources, (fuse, *self.fused), self.flags, **kernel, **pool)
+        return build(*self.sources, (fuse, *self.fused), self.flags)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
@@ -1030,22 +898,21 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
     *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
     """
-    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
-    inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    tensors = inputs.count("Tensor")
-    returned = ", ".join(["Tensor"] * tensors)
-    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
-    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
-    save = functools.partial(save, kernels)
-    library.impl("save", save, "CompositeExplicitAutograd")
-    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+    operators, inputs = getattr(torch.ops, library.ns), schema[schema.index("(") + 1 : schema.index(")")]
+    save, gradient, tensors = functools.partial(save, kernels), functools.partial(gradient, kernels), inputs.count("Tensor")
 
-    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
-        given = [0 if each is None else each.shape for each in arguments[:tensors]]
-        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
+        found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
+        return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
+
+    def define(name, schema, function, fake):
+        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
+
+    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
+    returned = ", ".join(["Tensor"] * tensors)
+    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1057,7 +924,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1076,6 +943,10 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -1087,24 +958,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -1116,75 +989,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -1202,26 +1065,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -1237,15 +1096,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

@@ -18,7 +18,7 @@ Launches
     finish_samples   samples            32            0                    adds a sample's parts, where there are several
 
 Floor
-    269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077.
+    269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. No single unit binds.
 
 Takes
     v3's tensors on compute capability 8.0 or later; what SERVED says: up to 8 channels in and 16 out, a kernel of 3, windows of
@@ -28,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
@@ -51,9 +52,8 @@ CUDA = r"""
 #include <cstdint>
 
 // What the kernels are made for, in volumes of any size.
-#define SERVED                                                                                                             \
-    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 &&           \
-     POOL_H == 2 && POOL_W == 2)
+#define SERVED (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 && \
+                POOL_H == 2 && POOL_W == 2)
 extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
@@ -63,26 +63,52 @@ using Element = float;  // of x and the parameters
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
-constexpr int WARP = 32;
-
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-DEVICE float warp_sum(float v) {  // in all lanes
-    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
-}
-
+// ---- words
+// A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
+// windows along depth. Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these;
+// and along its rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment. A band is two
+// rows of x, in all planes of a segment: a row of windows reads two bands.
+constexpr int WARP = 32, STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
+constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
+constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
+constexpr int WHOLE_WINDOWS = (COLUMNS - 2) / 2;             // that fit into COLUMNS
+constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer rows begin 16-byte aligned
+constexpr int LINES = PRODUCERS / PIECES;                    // rows of a band that the producers load at a time
 constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
+
+// ---- shared memory of a block, for the original's size
+//   0        32       64       96 KB                          strict: 0        64       128      192     206 KB
+//   | band n | n + 1  | n + 2  | Shared                               | band n | n + 1  | n + 2  | weights | Shared
+//             |
+//             plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels of fp16 each; row 1; plane 1 ..
+//             strict: the high parts of all planes, then the low parts; weights: [high, low][tap][lane]
+// The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
+//
+//             filled by                                         emptied by
+//   a band    4 producer warps, from registers: `full`          8 consumer warps: `empty`; all threads arrive
+//   weights   8 consumer warps, once: in the last band, from    nobody
+//             where registers take them; strict: in their place
+constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;
+
+struct Shared {
+    uint64_t full[STAGES], empty[STAGES];      // mbarriers
+    float producer_largest[2][PRODUCER_WARPS]; // [at the start, at the end of an attempt]
+    int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
+    float weight_largest[CONSUMER_WARPS];
+    float sums[CONSUMER_WARPS][OUTPUTS];
+    DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
+};
 
 struct Problem {
     const Element *x, *weight;
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     bool strict;
-
-    // Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these; and along its
-    // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
 };
 
@@ -92,40 +118,6 @@ struct Result {
     int biases;  // 1 or OUT_CHANNELS
     float divisor, windows;
     float* out;
-};
-
-// ---- geometry
-// A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
-// windows along depth. A band is two rows of x, in all planes of a segment: a row of windows reads two bands.
-constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
-constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
-constexpr int WHOLE_WINDOWS = (COLUMNS - 2) / 2;             // that fit into COLUMNS
-constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer rows begin 16-byte aligned
-
-// ---- who works: a warp-specialized kernel
-// Producer warps load x, scale it, and store it as fp16 into a multistage pipeline; consumer warps multiply.
-constexpr int STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
-constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
-constexpr int LINES = PRODUCERS / PIECES;  // rows of a band that the producers load at a time
-
-// ---- shared memory of a block, for the original's size
-//   0        32       64       96 KB                          strict: 0        64       128      192     206 KB
-//   | band n | n + 1  | n + 2  | Shared                               | band n | n + 1  | n + 2  | weights | Shared
-//             |
-//             plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels of fp16 each; row 1; plane 1 ..
-//             strict: the high parts of all planes, then the low parts; weights: [high, low][tap][lane]
-// The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
-constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
-constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;
-
-struct Shared {
-    uint64_t full[STAGES], empty[STAGES];      // mbarriers
-    float producer_largest[2][PRODUCER_WARPS]; // [at the start, at the end of an attempt]
-    int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
-    int weight_exponent;                       // of the weights' power of two
-    float weight_largest[CONSUMER_WARPS];
-    float sums[CONSUMER_WARPS][OUTPUTS];
-    DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
 };
 
 // ---- PTX
@@ -209,12 +201,6 @@ DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
     bar_sync(barrier, WARPS * WARP);
     for (int other = 0; other < WARPS; ++other) v = fmaxf(v, by_warp[other]);
     return v;
-}
-// The largest finite weight; the consumers call it.
-DEVICE float largest_weight(const Element* __restrict__ weight, float* by_warp) {
-    float largest = 0;
-    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
-    return largest_of_warps<CONSUMER_WARPS>(largest, by_warp, threadIdx.x / WARP, 2);
 }
 
 // ---- the work
@@ -379,14 +365,13 @@ DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned
     pipeline.consumer_release(n++);
 }
 
-// Where in a band the row of 16 bytes lies that the lane names when a warp loads column `column` of a tile's windows.
-DEVICE uint32_t matrix_row(int lane, const Tile& tile, int column) {
-    const int pair = (tile.first_window() + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
-    return 2 * tile.slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
-}
-
-// weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; the consumers call it.
-__device__ void store_weights(const Element* __restrict__ weight, float scale, uint2* high, uint2* low) {
+// weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; returns the exponent of the power
+// of two that scales them. The consumers call it.
+__device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* high, uint2* low, float* by_warp) {
+    float largest = 0;
+    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
+    const int exponent = scale_exponent(largest_of_warps<CONSUMER_WARPS>(largest, by_warp, threadIdx.x / WARP, 2), 14);
+    const float scale = sign * power_of_2(exponent);
     for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
         const auto scaled = [&](int o, int c) {
@@ -398,6 +383,7 @@ __device__ void store_weights(const Element* __restrict__ weight, float scale, u
             low[i] = make_uint2(fp16_pair(fp16_residual(w[0]), fp16_residual(w[1])),
                                 fp16_pair(fp16_residual(w[2]), fp16_residual(w[3])));
     }
+    return exponent;
 }
 
 // A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. A product takes two neighbouring
@@ -409,6 +395,12 @@ DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
         const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
         x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
     }
+}
+// Where in a band the row of 16 bytes lies that a lane names in load_plane.
+DEVICE uint32_t matrix_row(int lane, const Tile& tile) {
+    const int column = column_of_matrix(lane / 8);
+    const int pair = (tile.first_window() + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
+    return 2 * tile.slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
@@ -458,23 +450,22 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
         UNROLL for (int d = 0; d < 2; ++d) {
             if (p < d || p > d + 2) continue;
             const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
+            const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
+            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES); };
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = ld_shared_v2_u32(at + tap * TAP_BYTES), next_w = ld_shared_v2_u32(at + second * TAP_BYTES);
-                const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES);
-                const uint2 next_low_w = ld_shared_v2_u32(at + OPERAND_BYTES + second * TAP_BYTES);
+                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
                 UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], low_w, next_low_w, operand(high, hw, tap), operand(high, hw, second));
+                    mma_pair(small[4 * d + hw], small_w, next_small_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
                     mma_pair(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
                 UNROLL for (int hw = 0; hw < 4; ++hw)
                     mma_pair(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
             }
-            const uint2 w = ld_shared_v2_u32(at + MIDDLE * TAP_BYTES);
-            const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES + MIDDLE * TAP_BYTES);
+            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
-                mma_pair(small[4 * d + hw], low_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
+                mma_pair(small[4 * d + hw], small_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
                 mma_m16n8k8_f32_f16(part[hw], w, operand(high, hw, MIDDLE));
             }
             UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
@@ -494,19 +485,17 @@ DEVICE void find_maxima(const Sums& sums, float (&maxima)[4]) {
     }
 }
 
-// A warp writes a sample's result; sum_of(o) is the sum of output o's maxima.
-template <class Sum>
-DEVICE void write_result(const Result& result, int64_t sample, Sum sum_of) {
-    float total = 0;
-    for (int o = threadIdx.x % WARP; o < OUT_CHANNELS; o += WARP) {
-        const float sign = copysignf(1, result.divisor);
-        const float average = (sum_of(o) / result.windows + sign * result.conv_bias[o]) / fabsf(result.divisor);
-        if (result.bias) total += average + result.bias[result.biases == 1 ? 0 : o];
-        else result.out[sample * OUT_CHANNELS + o] = average;
+// A warp writes a sample's result; lane o has the sum of output o's maxima.
+DEVICE void write_result(const Result& result, int64_t sample, float sum) {
+    const int o = threadIdx.x % WARP;
+    float average = 0;
+    if (o < OUT_CHANNELS) {
+        average = (sum / result.windows + copysignf(1, result.divisor) * result.conv_bias[o]) / fabsf(result.divisor);
+        if (!result.bias) result.out[sample * OUT_CHANNELS + o] = average;
+        else average += result.bias[result.biases == 1 ? 0 : o];
     }
-    if (!result.bias) return;
-    total = warp_sum(total);
-    if (threadIdx.x % WARP == 0) result.out[sample] = total;
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
+    if (result.bias && o == 0) result.out[sample] = average;
 }
 
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null.
@@ -522,13 +511,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
         return;
     }
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int warp = threadIdx.x / WARP;
-    const int weight_exponent = scale_exponent(largest_weight(problem.weight, shared.weight_largest), 14);
-    if (threadIdx.x == 0) shared.weight_exponent = weight_exponent;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint2* const operands = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
-    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), operands,
-                  STRICT ? operands + TAPS * WARP : nullptr);
+    const int weight_exponent = store_weights(problem.weight, copysignf(1, result.divisor), operands,
+                                              STRICT ? operands + TAPS * WARP : nullptr, shared.weight_largest);
     bar_sync(2, CONSUMERS);
     const uint32_t stored_weights = shared_address(operands) + lane * 8;
     uint2 weights[TAPS];
@@ -540,7 +526,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     do {
         totals[0] = totals[1] = 0;
         for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
-            const uint32_t offset = matrix_row(lane, tile, column_of_matrix(lane / 8));
+            const uint32_t offset = matrix_row(lane, tile);
             Sums sums;
             if constexpr (STRICT)
                 convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
@@ -559,23 +545,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     bar_sync(2, CONSUMERS);
     if (warp > 0) return;
-    const auto sum_of = [&](int o) {
-        float sum = 0;
-        for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][o];
-        return times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - shared.weight_exponent);
-    };
-    if (!part_sums) write_result(result, segment.sample, sum_of);
-    else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum_of(lane);
+    float sum = 0;
+    if (lane < OUTPUTS)
+        for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
+    sum = times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
+    if (!part_sums) write_result(result, segment.sample, sum);
+    else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
 
 // A warp adds the parts of a sample, in order.
 __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
-    write_result(result, blockIdx.x, [&](int o) {
-        float sum = 0;
-        for (int part = 0; part < parts; ++part)
-            sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + o];
-        return sum;
-    });
+    float sum = 0;
+    for (int part = 0; part < parts; ++part)
+        if (threadIdx.x < OUTPUTS) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + threadIdx.x];
+    write_result(result, blockIdx.x, sum);
 }
 
 // ---- launches
@@ -664,11 +647,11 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * blocks, numbers
 
 
-def conv_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool):
+def conv_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
     found = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)
     if found is None:
-        return original(x, weight, conv_bias, bias, divisor, pool)
+        return kernels.original(x, weight, conv_bias, bias, divisor, pool)
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     shape, floats, numbers = found
     scratch, out = x.new_empty(floats), x.new_empty(shape)
@@ -688,7 +671,7 @@ SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float 
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     shared_limit_kb = SHARED_LIMIT_KB
     sources = NAME, CUDA, SCHEMA, conv_max_mean, original
 
@@ -696,10 +679,8 @@ class ModelNew(nn.Module):
         super().__init__()
         limits = torch.finfo(torch.float32)
         if not isinstance(divisor, (int, float)) or not limits.tiny <= abs(divisor) <= limits.max:  # NaN fails it, too
-            raise ValueError(
-                f"divisor: expected a number whose size is a normal float32, {limits.tiny} to {limits.max}, got {divisor!r}; "
-                "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
-            )
+            wanted = f"a number whose size is a normal float32, {limits.tiny} to {limits.max}"
+            raise ValueError(f"divisor: expected {wanted}, got {divisor!r}; by others, max(conv) / d is not max(conv / d)")
         self.pool_size = (pool_size,) * 3 if isinstance(pool_size, int) else tuple(pool_size)
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")
@@ -729,6 +710,10 @@ class ModelNew(nn.Module):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -740,24 +725,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -769,75 +756,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -855,26 +832,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -890,15 +863,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

@@ -17,17 +17,18 @@ Launches
     finish_samples   samples          32           0                    adds a sample's segments, where blocks share samples
 
 Floor
-    269 MB in, 0.062 ms on an H200 (4.34 TB/s); 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077.
+    269 MB in, 0.062 ms on an H200 (4.34 TB/s); 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. What binds: a warp issues a
+    product every 8 or 9 cycles, and registers permit two consumer warps a scheduler; their pipe is busy 59% of the time.
 
 Takes
-    v4's tensors on compute capability 9.0; v4 runs on others. x whose rows are no multiple of 16 bytes is copied first (v4
-    needs no copy). PyTorch computes what SERVED excludes, with a warning. The gradient is PyTorch's. Deterministic for a number
-    of SMs.
+    v4's tensors on compute capability 9.0. x whose rows are no multiple of 16 bytes is copied first (v4 needs no copy). PyTorch
+    computes what SERVED excludes, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
@@ -51,9 +52,8 @@ CUDA = r"""
 #include <cstdint>
 
 // What the kernels are made for, in volumes of any size.
-#define SERVED                                                                                                             \
-    (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 &&           \
-     POOL_H == 2 && POOL_W == 2)
+#define SERVED (IN_CHANNELS <= 8 && OUT_CHANNELS <= 16 && KERNEL_D == 3 && KERNEL_H == 3 && KERNEL_W == 3 && POOL_D == 2 && \
+                POOL_H == 2 && POOL_W == 2)
 extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
@@ -63,30 +63,81 @@ using Element = float;  // of x and the parameters
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
-constexpr int WARP = 32;
+// ---- words
+// A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
+// windows along depth. Where a sample's slabs are too many for shared memory, or its columns for a band, it is cut into images.
+// A band is two rows of x, in all planes and channels of an image: a row of windows reads two bands. All rows of windows of all
+// images stand in one line, of which each block takes an equal part. A segment is the part of one image in one block; it is
+// scaled by a power of two that its first stage suggests, and attempted again if a value overflows fp16.
+constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
+constexpr int CONSUMER_REGISTERS = 200, PRODUCER_REGISTERS = 104;  // 64,512 of the SM's 65,536
+constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = OUT_CHANNELS * IN_CHANNELS * TAPS;
+constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
+constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
+constexpr int WHOLE_WINDOWS = (COLUMNS - 2) / 2;             // that fit into COLUMNS
+constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer rows begin 16-byte aligned
+
+// ---- shared memory of a block, for the original's size
+//   0         32        64       96       128      160      192       205.5  207 KiB
+//   | stage 0 | stage 1 | band 0 | band 1 | band 2 | band 3 | weights | Shared |
+//     |                   |                                   [high, low][tap][lane]
+//     |                   fp16: plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels each; row 1; plane 1 ..
+//     fp32, as TMA writes it: [channel][plane][row][column], in half of the planes
+// The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
+// Strict: a band has the high parts of all planes, then the low parts, and a sample is two images, of 4 and 3 slabs: 215 KiB.
+//
+//             filled by                                 emptied by
+//   a stage   TMA, which one producer calls; `loaded`   4 producer warps: bar_sync 1, then TMA is called again
+//   a band    4 producer warps, all arrive: `full`      8 consumer warps, all arrive: `empty`
+//   weights   8 consumer warps, once: bar_sync 2        nobody
+constexpr int STAGES = 2, STAGE_PLANES = 8;  // at most; the stages of a band are equally large
+constexpr int BANDS = 4;                     // so that consumer warps may be a row apart
+constexpr int ATTEMPTS = BANDS / 2 + 1;      // at a segment that may be under way: each has two bands at least
+constexpr int STAGE_ROW_BYTES = COLUMNS * 4, COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;
+constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
+constexpr int TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;  // of the weights
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-DEVICE float warp_sum(float v) {  // in all lanes
-    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
-}
-constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = OUT_CHANNELS * IN_CHANNELS * TAPS;
-
-// A slab is a layer of windows along depth. Where a sample's slabs are too many for shared memory, or its columns for a band,
-// the sample is cut into images. All rows of windows of all images stand in one line, and each block of the persistent kernels
-// takes an equal part of it. A segment is the part of one image in one block.
 struct Shape {
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     int slab_parts, image_slabs, column_parts, image_columns, blocks;
+    int stage_planes, stage_bytes, band_bytes, dynamic_bytes;  // of shared memory
 
-    __host__ __device__ int64_t images() const { return batch * slab_parts * column_parts; }
+    __host__ __device__ int parts() const { return slab_parts * column_parts; }
+    __host__ __device__ int64_t images() const { return batch * parts(); }
     __host__ __device__ int64_t first_row(int64_t block) const { return images() * rows * block / blocks; }
-    __host__ __device__ int image_planes() const { return 2 * image_slabs + 2; }
-    // Whether each image is one segment; its slot among all segments is then its own number.
-    __host__ __device__ bool whole_images() const { return images() % blocks == 0; }
+    bool sample_is_segment() const { return parts() == 1 && batch % blocks == 0; }
+};
+
+// The part of one image that begins at `line` of the line of all rows, of which a block's part ends at `end`.
+struct Segment {
+    int64_t image, sample;
+    int first_slab, slabs, first_column, columns, first_row, rows;  // of windows
+
+    DEVICE void set(const Shape& s, int64_t line, int64_t end) {
+        image = line / s.rows, sample = image / s.parts();
+        const int part = image % s.parts();
+        first_slab = part / s.column_parts * s.image_slabs, first_column = part % s.column_parts * s.image_columns;
+        slabs = smaller(s.image_slabs, s.slabs - first_slab);
+        columns = smaller(s.image_columns, s.columns - first_column);
+        first_row = line - image * s.rows;
+        rows = end - line < s.rows - first_row ? end - line : s.rows - first_row;
+    }
+    DEVICE int planes() const { return 2 * slabs + 2; }
+    DEVICE int bands() const { return rows + 1; }
+};
+
+struct Shared {
+    uint64_t loaded[STAGES], full[BANDS], empty[BANDS];  // mbarriers
+    float producer_largest[2][PRODUCER_WARPS];           // [at the start, at the end of an attempt]
+    int exponents[ATTEMPTS];                             // of the power of two that an attempt scaled x by; or REJECTED
+    float weight_largest[CONSUMER_WARPS];
+    float sums[2][CONSUMER_WARPS][OUTPUTS];  // of a segment's maxima; one is filled while the other is read
+    Segment segments[2];                     // this one and the next of the consumers; in no registers, which are short
 };
 
 // What a sample's sums become: with a bias the sum over all outputs, else the average of each.
@@ -95,56 +146,6 @@ struct Result {
     int biases;  // 1 or OUT_CHANNELS
     float divisor, windows;
     float* out;
-};
-
-// ---- geometry
-// A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A band is two rows of
-// x, in all planes and channels of an image: a row of windows reads two bands.
-constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
-constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
-constexpr int WHOLE_WINDOWS = (COLUMNS - 2) / 2;             // that fit into COLUMNS
-constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer rows begin 16-byte aligned
-
-// ---- who works: a warp-specialized, persistent kernel, one block an SM
-// TMA loads x into stages. Producer warps scale a stage and store it as fp16 into a band; consumer warps multiply.
-constexpr int CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
-// Registers: setmaxnreg gives 256 consumer threads 200 and 128 producer threads 104, 64,512 of the SM's 65,536.
-constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
-constexpr int STAGES = 2, STAGE_PLANES = 8;  // at most; the stages of a band are equally large
-constexpr int BANDS = 4;                     // so that consumer warps may be a row apart
-constexpr int ATTEMPTS = BANDS / 2 + 1;      // that may be under way: each has two bands at least
-
-// ---- shared memory of a block, for the original's size
-//   0         32        64       96       128      160      192       205.5  206.5       207 KiB
-//   | stage 0 | stage 1 | band 0 | band 1 | band 2 | band 3 | weights | sums | Scales, mbarriers |
-//     |                   |                                   [high, low][tap][lane]
-//     |                   fp16: plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels each; row 1; plane 1 ..
-//     fp32, as TMA writes it: [channel][plane][row][column], in half of the planes
-// The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
-// Strict: a band has the high parts of all planes, then the low parts, and a sample is two images, of 4 and 3 slabs: 215 KiB.
-constexpr int ROW_BYTES = COLUMNS * 4;                                                // of a stage
-constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;  // of a band, and so are the next two
-constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
-constexpr int TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;  // of the weights
-
-struct Scales {
-    float producer_largest[2][PRODUCER_WARPS];  // [at the start, at the end of an attempt]
-    int exponents[ATTEMPTS];                    // of the powers of two that the last attempts scaled x by; or REJECTED
-    float weight_largest[CONSUMER_WARPS];
-};
-
-struct Layout {
-    int stage_planes, stage_bytes, band_bytes, bands, operands, sums, scales, barriers, bytes;
-
-    __host__ DEVICE Layout(const Shape& shape, bool strict) {
-        const int planes = shape.image_planes(), stages_of_band = ceil_div(planes, STAGE_PLANES);
-        stage_planes = ceil_div(planes, stages_of_band), stage_bytes = CHANNELS * stage_planes * 2 * ROW_BYTES;
-        band_bytes = (strict ? 2 : 1) * planes * PLANE_BYTES;
-        bands = STAGES * stage_bytes, operands = bands + BANDS * band_bytes;
-        sums = operands + 2 * OPERAND_BYTES;  // [turn][warp][output]
-        scales = sums + 2 * CONSUMER_WARPS * OUTPUTS * 4, barriers = scales + ceil_div(sizeof(Scales), 8) * 8;
-        bytes = barriers + (2 * BANDS + STAGES) * 8;
-    }
 };
 
 // ---- PTX
@@ -241,77 +242,49 @@ DEVICE int scale_exponent(float largest, int target) {
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
     return smaller(target - exponent, 126);
 }
-// The largest finite magnitude.
 template <int N>
 DEVICE float largest_finite(const float (&v)[N]) {
     float largest = 0;
     UNROLL for (int i = 0; i < N; ++i) largest = fmaxf(largest, fabsf(v[i]));
-    if (largest == INFINITY) {
-        largest = 0;
-        UNROLL for (int i = 0; i < N; ++i) largest = fmaxf(largest, fabsf(v[i]) == INFINITY ? 0 : fabsf(v[i]));
-    }
+    if (largest < INFINITY) return largest;
+    largest = 0;
+    UNROLL for (int i = 0; i < N; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
     return largest;
 }
-DEVICE float warp_largest(float v) {
+// The largest of the values of WARPS whole warps, which all call it; `by_warp` has an element for each of them.
+template <int WARPS>
+DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+    if (threadIdx.x % WARP == 0) by_warp[warp] = v;
+    bar_sync(barrier, WARPS * WARP);
+    UNROLL for (int other = 0; other < WARPS; ++other) v = fmaxf(v, by_warp[other]);
     return v;
 }
-// The largest of the weights; the consumers call it. `by_warp` has an element for each of their warps.
-__device__ float largest_weight(const Element* __restrict__ weight, float* by_warp) {
-    float mine[ceil_div(WEIGHTS, CONSUMERS)];
-    UNROLL for (int k = 0; k < ceil_div(WEIGHTS, CONSUMERS); ++k) {
-        const int i = threadIdx.x + k * CONSUMERS;
-        mine[k] = i < WEIGHTS ? weight[i] : 0;
-    }
-    float largest = warp_largest(largest_finite(mine));
-    if (threadIdx.x % WARP == 0) by_warp[threadIdx.x / WARP] = largest;
-    bar_sync(2, CONSUMERS);
-    for (int warp = 0; warp < CONSUMER_WARPS; ++warp) largest = fmaxf(largest, by_warp[warp]);
-    return largest;
-}
 
-// ---- the work, and the way of a band
-struct Segment {
-    int64_t sample, slot;                                           // slot: among all segments
-    int first_slab, slabs, first_column, columns, first_row, rows;  // of windows
-
-    // The part that begins at `line` of a block's line that ends at `end`.
-    DEVICE void set(const Shape& s, int64_t line, int64_t end) {
-        const int64_t image = line / s.rows;
-        const int parts = s.slab_parts * s.column_parts, part = image % parts;
-        sample = image / parts;
-        slot = image + (s.whole_images() ? 0 : blockIdx.x);
-        first_slab = part / s.column_parts * s.image_slabs, first_column = part % s.column_parts * s.image_columns;
-        slabs = smaller(s.image_slabs, s.slabs - first_slab);
-        columns = smaller(s.image_columns, s.columns - first_column);
-        first_row = line - image * s.rows;
-        rows = end - line < s.rows - first_row ? end - line : s.rows - first_row;
-    }
-    DEVICE int bands() const { return rows + 1; }
-};
-
-// Two multistage pipelines. Stages: TMA's bytes complete a phase of a stage's mbarrier `loaded`; a barrier of the producers
-// releases the stage. Bands: band n, counted over all segments and attempts, is in stage n % BANDS. Producers wait for its
-// empty mbarrier and arrive at its full one, consumers the other way round. Every lane arrives for itself.
+// ---- the pipelines
+// Stages and bands are counted over all segments and attempts: number n is in place n % STAGES or n % BANDS. Each thread waits
+// and arrives for itself.
 struct Pipeline {
-    Layout layout;
-    uint32_t bands, barriers, stages, loaded;  // shared addresses; barriers: full, then empty
-    Scales* scales;
+    const Shape& shape;
+    Shared& shared;
+    uint32_t stages, bands;  // shared addresses
 
-    DEVICE Pipeline(const Shape& shape, bool strict, char* memory) : layout(shape, strict) {
-        stages = shared_address(memory), bands = stages + layout.bands;
-        barriers = stages + layout.barriers, loaded = barriers + 2 * BANDS * 8;
-        scales = reinterpret_cast<Scales*>(memory + layout.scales);
+    DEVICE Pipeline(const Shape& shape, Shared& shared, char* memory)
+        : shape(shape), shared(shared), stages(shared_address(memory)), bands(stages + STAGES * shape.stage_bytes) {
         if (threadIdx.x == 0) {
             for (int i = 0; i < BANDS; ++i) mbarrier_init(full(i), PRODUCERS), mbarrier_init(empty(i), CONSUMERS);
-            for (int i = 0; i < STAGES; ++i) mbarrier_init(loaded + 8 * i, 1);
+            for (int i = 0; i < STAGES; ++i) mbarrier_init(loaded(i), 1);
             fence_mbarrier_init();
         }
         __syncthreads();
     }
-    DEVICE uint32_t band(unsigned n) const { return bands + n % BANDS * layout.band_bytes; }
-    DEVICE uint32_t full(unsigned n) const { return barriers + n % BANDS * 8; }
-    DEVICE uint32_t empty(unsigned n) const { return full(n) + BANDS * 8; }
+    DEVICE uint32_t stage(unsigned n) const { return stages + n % STAGES * shape.stage_bytes; }
+    DEVICE uint32_t loaded(unsigned n) const { return shared_address(&shared.loaded[n % STAGES]); }
+    DEVICE void stage_wait(unsigned n) const { mbarrier_try_wait(loaded(n), n / STAGES & 1); }
+
+    DEVICE uint32_t band(unsigned n) const { return bands + n % BANDS * shape.band_bytes; }
+    DEVICE uint32_t full(unsigned n) const { return shared_address(&shared.full[n % BANDS]); }
+    DEVICE uint32_t empty(unsigned n) const { return shared_address(&shared.empty[n % BANDS]); }
     DEVICE void producer_acquire(unsigned n) const { mbarrier_try_wait(empty(n), n / BANDS & 1 ^ 1); }
     DEVICE void producer_commit(unsigned n) const { mbarrier_arrive(full(n)); }
     DEVICE void consumer_wait(unsigned n) const { mbarrier_try_wait(full(n), n / BANDS & 1); }
@@ -325,17 +298,7 @@ struct Pipeline {
 constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;
 constexpr float LARGEST_FP16 = 65504;
 
-// The largest of all producers' values. Two calls with one `when` have another barrier between them.
-DEVICE float largest_of_producers(float mine, int when, Scales* scales) {
-    mine = warp_largest(mine);
-    if (threadIdx.x % WARP == 0) scales->producer_largest[when][(threadIdx.x - CONSUMERS) / WARP] = mine;
-    bar_sync(1, PRODUCERS);
-    UNROLL for (int warp = 0; warp < PRODUCER_WARPS; ++warp) mine = fmaxf(mine, scales->producer_largest[when][warp]);
-    return mine;
-}
-
-// Four columns of a row, in all channels.
-using Piece = float[CHANNELS * 4];
+using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
     UNROLL for (int c = 0; c < CHANNELS; ++c) {
         const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
@@ -360,81 +323,74 @@ DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
 
 // All segments of the block. A thread has one piece of every 8th row of a stage; the first one also issues the TMA loads.
 template <bool STRICT>
-DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pipeline) {
-    const Layout& layout = pipeline.layout;
-    Scales* const scales = pipeline.scales;
+DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pipeline, Shared& shared) {
     const int thread = threadIdx.x - CONSUMERS, piece = thread % PIECES;
-    const int channel_bytes = layout.stage_planes * 2 * ROW_BYTES;
+    const int channel_bytes = shape.stage_planes * 2 * STAGE_ROW_BYTES;
+    const auto largest_of_all = [&](float mine, int when) {  // two calls with one `when` have another barrier between them
+        return largest_of_warps<PRODUCER_WARPS>(mine, shared.producer_largest[when], thread / WARP, 1);
+    };
     const int64_t end = shape.first_row(blockIdx.x + 1);
-    unsigned first_band = 0, first_stage = 0, attempt = 0;  // bands and stages are counted over all attempts
+    unsigned first_band = 0, first_stage = 0, attempt = 0;
     Segment segment;
     for (int64_t line = shape.first_row(blockIdx.x); line < end; line += segment.rows) {
         segment.set(shape, line, end);
-        const int planes = 2 * segment.slabs + 2, band_stages = ceil_div(planes, layout.stage_planes);
-        const int count = segment.bands() * band_stages;
+        const int band_stages = ceil_div(segment.planes(), shape.stage_planes), count = segment.bands() * band_stages;
         const auto load_stage = [&](int k) {
-            const unsigned stage = (first_stage + k) % STAGES;
-            const uint32_t loaded = pipeline.loaded + 8 * stage;
-            mbarrier_arrive_expect_tx(loaded, layout.stage_bytes);
-            const uint32_t to = pipeline.stages + stage * layout.stage_bytes;
+            const unsigned n = first_stage + k;
             const int column = 2 * segment.first_column, row = 2 * (segment.first_row + k / band_stages);
-            const int plane = 2 * segment.first_slab + k % band_stages * layout.stage_planes;
-            tma_load_5d(to, x, column, row, plane, 0, static_cast<int>(segment.sample), loaded);
+            const int plane = 2 * segment.first_slab + k % band_stages * shape.stage_planes;
+            mbarrier_arrive_expect_tx(pipeline.loaded(n), shape.stage_bytes);
+            tma_load_5d(pipeline.stage(n), x, column, row, plane, 0, static_cast<int>(segment.sample), pipeline.loaded(n));
         };
         int exponent = 0;
-        bool exact = false, accepted = false;
-        while (!accepted) {
+        for (bool exact = false, accepted = false; !accepted; exact = true) {
             if (thread == 0)
                 for (int k = 0; k < smaller(STAGES, count); ++k) load_stage(k);
             float largest = 0;
             int k = 0;
             UNROLL_1 for (int i = 0; i < segment.bands(); ++i) {
                 const unsigned band = first_band + i;
-                UNROLL_1 for (int first_plane = 0; first_plane < planes; first_plane += layout.stage_planes, ++k) {
-                    const unsigned n = first_stage + k;
-                    const uint32_t from = pipeline.stages + n % STAGES * layout.stage_bytes + piece * 16;
-                    const int lines = 2 * smaller(layout.stage_planes, planes - first_plane);
-                    mbarrier_try_wait(pipeline.loaded + n % STAGES * 8, n / STAGES & 1);
-                    if (k == 0 && !exact) {
-                        UNROLL_1 for (int j = thread / PIECES; j < lines; j += PRODUCERS / PIECES) {
-                            Piece v;
-                            load_piece(from + j * ROW_BYTES, channel_bytes, v);
-                            largest = fmaxf(largest, largest_finite(v));
-                        }
-                        exponent = scale_exponent(largest_of_producers(largest, 0, scales), FIRST_TARGET);
-                    }
-                    if (first_plane == 0) pipeline.producer_acquire(band);
-                    const float scale = power_of_2(exponent);
-                    const uint32_t to = pipeline.band(band) + first_plane * PLANE_BYTES;
-                    UNROLL_1 for (int j = thread / PIECES; j < lines; j += PRODUCERS / PIECES) {
-                        Piece v;
-                        load_piece(from + j * ROW_BYTES, channel_bytes, v);
+                UNROLL_1 for (int plane = 0; plane < segment.planes(); plane += shape.stage_planes, ++k) {
+                    const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
+                    const int rows = 2 * smaller(shape.stage_planes, segment.planes() - plane);
+                    Piece v;
+                    const auto load_row = [&](int row) {
+                        load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v);
                         largest = fmaxf(largest, largest_finite(v));
-                        UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= scale;
-                        store_piece(to + j * BAND_ROW_BYTES, piece, v);
+                    };
+                    pipeline.stage_wait(first_stage + k);
+                    if (k == 0 && !exact) {
+                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) load_row(row);
+                        exponent = scale_exponent(largest_of_all(largest, 0), FIRST_TARGET);
+                    }
+                    if (plane == 0) pipeline.producer_acquire(band);
+                    const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
+                    UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
+                        load_row(row);
+                        UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
+                        store_piece(to + row * BAND_ROW_BYTES, piece, v);
                         if (STRICT) {
                             UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = fp16_residual(v[e]);
-                            store_piece(to + layout.band_bytes / 2 + j * BAND_ROW_BYTES, piece, v);
+                            store_piece(to + shape.band_bytes / 2 + row * BAND_ROW_BYTES, piece, v);
                         }
                     }
                     bar_sync(1, PRODUCERS);  // all have read the stage
                     if (thread == 0 && k + STAGES < count) load_stage(k + STAGES);
                 }
                 if (k == count) {  // consumers read the exponent behind the last band's mbarrier
-                    largest = largest_of_producers(largest, 1, scales);
+                    largest = largest_of_all(largest, 1);
                     accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
-                    if (thread == 0) scales->exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
+                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
                     exponent = scale_exponent(largest, LAST_TARGET);
                 }
                 pipeline.producer_commit(band);
             }
             first_band += segment.bands(), first_stage += count, ++attempt;
-            exact = true;
         }
     }
 }
 
-// ---- consumers
+// ---- consumers: their way through the bands
 // A warp's unit: a tile in half of the slabs of a row of windows; which half has the larger part changes from row to row.
 struct Unit {
     int row, number, first_window, first_slab, end;
@@ -457,33 +413,26 @@ template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
     Unit unit;
     unit.set(segment, 0, threadIdx.x / WARP);
-    bool waits = true;  // for the row's bands
-    UNROLL_1 for (int row = 0; row < segment.rows;) {
+    UNROLL_1 for (int row = 0; row < segment.rows; ++row) {
         const unsigned band = first_band + row;
-        if (waits) pipeline.consumer_wait(band), pipeline.consumer_wait(band + 1);
-        waits = unit.row > row;
-        if (unit.row > row) {
-            pipeline.consumer_release(band);
-            ++row;
-            continue;
-        }
+        pipeline.consumer_wait(band), pipeline.consumer_wait(band + 1);
         const uint32_t bands[2] = {pipeline.band(band), pipeline.band(band + 1)};
-        visit(unit, bands);
-        unit.set(segment, row, unit.number + CONSUMER_WARPS);
+        UNROLL_1 for (; unit.row == row; unit.set(segment, row, unit.number + CONSUMER_WARPS)) visit(unit, bands);
+        pipeline.consumer_release(band);
     }
     pipeline.consumer_release(first_band + segment.rows);
 }
 
-// Where in a plane the row of 16 bytes lies that the lane names when a warp loads column `column` of 8 windows.
-DEVICE uint32_t matrix_row(int lane, int first_window, int column) {
-    const int pair = (first_window + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
-    return column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
-}
-
+// ---- consumers: the products
 // weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; returns the exponent of the power
 // of two that scales them. The consumers call it.
-__device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* high, uint2* low, Scales* scales) {
-    const float largest = largest_weight(weight, scales->weight_largest);
+__device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* high, uint2* low, float* by_warp) {
+    float mine[ceil_div(WEIGHTS, CONSUMERS)];
+    UNROLL for (int k = 0; k < ceil_div(WEIGHTS, CONSUMERS); ++k) {
+        const int i = threadIdx.x + k * CONSUMERS;
+        mine[k] = i < WEIGHTS ? weight[i] : 0;
+    }
+    const float largest = largest_of_warps<CONSUMER_WARPS>(largest_finite(mine), by_warp, threadIdx.x / WARP, 2);
     const int exponent = scale_exponent(largest, 14);
     const float scale = sign * power_of_2(exponent);
     UNROLL for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
@@ -499,8 +448,8 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
     return exponent;
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. A product takes two neighbouring
-// registers: taps 0 and 2 of a row need no moves, neither for a window's even positions nor for its odd ones.
+// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g, in lane 4g + t. A product takes two
+// neighbouring registers: taps 0 and 2 of a row need no moves, neither for a window's even positions nor for its odd ones.
 struct Plane {
     uint32_t at[SIDE][SIDE];
 };
@@ -510,6 +459,12 @@ DEVICE void load_plane(const uint32_t (&bands)[2], uint32_t offset, Plane& x) {
         const uint4 v = ldmatrix_m8n8_x4(bands[row / 2] + row % 2 * BAND_ROW_BYTES + offset);
         x.at[row][0] = v.x, x.at[row][1] = v.y, x.at[row][2] = v.z, x.at[row][3] = v.w;
     }
+}
+// Where in a plane the row of 16 bytes lies that a lane names in load_plane.
+DEVICE uint32_t matrix_row(int lane, int first_window) {
+    const int column = column_of_matrix(lane / 8);
+    const int pair = (first_window + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
+    return column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
@@ -525,36 +480,30 @@ DEVICE uint32_t operand(const Plane& x, const Plane& next_x, int position, int t
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
 DEVICE void add_pair(Sums& sums, int pair, uint2 w, uint2 next_w, const Plane& x, const Plane& next_x) {
     UNROLL for (int i = 0; i < 8; ++i)
-        mma_pair(sums[i], w, next_w, operand(x, next_x, i, first_of_pair(pair)),
-                     operand(x, next_x, i, second_of_pair(pair)));
-}
-DEVICE void add_pairs(Sums& sums, const uint2 (&weights)[TAPS], int r, const Plane& x, const Plane& next_x) {
-    UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-        add_pair(sums, pair, weights[r * PLANE_TAPS + first_of_pair(pair)], weights[r * PLANE_TAPS + second_of_pair(pair)], x,
-                 next_x);
+        mma_pair(sums[i], w, next_w, operand(x, next_x, i, first_of_pair(pair)), operand(x, next_x, i, second_of_pair(pair)));
 }
 
 // visit(sums) for each slab of a unit, in order. A slab's planes 2 and 3 are the next one's planes 0 and 1 and stay in
 // registers. All positions add in the same order; eight are summed at a time. The middle taps of the kernel's first two planes
 // make a pair, that of the third stands alone.
 template <class Visit>
-DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], uint32_t offset, int first_slab, int end,
-                     Visit visit) {
-    offset += 2 * first_slab * PLANE_BYTES;
+DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], uint32_t offset, const Unit& unit, Visit visit) {
+    offset += 2 * unit.first_slab * PLANE_BYTES;
     Plane x[4];
     load_plane(bands, offset, x[0]);
     load_plane(bands, offset + PLANE_BYTES, x[1]);
-    UNROLL_1 for (int slab = first_slab; slab < end; ++slab) {
+    UNROLL_1 for (int slab = unit.first_slab; slab < unit.end; ++slab) {
         offset += 2 * PLANE_BYTES;
         load_plane(bands, offset, x[2]);
         Sums sums = {};
-        add_pairs(sums, weights, 0, x[0], x[1]);
-        UNROLL for (int i = 0; i < 8; ++i)
-            mma_pair(sums[i], weights[MIDDLE], weights[PLANE_TAPS + MIDDLE], operand(x[0], x[1], i, MIDDLE),
-                         operand(x[1], x[2], i, MIDDLE));
-        load_plane(bands, offset + PLANE_BYTES, x[3]);
-        add_pairs(sums, weights, 1, x[1], x[2]);
-        add_pairs(sums, weights, 2, x[2], x[3]);
+        UNROLL for (int r = 0; r < 3; ++r) {
+            const uint2* const w = weights + r * PLANE_TAPS;
+            UNROLL for (int i = 0; i < 8 && r == 1; ++i)
+                mma_pair(sums[i], weights[MIDDLE], w[MIDDLE], operand(x[0], x[1], i, MIDDLE), operand(x[1], x[2], i, MIDDLE));
+            if (r == 1) load_plane(bands, offset + PLANE_BYTES, x[3]);
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
+                add_pair(sums, pair, w[first_of_pair(pair)], w[second_of_pair(pair)], x[r], x[r + 1]);
+        }
         UNROLL for (int i = 0; i < 8; ++i)
             mma_m16n8k8_f32_f16(sums[i], weights[2 * PLANE_TAPS + MIDDLE], operand(x[2], x[3], i, MIDDLE));
         visit(sums);
@@ -566,37 +515,35 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], u
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
 template <class Visit>
-DEVICE void convolve_strictly(uint32_t weights, const uint32_t (&bands)[2], int lower, uint32_t offset, int first_slab, int end,
+DEVICE void convolve_strictly(uint32_t weights, const uint32_t (&bands)[2], int lower, uint32_t offset, const Unit& unit,
                               Visit visit) {
-    UNROLL_1 for (int slab = first_slab; slab < end; ++slab) {
+    UNROLL_1 for (int slab = unit.first_slab; slab < unit.end; ++slab) {
         Sums sums = {}, small = {};
         uint32_t here = offset + 2 * slab * PLANE_BYTES, plane_weights = weights;
         Plane high, low, next_high, next_low;  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
         load_plane(bands, here, next_high);
         load_plane(bands, here + lower, next_low);
-        UNROLL_1 for (int r = 0; r < 3; ++r) {
+        UNROLL_1 for (int r = 0; r < 3; ++r, plane_weights += PLANE_TAPS * TAP_BYTES) {
+            const auto high_w = [&](int tap) { return ld_shared_v2_u32(plane_weights + tap * TAP_BYTES); };
+            const auto low_w = [&](int tap) { return ld_shared_v2_u32(plane_weights + tap * TAP_BYTES + OPERAND_BYTES); };
             high = next_high, low = next_low;
             here += PLANE_BYTES;
             load_plane(bands, here, next_high);
             load_plane(bands, here + lower, next_low);
             Sums part = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const uint32_t at = plane_weights + first_of_pair(pair) * TAP_BYTES;
-                const uint32_t next = plane_weights + second_of_pair(pair) * TAP_BYTES;
-                const uint2 w = ld_shared_v2_u32(at), next_w = ld_shared_v2_u32(next);
-                const uint2 low_w = ld_shared_v2_u32(at + OPERAND_BYTES), next_low_w = ld_shared_v2_u32(next + OPERAND_BYTES);
-                add_pair(small, pair, low_w, next_low_w, high, next_high);
+                const int tap = first_of_pair(pair), second = second_of_pair(pair);
+                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
+                add_pair(small, pair, small_w, next_small_w, high, next_high);
                 add_pair(part, pair, w, next_w, high, next_high);
                 add_pair(small, pair, w, next_w, low, next_low);
             }
-            const uint32_t middle = plane_weights + MIDDLE * TAP_BYTES;
-            const uint2 w = ld_shared_v2_u32(middle), low_w = ld_shared_v2_u32(middle + OPERAND_BYTES);
+            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int i = 0; i < 8; ++i) {
                 const uint32_t x = operand(high, next_high, i, MIDDLE);
-                mma_pair(small[i], low_w, w, x, operand(low, next_low, i, MIDDLE));
+                mma_pair(small[i], small_w, w, x, operand(low, next_low, i, MIDDLE));
                 mma_m16n8k8_f32_f16(part[i], w, x);
             }
-            plane_weights += PLANE_TAPS * TAP_BYTES;
             UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
         }
         UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
@@ -619,43 +566,39 @@ DEVICE void find_maxima(const Sums& sums, float (&maxima)[4]) {
 DEVICE void write_result(const Result& result, int64_t sample, float sum) {
     const int o = threadIdx.x % WARP;
     float average = 0;
-    if (o < OUT_CHANNELS)
+    if (o < OUT_CHANNELS) {
         average = (sum / result.windows + copysignf(1, result.divisor) * result.conv_bias[o]) / fabsf(result.divisor);
-    if (!result.bias) {
-        if (o < OUT_CHANNELS) result.out[sample * OUT_CHANNELS + o] = average;
-        return;
+        if (!result.bias) result.out[sample * OUT_CHANNELS + o] = average;
+        else average += result.bias[result.biases == 1 ? 0 : o];
     }
-    if (o < OUT_CHANNELS) average += result.bias[result.biases == 1 ? 0 : o];
-    average = warp_sum(average);
-    if (o == 0) result.out[sample] = average;
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
+    if (result.bias && o == 0) result.out[sample] = average;
 }
 
 // ---- the kernel
-// A block takes its part of all rows of windows, segment by segment. Four producer warps fill the bands with fp16. Each of
-// eight consumer warps convolves its units, 8 windows x 16 outputs at a time, and keeps the sums of their maxima in registers.
-// The weights are in 54 registers of each consumer thread; strict ones are read from shared memory. At a segment's end the
-// first consumer warp adds the warps' sums: to segment_sums (segments, OUTPUTS), null where a sample is a segment.
+// Each of eight consumer warps convolves its units, 8 windows x 16 outputs at a time, and keeps the sums of their maxima in
+// registers, as well as the weights, 54 a thread; strict ones are read from shared memory. At a segment's end the first
+// consumer warp adds the warps' sums: to segment_sums (segments, OUTPUTS), null where a sample is a segment.
 template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
     stream_max_mean(const __grid_constant__ CUtensorMap x, const Shape shape, const Element* __restrict__ weight,
                     float* __restrict__ segment_sums, const Result result) {
     extern __shared__ __align__(128) char memory[];
-    __shared__ Segment segments[2];  // this one and the next of the consumers; in no registers, which are short
-    const Pipeline pipeline(shape, STRICT, memory);
-    uint2* const operands = reinterpret_cast<uint2*>(memory + pipeline.layout.operands);
-    float* const warp_sums = reinterpret_cast<float*>(memory + pipeline.layout.sums);
+    __shared__ Shared shared;
+    const Pipeline pipeline(shape, shared, memory);
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);
     if (warp >= CONSUMER_WARPS) {
-        warpgroup_reg_dealloc<104>();
-        produce<STRICT>(x, shape, pipeline);
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        produce<STRICT>(x, shape, pipeline, shared);
         return;
     }
-    warpgroup_reg_alloc<200>();
+    warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+    uint2* const operands = reinterpret_cast<uint2*>(memory + STAGES * shape.stage_bytes + BANDS * shape.band_bytes);
     const int weight_exponent =
-        store_weights(weight, copysignf(1, result.divisor), operands, operands + TAPS * WARP, pipeline.scales);
+        store_weights(weight, copysignf(1, result.divisor), operands, operands + TAPS * WARP, shared.weight_largest);
     const int64_t end = shape.first_row(blockIdx.x + 1);
     int64_t line = shape.first_row(blockIdx.x);
-    if (threadIdx.x == 0) segments[0].set(shape, line, end);
+    if (threadIdx.x == 0) shared.segments[0].set(shape, line, end);
     bar_sync(2, CONSUMERS);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const uint32_t stored_weights = shared_address(operands) + lane * 8;
@@ -663,9 +606,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
     unsigned first_band = 0, attempt = 0;
     for (int turn = 0; line < end; turn ^= 1) {
-        const Segment& segment = segments[turn];
+        const Segment& segment = shared.segments[turn];
         line += segment.rows;
-        if (threadIdx.x == 0 && line < end) segments[turn ^ 1].set(shape, line, end);
+        if (threadIdx.x == 0 && line < end) shared.segments[turn ^ 1].set(shape, line, end);
         float totals[2];  // of outputs g and g + 8
         int exponent;
         do {
@@ -678,57 +621,43 @@ __global__ void __launch_bounds__(THREADS, 1)
                     find_maxima(sums, maxima);
                     UNROLL for (int i = 0; i < 4; ++i) totals[i / 2] += exist[i % 2] ? maxima[i] : 0;
                 };
-                const uint32_t offset = matrix_row(lane, unit.first_window, column_of_matrix(lane / 8));
+                const uint32_t offset = matrix_row(lane, unit.first_window);
                 if constexpr (STRICT)
-                    convolve_strictly(stored_weights, bands, pipeline.layout.band_bytes / 2, offset, unit.first_slab, unit.end,
-                                      take_maxima);
+                    convolve_strictly(stored_weights, bands, shape.band_bytes / 2, offset, unit, take_maxima);
                 else
-                    convolve(weights, bands, offset, unit.first_slab, unit.end, take_maxima);
+                    convolve(weights, bands, offset, unit, take_maxima);
             });
             first_band += segment.bands();
-            exponent = pipeline.scales->exponents[attempt++ % ATTEMPTS];
+            exponent = shared.exponents[attempt++ % ATTEMPTS];
         } while (exponent == REJECTED);
         UNROLL for (int i = 0; i < 2; ++i) {
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 1);
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
-            if (t == 0) warp_sums[(turn * CONSUMER_WARPS + warp) * OUTPUTS + g + 8 * i] = totals[i];
+            if (t == 0) shared.sums[turn][warp][g + 8 * i] = totals[i];
         }
         // These sums are there, those before have been read, and so has the segment; the next one is set.
         bar_sync(2, CONSUMERS);
-        if (warp == 0) {
-            float sum = 0;
-            if (lane < OUTPUTS)
-                for (int other = 0; other < CONSUMER_WARPS; ++other)
-                    sum += warp_sums[(turn * CONSUMER_WARPS + other) * OUTPUTS + lane];
-            sum = times_power_of_2(sum, -exponent - weight_exponent);
-            if (!segment_sums) write_result(result, segment.sample, sum);
-            else if (lane < OUTPUTS) segment_sums[segment.slot * OUTPUTS + lane] = sum;
-            __syncwarp();  // lane 0 may write over the segment
-        }
+        if (warp > 0) continue;
+        float sum = 0;
+        if (lane < OUTPUTS)
+            for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[turn][other][lane];
+        sum = times_power_of_2(sum, -exponent - weight_exponent);
+        if (!segment_sums) write_result(result, segment.sample, sum);
+        else if (lane < OUTPUTS) segment_sums[(segment.image + blockIdx.x) * OUTPUTS + lane] = sum;
+        __syncwarp();  // lane 0 may write over the segment
     }
 }
 
-// Calls visit(slot) for each segment of a sample, in order.
-template <class Visit>
-DEVICE void for_segments(const Shape& s, int64_t sample, Visit visit) {
-    const int parts = s.slab_parts * s.column_parts;
-    for (int64_t image = sample * parts; image < (sample + 1) * parts; ++image) {
-        if (s.whole_images()) {
-            visit(image);
-            continue;
-        }
-        const int64_t all = s.images() * s.rows, first = (image * s.rows + 1) * s.blocks - 1;
-        const int64_t last = (image + 1) * s.rows * s.blocks - 1;  // block b has the lines from all * b / blocks on
-        for (int64_t block = first / all; block <= last / all; ++block) visit(image + block);
-    }
-}
-
-// A warp adds the segments of a sample, in order.
+// A warp adds the segments of a sample, in order. That of an image in a block has slot image + block.
 __global__ void __launch_bounds__(WARP)
-    finish_samples(const float* __restrict__ segment_sums, const Shape shape, const Result result) {
+    finish_samples(const float* __restrict__ segment_sums, const Shape s, const Result result) {
     float sum = 0;
-    if (threadIdx.x < OUTPUTS)
-        for_segments(shape, blockIdx.x, [&](int64_t slot) { sum += segment_sums[slot * OUTPUTS + threadIdx.x]; });
+    const int64_t all = s.images() * s.rows, first_image = static_cast<int64_t>(blockIdx.x) * s.parts();
+    for (int64_t image = first_image; image < first_image + s.parts(); ++image) {
+        const auto block_of = [&](int64_t line) { return ((line + 1) * s.blocks - 1) / all; };
+        for (int64_t block = block_of(image * s.rows); block <= block_of((image + 1) * s.rows - 1); ++block)
+            if (threadIdx.x < OUTPUTS) sum += segment_sums[(image + block) * OUTPUTS + threadIdx.x];
+    }
     write_result(result, blockIdx.x, sum);
 }
 
@@ -740,53 +669,53 @@ static Shape planned(int64_t batch, int depth, int height, int width, bool stric
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    s.image_slabs = s.slabs;
-    while (s.image_slabs > 1 && Layout(s, strict).bytes > limit) --s.image_slabs;
-    s.slab_parts = ceil_div(s.slabs, s.image_slabs), s.image_slabs = ceil_div(s.slabs, s.slab_parts);
+    int parts = 0;
+    do {
+        s.image_slabs = ceil_div(s.slabs, ++parts), s.slab_parts = ceil_div(s.slabs, s.image_slabs);
+        const int planes = 2 * s.image_slabs + 2;
+        s.stage_planes = ceil_div(planes, ceil_div(planes, STAGE_PLANES));
+        s.stage_bytes = CHANNELS * s.stage_planes * 2 * STAGE_ROW_BYTES;
+        s.band_bytes = (strict ? 2 : 1) * planes * PLANE_BYTES;
+        s.dynamic_bytes = STAGES * s.stage_bytes + BANDS * s.band_bytes + 2 * OPERAND_BYTES;
+    } while (s.image_slabs > 1 && s.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit);
     s.image_columns = s.columns <= WHOLE_WINDOWS ? s.columns : PART_WINDOWS;
     s.column_parts = ceil_div(s.columns, s.image_columns);
-    const int64_t images = s.images(), waves = (images + sm_count - 1) / sm_count;
-    const int64_t whole = (images + waves - 1) / waves;
+    const int64_t images = s.images(), waves = (images + sm_count - 1) / sm_count, whole = (images + waves - 1) / waves;
     const bool busy = whole * 20 >= 19 * static_cast<int64_t>(sm_count);
     if (images == s.batch && images % whole == 0 && busy) s.blocks = whole;
     else s.blocks = images * s.rows < sm_count ? images * s.rows : sm_count;
     return s;
 }
-static int64_t segments_of(const Shape& s) {  // 0: each sample is one
-    return !s.whole_images() ? s.images() + s.blocks : s.images() == s.batch ? 0 : s.images();
-}
+// Sums of segments that scratch has room for.
 extern "C" int64_t count_segments(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return segments_of(planned(batch, depth, height, width, strict, device));
+    const Shape s = planned(batch, depth, height, width, strict, device);
+    return s.sample_is_segment() ? 0 : s.images() + s.blocks;
 }
 
+// The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                             const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
 static Encode find_encode() {
     void* encode = nullptr;
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
+    cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
 #endif
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
 }
 
 // A tensor map of x, in boxes of a stage. What lies outside of x, and channels that do not exist, become zeros. The driver
 // needs a context in this thread, which may be autograd's: a call of the runtime must come first.
-static cudaError_t encode_map(const Element* x, const Shape& s, const Layout& layout, CUtensorMap* map) {
+static cudaError_t encode_map(const Element* x, const Shape& s, CUtensorMap* map) {
     static const Encode encode = find_encode();
     if (!encode) return cudaErrorNotSupported;
-    const cuuint64_t width = s.width, height = s.height, depth = s.depth, batch = s.batch;
-    const cuuint64_t sizes[5] = {width, height, depth, IN_CHANNELS, batch}, row_bytes = (width + 3) / 4 * 16;
-    const cuuint64_t strides[4] = {row_bytes, row_bytes * height, row_bytes * height * depth,
-                                   row_bytes * height * depth * IN_CHANNELS};
-    const cuuint32_t box[5] = {COLUMNS, 2, static_cast<cuuint32_t>(layout.stage_planes), CHANNELS, 1};
-    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    const cuuint64_t width = s.width, height = s.height, depth = s.depth, batch = s.batch, row_bytes = (width + 3) / 4 * 16;
+    const cuuint64_t sizes[5] = {width, height, depth, IN_CHANNELS, batch}, channel_bytes = row_bytes * height * depth;
+    const cuuint64_t strides[4] = {row_bytes, row_bytes * height, channel_bytes, channel_bytes * IN_CHANNELS};
+    const cuuint32_t box[5] = {COLUMNS, 2, static_cast<cuuint32_t>(s.stage_planes), CHANNELS, 1}, steps[5] = {1, 1, 1, 1, 1};
     const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box,
                                    steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -801,17 +730,16 @@ extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, c
     int device = 0;
     cudaGetDevice(&device);
     const Shape shape = planned(batch, depth, height, width, strict, device);
-    const Layout layout(shape, strict);
     const auto windows = static_cast<float>(static_cast<int64_t>(shape.slabs) * shape.rows * shape.columns);
     const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
                            out};
-    float* const segment_sums = segments_of(shape) ? scratch : nullptr;
+    float* const segment_sums = shape.sample_is_segment() ? nullptr : scratch;
     const auto kernel = strict ? stream_max_mean<true> : stream_max_mean<false>;
     CUtensorMap map;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
-    if (error == cudaSuccess) error = encode_map(x, shape, layout, &map);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.dynamic_bytes);
+    if (error == cudaSuccess) error = encode_map(x, shape, &map);
     if (error != cudaSuccess) return error;
-    kernel<<<shape.blocks, THREADS, layout.bytes, stream>>>(map, shape, weight, segment_sums, result);
+    kernel<<<shape.blocks, THREADS, shape.dynamic_bytes, stream>>>(map, shape, weight, segment_sums, result);
     if (segment_sums) finish_samples<<<batch, WARP, 0, stream>>>(segment_sums, shape, result);
     return cudaGetLastError();
 }
@@ -849,11 +777,11 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * segments, numbers
 
 
-def stream_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool):
+def stream_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
     found = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)
     if found is None:
-        return original(x, weight, conv_bias, bias, divisor, pool)
+        return kernels.original(x, weight, conv_bias, bias, divisor, pool)
     x, weight, conv_bias, bias = in_aligned_rows(x), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     shape, floats, numbers = found
     scratch, out = x.new_empty(floats), x.new_empty(shape)
@@ -883,17 +811,15 @@ SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float 
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     sources = NAME, CUDA, SCHEMA, stream_max_mean, original
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
         limits = torch.finfo(torch.float32)
         if not isinstance(divisor, (int, float)) or not limits.tiny <= abs(divisor) <= limits.max:  # NaN fails it, too
-            raise ValueError(
-                f"divisor: expected a number whose size is a normal float32, {limits.tiny} to {limits.max}, got {divisor!r}; "
-                "the division is moved behind the max, and max(conv) / 0 is not max(conv / 0), nor is it for infinity"
-            )
+            wanted = f"a number whose size is a normal float32, {limits.tiny} to {limits.max}"
+            raise ValueError(f"divisor: expected {wanted}, got {divisor!r}; by others, max(conv) / d is not max(conv / d)")
         self.pool_size = (pool_size,) * 3 if isinstance(pool_size, int) else tuple(pool_size)
         if len(self.pool_size) != 3 or min(self.pool_size) < 1:
             raise ValueError(f"pool_size: expected a positive int or three of them, got {pool_size!r}")
@@ -924,6 +850,10 @@ class ModelNew(nn.Module):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -935,24 +865,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -964,75 +896,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -1050,26 +972,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -1085,15 +1003,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

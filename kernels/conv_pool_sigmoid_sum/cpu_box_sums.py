@@ -27,6 +27,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import os
 import re
 import shutil
@@ -47,6 +48,7 @@ CPP = r"""
 #include <algorithm>
 #include <cstdint>
 #include <new>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -77,9 +79,6 @@ inline vec load_first(const float* from, int64_t count) {
     vec value = {};
     for (int64_t i = 0; i < count; ++i) value[i] = from[i];
     return value;
-}
-inline void store_first(float* to, vec value, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) to[i] = value[i];
 }
 
 // Lane i of the result is lane from(i) of a and b put end to end.
@@ -388,30 +387,22 @@ inline void add_parameter_terms(const float* boxes, const float* delta, int64_t 
     }
 }
 
-struct ForwardWorkspace {  // of a thread; both begin as zeros
-    float* boxes;          // [padded_inner][PITCH]
-    float* delta;          // [WINDOWS][padded_outputs], where delta is not kept
-};
-inline int64_t boxes_floats(const Shape& shape) { return shape.padded_inner() * PITCH; }
-inline int64_t delta_floats(const Shape& shape) { return WINDOWS * shape.padded_outputs(); }
-
-// The sum of sigmoids of a stretch of a pooled row, in all output channels.
-float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, const ForwardWorkspace& workspace) {
+// The sum of sigmoids of a stretch of a pooled row, in all output channels. Of the thread, both zeros at first: `boxes`
+// [padded_inner][PITCH], and where delta is not kept `own_delta` [WINDOWS][padded_outputs].
+float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, float* boxes, float* own_delta) {
     const Shape& shape = job.shape;
     const int64_t windows = std::min(shape.stretch(), shape.columns() - left), padded = shape.padded_outputs();
     const int64_t pixel = (sample * shape.channels * shape.height + row * POOL_H) * shape.width + left * POOL_W;
     const int64_t readable = shape.batch * shape.channels * shape.plane() - pixel;
     const int64_t looked_at = (shape.channels - 1) * shape.plane() + (KERNEL_H + POOL_H - 2) * shape.width +
                               round_up(windows + HALO_W, LANES) * POOL_W;
-    if (looked_at <= readable)
-        box_sums<true>(job.x + pixel, readable, workspace.boxes, windows, shape);
-    else
-        box_sums<false>(job.x + pixel, readable, workspace.boxes, windows, shape);
+    const auto sum_boxes = looked_at <= readable ? box_sums<true> : box_sums<false>;
+    sum_boxes(job.x + pixel, readable, boxes, windows, shape);
 
-    float* terms = nullptr;
-    if (job.terms) terms = job.terms + (sample * shape.bands() + row / BAND - job.first_band) * shape.band_floats();
+    const int64_t band = sample * shape.bands() + row / BAND - job.first_band;
+    float* terms = job.terms ? job.terms + band * shape.band_floats() : nullptr;
     float* delta = job.delta ? job.delta + ((sample * shape.rows() + row) * shape.columns() + left) * padded
-                             : terms ? workspace.delta : nullptr;
+                             : terms ? own_delta : nullptr;
     const int64_t rows_to_fetch = row + 1 < shape.rows() ? shape.channels * POOL_H : 0;
     Upcoming upcoming{job.x + pixel + (KERNEL_H - 1 + POOL_H) * shape.width, rows_to_fetch, ceil_div(windows * POOL_W, LINE),
                       shape.width, shape.plane()};
@@ -422,8 +413,8 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
         constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
         vec totals[VECTORS] = {};
         for (int64_t j = 0; j < windows; j += POSITIONS)
-            sigmoid_tile<VECTORS>(job, workspace.boxes + j, first * LANES, windows - j, delta ? delta + j * padded : nullptr,
-                                  totals, upcoming, fetches);
+            sigmoid_tile<VECTORS>(job, boxes + j, first * LANES, windows - j, delta ? delta + j * padded : nullptr, totals,
+                                  upcoming, fetches);
         vec total = {};
         for (int v = 0; v < VECTORS; ++v) {
             const int64_t exist = shape.outputs - (first + v) * LANES;
@@ -432,15 +423,8 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
         }
         for (int i = 0; i < LANES; ++i) sum += total[i];
     });
-    if (terms) add_parameter_terms(workspace.boxes, delta, windows, terms, shape);
+    if (terms) add_parameter_terms(boxes, delta, windows, terms, shape);
     return sum;
-}
-
-// All of a pooled row; `index` counts the rows of all samples.
-void forward_row(const Forward& job, int64_t index, const ForwardWorkspace& workspace) {
-    job.sums[index] = 0;
-    for (int64_t left = 0; left < job.shape.columns(); left += job.shape.stretch())
-        job.sums[index] += stretch_sum(job, index / job.shape.rows(), index % job.shape.rows(), left, workspace);
 }
 
 // grads (outputs * inner weights, then the biases) of a sample = the sum of the terms of its bands.
@@ -488,9 +472,8 @@ struct InputGradientWorkspace {  // of a thread; all begin as zeros
     float* carry;                // what windows of earlier rows give to later ones: [channels][KERNEL_H - 1][MAX_PIXELS]
 };
 
-struct Stretch {
-    int64_t first, left, right;        // windows from `first` are read, pixels from that of `left` are written
-    int64_t left_pixel, right_pixel;
+struct Stretch {  // windows from `first` are read, pixels from that of `left` are written
+    int64_t first, left, right, left_pixel, right_pixel;
 };
 
 template <int VECTORS>
@@ -557,8 +540,9 @@ inline void spread_boxes(const InputGradient& job, int64_t sample, int64_t row, 
                     if (t >= POOL_H)
                         store(carry + (t - POOL_H) * MAX_PIXELS + pixel, sum);
                     else if (write && row * POOL_H + t < shape.height) {
-                        if (count == LANES) store(grad_x + t * shape.width + pixel, sum);
-                        else store_first(grad_x + t * shape.width + pixel, sum, count);
+                        float* to = grad_x + t * shape.width + pixel;
+                        if (count == LANES) store(to, sum);
+                        else for (int64_t i = 0; i < count; ++i) to[i] = sum[i];
                     }
                 }
             }
@@ -571,11 +555,9 @@ void input_gradient_unit(const InputGradient& job, int64_t unit, const InputGrad
     const Shape& shape = job.shape;
     const int64_t index = unit % job.stretches(), band = unit / job.stretches() % job.bands();
     const int64_t sample = unit / job.stretches() / job.bands();
-    Stretch stretch;
-    stretch.left = index * job.stretch(), stretch.right = std::min(stretch.left + job.stretch(), shape.columns());
-    stretch.first = std::max<int64_t>(0, stretch.left - HALO_W);
-    stretch.left_pixel = stretch.left * POOL_W;
-    stretch.right_pixel = index + 1 == job.stretches() ? shape.width : stretch.right * POOL_W;
+    const int64_t left = index * job.stretch(), right = std::min(left + job.stretch(), shape.columns());
+    const int64_t right_pixel = index + 1 == job.stretches() ? shape.width : right * POOL_W;
+    const Stretch stretch{std::max<int64_t>(0, left - HALO_W), left, right, left * POOL_W, right_pixel};
 
     std::fill_n(workspace.carry, shape.channels * (KERNEL_H - 1) * MAX_PIXELS, 0.0f);
     std::fill_n(workspace.boxes, shape.padded_inner() * GRADIENT_PITCH, 0.0f);
@@ -616,10 +598,15 @@ public:
     operator float*() { return reinterpret_cast<float*>(lines_.data()); }
 };
 
-// Rows from begin to end; with terms, a whole number of bands.
+// Pooled rows of all samples, from begin to end; with terms, a whole number of bands.
 static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
-    Floats boxes(boxes_floats(job.shape)), delta(job.terms && !job.delta ? delta_floats(job.shape) : 0);
-    for (int64_t row = begin; row < end; ++row) forward_row(job, row, {boxes, delta});
+    const Shape& shape = job.shape;
+    Floats boxes(shape.padded_inner() * PITCH), delta(job.terms && !job.delta ? WINDOWS * shape.padded_outputs() : 0);
+    for (int64_t row = begin; row < end; ++row) {
+        job.sums[row] = 0;
+        for (int64_t left = 0; left < shape.columns(); left += shape.stretch())
+            job.sums[row] += stretch_sum(job, row / shape.rows(), row % shape.rows(), left, boxes, delta);
+    }
 }
 
 // Rows are worked on in groups of samples whose terms take no more than a sample's, or 64 MB.
@@ -634,10 +621,8 @@ static bool forward_with_terms(Forward job, float* grads, int64_t threads) {
         const auto first_row = [&](int64_t band) {
             return (job.first_band + band) / shape.bands() * shape.rows() + (job.first_band + band) % shape.bands() * BAND;
         };
-        const bool done = parallel_for(samples * shape.bands(), threads, [&](int64_t begin, int64_t end) {
-            forward_rows(job, first_row(begin), first_row(end));
-        });
-        if (!done) return false;
+        const auto rows = [&](int64_t begin, int64_t end) { forward_rows(job, first_row(begin), first_row(end)); };
+        if (!parallel_for(samples * shape.bands(), threads, rows)) return false;
         parallel_for(samples, threads, [&](int64_t begin, int64_t end) {
             for (int64_t b = begin; b < end; ++b)
                 add_bands(job.terms + b * sample_floats, grads + (first + b) * shape.parameters(), shape);
@@ -658,11 +643,8 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
     const auto run_rows = [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); };
     const int64_t all = batch * shape.rows();
     if (!(grads ? forward_with_terms(job, grads, threads) : parallel_for(all, threads, run_rows))) return NO_MEMORY;
-    for (int64_t b = 0; b < batch; ++b) {
-        double sum = 0;
-        for (int64_t row = 0; row < shape.rows(); ++row) sum += sums[b * shape.rows() + row];
-        out[b] = sum;
-    }
+    for (int64_t b = 0; b < batch; ++b)
+        out[b] = std::accumulate(&sums[b * shape.rows()], &sums[b * shape.rows()] + shape.rows(), 0.0);
     return DONE;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
@@ -711,11 +693,11 @@ def sizes(kernels, x, weight, bias, *pool):
     return *shape, *outputs
 
 
-def save(kernels, x, weight, bias, pool, plan):
+def save(kernels, x, weight, bias, pool, plan, sizes=sizes):
     """Return the output, each sample's gradients of the parameters (plan & 2), and the sigmoids' derivatives (plan & 1)."""
     found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    out, grads, delta = saved(kernels, x, weight, bias, pool, plan)
+    out, grads, delta = kernels.saved(kernels, x, weight, bias, pool, plan)
     if x.shape[0]:
         kept = grads if plan & 2 else None, delta if plan & 1 else None
         launch(kernels.run_forward, x, weight, bias, out, *kept, *found, torch.get_num_threads())
@@ -730,7 +712,7 @@ def saved(kernels, x, weight, bias, pool, plan):
 
 
 def forward(kernels, x, weight, bias, pool):
-    return save(kernels, x, weight, bias, pool, 0)[0]
+    return kernels.save(kernels, x, weight, bias, pool, 0)[0]
 
 
 def gradient(kernels, grad, x, weight, bias, pool, grads, delta, plan):
@@ -753,7 +735,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     sources = NAME, CPP, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", forward, original
     fused = plan, save, saved, gradient
 
@@ -786,22 +768,21 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
     *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
     """
-    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
-    inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    tensors = inputs.count("Tensor")
-    returned = ", ".join(["Tensor"] * tensors)
-    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
-    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
-    save = functools.partial(save, kernels)
-    library.impl("save", save, "CompositeExplicitAutograd")
-    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+    operators, inputs = getattr(torch.ops, library.ns), schema[schema.index("(") + 1 : schema.index(")")]
+    save, gradient, tensors = functools.partial(save, kernels), functools.partial(gradient, kernels), inputs.count("Tensor")
 
-    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
-        given = [0 if each is None else each.shape for each in arguments[:tensors]]
-        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
+        found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
+        return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
+
+    def define(name, schema, function, fake):
+        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
+
+    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
+    returned = ", ".join(["Tensor"] * tensors)
+    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -813,7 +794,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -832,6 +813,10 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -843,24 +828,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -872,75 +859,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -958,26 +935,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -993,15 +966,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

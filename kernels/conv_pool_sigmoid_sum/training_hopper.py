@@ -28,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
@@ -68,9 +69,25 @@ using Element = float;  // of x and the parameters
 constexpr int TAPS = KERNEL_H * KERNEL_W, TERMS = IN_CHANNELS * TAPS;
 constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNELS;
 
+// Words used below:
+//   tap       an element of the convolution's kernel
+//   position  a pooled column of a pooled row: a window, which has a box sum for each tap and channel
+//   tile      96 pooled columns; a sample tile are those of one sample, with all pooled rows. A step takes two of these.
+//   work row  a pooled row in the line of all sample tiles' rows, of which each block takes an equal part
+//   segment   the part of one sample tile in one block; `slot` is where its sums go in device memory
+//   half      0 or 1, row_half: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
+//   channel   0 or 1: of a lane's two, q and q + 4
+//   pair      two neighbouring positions; `element` (0 or 1) is one of them
+//   part      a warp's 16 positions of its warpgroup's 64; its rank is the warp's number in the warpgroup
+//
+// Who does what, in a block of conv_pool_gradients: one producer thread, as in v5, fills stages with rows of both halves by TMA
+// when they are empty. Each of twelve consumer warps, a pooled row a step: waits until a stage is full, sums its rows in
+// registers, gives it back; stores the sums as fp16 once its warpgroup has multiplied the last ones; then the warpgroup
+// multiplies weights * sums, and delta, the sigmoid's derivative, * sums: the gradients, which stay in registers.
+
 struct Shape {
     int batch, height, width, rows, columns;  // rows, columns: of pooled positions
-    int tiles, blocks;                        // tiles of TILE_POSITIONS columns; blocks of the persistent kernels
+    int tiles, blocks;                        // tiles of a sample; blocks of the persistent kernels
 };
 
 // ---- constants and layout
@@ -80,10 +97,9 @@ struct Shape {
 // Its own sum keeps the mean, and is therefore split, high + low. So are the weights: a rounded weight errs alike at all
 // positions, which the sum over positions does not average out.
 constexpr int MIDDLE = TAPS / 2;
-constexpr int OVERLAP = KERNEL_H - 1;    // rows that a pooled row's boxes share with the next one's
-constexpr int FRESH = POOL_H - OVERLAP;  // rows that belong to one pooled row alone
+constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 // Channels of a tile: columns of a slab (below), two of a lane. Missing channels and outputs are zeros.
-constexpr int CHANNELS = 8, OUTPUTS = 64, TILE_POSITIONS = 96;  // of a tile: channels in and out, pooled columns
+constexpr int CHANNELS = 8, OUTPUTS = 64, TILE_POSITIONS = 96;
 constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
 // A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
 // Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
@@ -92,7 +108,6 @@ constexpr int GROUPS = CONSUMER_WARPS / 4, THREADS = CONSUMERS + 128;  // three 
 // Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128.
 constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;
 static_assert(CONSUMERS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= 65536, "or setmaxnreg waits forever");
-static_assert(CONSUMER_WARPS % 4 == 0 && TILE_POSITIONS % WARP_POSITIONS == 0, "whole warpgroups, of whole warps");
 
 // What a block of conv_pool_gradients keeps in shared memory; bytes for 8 channels, a 3 x 3 kernel and a 4 x 4 window.
 //                                                      strict
@@ -108,9 +123,8 @@ static_assert(CONSUMER_WARPS % 4 == 0 && TILE_POSITIONS % WARP_POSITIONS == 0, "
 constexpr int LINE = 128, LINE_FLOATS = LINE / 4;  // innermost extent of a TMA box: 128 bytes
 constexpr int CHUNK_BYTES = 16;                    // what the swizzle moves: chunk i of line l stands at i ^ (l % 8)
 // Lines of a row and channel; an odd number, so that the swizzle differs from channel to channel.
-constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOATS) | 1;
+constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOATS) | 1, ROW_BYTES = CHANNELS * LINES * LINE;
 static_assert(WARP_POSITIONS * POOL_W % LINE_FLOATS == 0, "tiles, and warps' parts of them, begin where a line does");
-constexpr int ROW_BYTES = CHANNELS * LINES * LINE;
 constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <= 128 * 1024 ? 2 : 1,
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
 
@@ -123,8 +137,7 @@ constexpr int SUM_COLUMNS = 80, SUMS_BYTES = SLAB + SUM_COLUMNS / 8 * SLAB;     
 constexpr int ONES = SUM_COLUMNS - 8;  // these columns' products are the gradient of the bias, each of 8 positions
 
 constexpr int MAX_STAGES = 16, PIPELINE_BARRIERS = 2 * MAX_STAGES;  // full and empty
-constexpr int WARP_SUMS = 16;                                       // floats
-static_assert(WARP_SUMS >= CONSUMER_WARPS, "a float a consumer warp");
+constexpr int WARP_SUMS = 16;                                       // floats, one a consumer warp
 enum NamedBarrier { ALL_CONSUMERS = 1, FIRST_GROUP = 2, FIRST_HALF = 2 };  // + warpgroup; + half, in input_gradient
 
 template <bool STRICT>
@@ -132,8 +145,7 @@ struct Shared {
     static constexpr int WEIGHTS = 2 * FP16_BYTES;
     static constexpr int GROUP_SUMS = (STRICT ? 2 : 1) * SUMS_BYTES, SUMS = GROUPS * GROUP_SUMS;
     static constexpr int REST = OUTPUTS * 4 + WARP_SUMS * 4 + (PIPELINE_BARRIERS + GROUPS) * 8;  // biases, WARP_SUMS, mbarriers
-    static constexpr int LIMIT = 227 * 1024, FREE = LIMIT - WEIGHTS - SUMS - REST;
-    static constexpr int FITTING = FREE / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
+    static constexpr int FITTING = (227 * 1024 - WEIGHTS - SUMS - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
     static constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
     static constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, SUMS_AT = WEIGHTS_AT + WEIGHTS;
     static constexpr int REST_AT = SUMS_AT + SUMS, BYTES = REST_AT + REST;
@@ -295,7 +307,7 @@ DEVICE uint32_t fp16_rest(float a, float b, uint32_t pair) {
     const __half2 high = *reinterpret_cast<const __half2*>(&pair);
     return fp16_pair(a - __low2float(high), b - __high2float(high));
 }
-// The lower fp16 values of a and b, or the half ones.
+// The lower fp16 values of a and b, or the upper ones.
 DEVICE uint32_t lower_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 DEVICE uint32_t upper_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
@@ -314,15 +326,11 @@ DEVICE float power_for(float largest, int exponent, int most) {
 }
 
 // ---- the static tile scheduler
-// A sample tile is a tile of columns of one sample. Work rows number the pooled rows of all sample tiles, one after another; a
-// block takes an equal part of them. A segment is the part of one sample tile in one block. Half 0 of the block's consumers
-// goes down the upper half of its rows, half 1 down the lower one.
 DEVICE int64_t sample_tiles(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
-DEVICE int64_t first_work_row(const Shape& s, int block) { return sample_tiles(s) * s.rows * block / s.blocks; }
 
 struct Segment {
-    int sample, tile, slot;  // slot: where its sums go
-    int start, count;        // pooled rows
+    int sample, tile, slot;
+    int start, count;  // pooled rows
 
     DEVICE int steps() const { return (count + 1) / 2; }
     DEVICE int first(int row_half) const { return start + row_half * steps(); }
@@ -330,16 +338,26 @@ struct Segment {
 };
 
 // The block's segments, one after another: `work_row` is where the next one begins.
-DEVICE Segment segment_at(const Shape& s, int64_t work_row, int64_t end) {
-    const int64_t sample_tile = work_row / s.rows;
-    Segment segment;
-    segment.sample = static_cast<int>(sample_tile / s.tiles);
-    segment.tile = static_cast<int>(sample_tile % s.tiles);
-    segment.slot = static_cast<int>(sample_tile) + (sample_tiles(s) % s.blocks ? blockIdx.x : 0);
-    segment.start = static_cast<int>(work_row - sample_tile * s.rows);
-    segment.count = end - work_row < s.rows - segment.start ? static_cast<int>(end - work_row) : s.rows - segment.start;
-    return segment;
-}
+struct Scheduler {
+    const Shape& s;
+    int64_t end, work_row;
+
+    DEVICE explicit Scheduler(const Shape& s)
+        : s(s), end(first_work_row(blockIdx.x + 1)), work_row(first_work_row(blockIdx.x)) {}
+    DEVICE int64_t first_work_row(int block) const { return sample_tiles(s) * s.rows * block / s.blocks; }
+    DEVICE bool has_next() const { return work_row < end; }
+    DEVICE Segment next() {
+        const int64_t sample_tile = work_row / s.rows;
+        Segment segment;
+        segment.sample = static_cast<int>(sample_tile / s.tiles);
+        segment.tile = static_cast<int>(sample_tile % s.tiles);
+        segment.slot = static_cast<int>(sample_tile) + (sample_tiles(s) % s.blocks ? blockIdx.x : 0);
+        segment.start = static_cast<int>(work_row - sample_tile * s.rows);
+        segment.count = end - work_row < s.rows - segment.start ? static_cast<int>(end - work_row) : s.rows - segment.start;
+        work_row += segment.count;
+        return segment;
+    }
+};
 
 // ---- the multistage pipeline
 // Even stages are half 0's, odd ones half 1's. A stage's full mbarrier completes when TMA has written its bytes, its empty
@@ -365,16 +383,13 @@ struct Pipeline {
     }
 };
 
-// The producer, one thread of its warpgroup, asks TMA for the rows of both halves in the order in which they are consumed. It
-// waits for a stage to be empty, and for nothing else. A fresh mbarrier counts its previous phase, of parity 1, as complete, so
-// the first pass over the stages does not wait.
+// The producer asks TMA for the rows of both halves in the order in which they are consumed. A fresh mbarrier counts its
+// previous phase, of parity 1, as complete, so the first pass over the stages does not wait.
 template <int STAGES>
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
     Pipeline<STAGES> pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
-    const int64_t end = first_work_row(shape, blockIdx.x + 1);
-    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
-        const Segment segment = segment_at(shape, work_row, end);
-        work_row += segment.count;
+    for (Scheduler scheduler(shape); scheduler.has_next();) {
+        const Segment segment = scheduler.next();
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
             UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
@@ -384,7 +399,7 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
                 // Below the image TMA writes zeros and reads nothing.
                 const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
-                const int line = segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS;
+                const int line = segment.tile * TILE_POSITIONS * POOL_W / LINE_FLOATS;
                 tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
             }
@@ -392,14 +407,7 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
 }
 
 // ---- box sums in registers
-// Words here and below:
-//   position  a pooled column of a pooled row: a window, and a row or column of a product
-//   pair      two neighbouring positions; `element` (0 or 1) is one of them. Lane 4 * n + q has pair pair_of(n) of its warp's.
-//   half     0 or 1: of the lane's two channels, q or q + 4
-//   part      a warp's 16 positions of its warpgroup's 64; its rank is the warp's number in the warpgroup
-//   slot      where a segment's sums go in device memory
-// What a lane reads of a row begins 16-byte aligned.
-constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);
+constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
 
 struct Lane {
     int lane, q, pair, warp, row_half;  // warp: in the tile
@@ -421,15 +429,15 @@ struct Lane {
 };
 
 using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
-using Sums = float[TAPS][4];         // [tap][2 * half + element]: fragments of wgmma's operand a
+using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
 
 // Values between the first and the last column's windows are common to all; a window adds some on the left and on the right.
 // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
-DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, RowSums& sums) {
+DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int channel, RowSums& sums) {
     static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
     float x[4 * CHUNKS];
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
-        const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
+        const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
         if (SPAN - 4 * i > 2) {
             const float4 v = ld_shared_v4_f32(at);
             x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
@@ -456,88 +464,71 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, Row
 template <int STAGES>
 struct BoxSums {
     Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][half], from its first rows; [OVERLAP] is unused
+    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
     Pipeline<STAGES> pipeline;
     const Lane& lane;
-    float touched;                 // a sum that needs all that was read of the stage at hand
     // NaN or infinity among what was read for the pooled row at hand, and for the next one.
     bool not_finite, next_not_finite = false;
 
     DEVICE BoxSums(const Pipeline<STAGES>& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
 
-    // Waits until TMA has filled the row's stage; returns the row's address.
-    DEVICE uint32_t consumer_wait(int row) {
-        if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
-        return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
-    }
-    DEVICE void touch(int row, int half, const RowSums& sum) {
-        const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
-        touched = row % STAGE_ROWS == 0 && half == 0 ? all : touched + all;
-    }
-    // Gives the stage back. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
+    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
+    // its rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
     // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
-    // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders no
-    // memory; __syncwarp puts the other lanes' loads before the arrive.
-    DEVICE void consumer_release(int row) {
-        if (row % STAGE_ROWS != STAGE_ROWS - 1) return;
-        const bool found = !(fabsf(touched) < INFINITY);
-        not_finite |= found, next_not_finite |= found;
-        const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
-        __syncwarp();
-        if (lane.lane == (odd ? __ffs(odd) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
-        pipeline.advance();
+    // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders
+    // no memory; __syncwarp puts the other lanes' loads before the arrive.
+    template <int ROWS, typename Use>
+    DEVICE void for_rows(Use use) {
+        float touched;  // a sum that needs all that was read of the stage
+        UNROLL for (int row = 0; row < ROWS; ++row) {
+            if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
+            const uint32_t address = pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
+            UNROLL for (int channel = 0; channel < 2; ++channel) {
+                RowSums sum;
+                sum_row(address, lane.chunk, channel, sum);
+                const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
+                touched = row % STAGE_ROWS == 0 && channel == 0 ? all : touched + all;
+                use(row, channel, sum);
+            }
+            if (row % STAGE_ROWS != STAGE_ROWS - 1) continue;
+            const bool found = !(fabsf(touched) < INFINITY);
+            not_finite |= found, next_not_finite |= found;
+            const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
+            __syncwarp();
+            if (lane.lane == (odd ? __ffs(odd) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
+            pipeline.advance();
+        }
     }
 
     // The rows that belong to this pooled row alone complete what is pending.
     DEVICE void fresh_rows() {
         not_finite = next_not_finite;
         RowSums total[2] = {};
-        UNROLL for (int row = 0; row < FRESH; ++row) {
-            const uint32_t address = consumer_wait(row);
-            UNROLL for (int half = 0; half < 2; ++half) {
-                RowSums sum;
-                sum_row(address, lane.chunk, half, sum);
-                touch(row, half, sum);
-                UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                    UNROLL for (int element = 0; element < 2; ++element) {
-                        float& to = total[half][element][e];
-                        to = row ? to + sum[element][e] : sum[element][e];
-                    }
+        for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
+            UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
+                float& to = total[channel][i % 2][i / 2];
+                to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
             }
-            consumer_release(row);
+        });
+        UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
+            const int r = i / (4 * KERNEL_W), channel = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
+            const float all = total[channel][element][e];
+            sums[r * KERNEL_W + e][2 * channel + element] = r < OVERLAP ? pending[r][channel][element][e] + all : all;
         }
-        UNROLL for (int r = 0; r < KERNEL_H; ++r)
-            UNROLL for (int half = 0; half < 2; ++half)
-                UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                    UNROLL for (int element = 0; element < 2; ++element) {
-                        const float all = total[half][element][e];
-                        sums[r * KERNEL_W + e][2 * half + element] = r < OVERLAP ? pending[r][half][element][e] + all : all;
-                    }
     }
 
     // The rows that this pooled row shares with the next one. Of the first call, for the rows above a half's first fresh ones,
     // only what it leaves in `pending` counts.
     DEVICE void overlap_rows() {
         next_not_finite = false;
-        UNROLL for (int row = 0; row < OVERLAP; ++row) {
-            const uint32_t address = consumer_wait(row);
-            UNROLL for (int half = 0; half < 2; ++half) {
-                RowSums sum;
-                sum_row(address, lane.chunk, half, sum);
-                touch(row, half, sum);
-                UNROLL for (int r = 0; r < KERNEL_H; ++r)
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                        UNROLL for (int element = 0; element < 2; ++element) {
-                            const float value = sum[element][e];
-                            float& next = pending[r][half][element][e];
-                            if (r > row)
-                                sums[r * KERNEL_W + e][2 * half + element] += value;
-                            else
-                                next = r == row ? value : next + value;
-                        }
+        for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
+            UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
+                const int tap = i / 2, r = tap / KERNEL_W, e = tap % KERNEL_W, element = i % 2;
+                float& next = pending[r][channel][element][e];
+                if (r > row) sums[tap][2 * channel + element] += sum[element][e];
+                else next = r == row ? sum[element][e] : next + sum[element][e];
             }
-            consumer_release(row);
-        }
+        });
     }
 };
 
@@ -553,24 +544,21 @@ struct Tensors {
     uint4 *deltas, *low_deltas;       // null where they are not asked for
 };
 
+// The power of two that lets fp16 hold the largest of all consumers' values.
+__device__ float scale_of(float largest, float* warp_largest) {
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
+    bar_sync(ALL_CONSUMERS, CONSUMERS);
+    for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
+    return power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
+}
+
 // The weight of a tap's differences from the middle one; the middle one's is then the sum of all.
 DEVICE float product_weight(const Element* weight, int o, int c, int tap) {
     float w = 0;
     UNROLL for (int t = 0; o < OUT_CHANNELS && c < IN_CHANNELS && t < TAPS; ++t)
         if (t == tap || tap == MIDDLE) w += weight[(o * IN_CHANNELS + c) * TAPS + t] * WEIGHT_FACTOR;
     return w;
-}
-
-// Writes the sum of all consumers' values. The next call needs a barrier before it.
-DEVICE void write_sum(float value, float* warp_sums, float* to) {
-    value = warp_sum(value);
-    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
-    bar_sync(ALL_CONSUMERS, CONSUMERS);
-    if (threadIdx.x == 0) {
-        float sum = 0;
-        UNROLL for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
-        *to = sum;
-    }
 }
 
 // A warpgroup computes
@@ -601,11 +589,7 @@ __device__ float store_fp16_weights(const Element* weight, float* warp_largest, 
         largest = fmaxf(largest, fabsf(w[k]));
     }
     for (int i = threadIdx.x; i < 2 * FP16_BYTES / 16; i += CONSUMERS) reinterpret_cast<uint4*>(to)[i] = make_uint4(0, 0, 0, 0);
-    largest = warp_max(largest);
-    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    bar_sync(ALL_CONSUMERS, CONSUMERS);
-    for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
-    const float scale = power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
+    const float scale = scale_of(largest, warp_largest);
     UNROLL for (int k = 0; k < COUNT; ++k) {
         const int i = threadIdx.x + k * CONSUMERS, o = i % OUTPUTS, c = i / OUTPUTS % CHANNELS, tap = i / (OUTPUTS * CHANNELS);
         if (i >= ALL) break;
@@ -724,6 +708,13 @@ struct Gradient {
 
     // Once all have read the last step's sums. The barrier lets all multiply, and asks whether a sum overflowed.
     DEVICE void store_sums(const Sums& from) {
+        if (STRICT) {  // the scale is chosen before: registers do not suffice to keep the sums until it is known what overflows
+            shrink(from);
+            mbarrier_try_wait(sums_empty, parity);
+            parity ^= 1;
+            store_parts(from);
+            return bar_sync(barrier, 128);
+        }
         uint32_t words[2 * INNER_SLABS];
         const bool overflow = pack(from, words);
         mbarrier_try_wait(sums_empty, parity);
@@ -736,15 +727,6 @@ struct Gradient {
             bar_sync(barrier, 128);
         }
     }
-    // Strict: the scale is chosen before. Registers do not suffice to keep the sums until it is known whether one overflowed.
-    DEVICE void store_strict_sums(const Sums& from) {
-        shrink(from);
-        mbarrier_try_wait(sums_empty, parity);
-        parity ^= 1;
-        store_parts(from);
-        bar_sync(barrier, 128);
-    }
-
     // Small terms first.
     DEVICE void multiply_weights(float (&d)[32]) const {
         wgmma_fence();
@@ -852,10 +834,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     Gradient<STRICT> gradient(data + Memory::WEIGHTS_AT, data + Memory::SUMS_AT + group * Memory::GROUP_SUMS,
                               sums_empty + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
     BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.row_half), lane);
-    const int64_t end = first_work_row(shape, blockIdx.x + 1);
-    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
-        const Segment segment = segment_at(shape, work_row, end);
-        work_row += segment.count;
+    for (Scheduler scheduler(shape); scheduler.has_next();) {
+        const Segment segment = scheduler.next();
         const int64_t sample_tile = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
         const int columns = shape.columns - segment.tile * TILE_POSITIONS;
         const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;
@@ -890,8 +870,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             gradient.finish(lane);
             box.overlap_rows();
             if (!whole) clear_outside(box.sums, inside);
-            if (STRICT) gradient.store_strict_sums(box.sums);
-            else gradient.store_sums(box.sums);
+            gradient.store_sums(box.sums);
             float d[32];
             gradient.multiply_weights(d);
             UNROLL for (int i = 0; i < 32; ++i) d[i] = fmaf(d[i], gradient.unit, bias[i / 2 % 2]);
@@ -942,7 +921,14 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         wgmma_wait_group<0>();
         write(STRICT && segment.steps() >= STRICT_STEPS);
-        write_sum(total, warp_sums, t.partial_sums + segment.slot);  // its barrier: the gradients have been read
+        total = warp_sum(total);
+        if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = total;
+        bar_sync(ALL_CONSUMERS, CONSUMERS);  // and the gradients have been read
+        if (threadIdx.x == 0) {
+            float sum = 0;
+            UNROLL for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
+            t.partial_sums[segment.slot] = sum;
+        }
     }
 }
 
@@ -1015,17 +1001,6 @@ constexpr int TRANSPOSED_AT = 2 * CONSUMER_WARPS * OUT_BYTES, INPUT_GRADIENT_BYT
 // Blocks behind its own add up the parameters' gradients: 128 samples of one tile take 128 blocks, and leave 4 of 132 SMs free.
 constexpr int TAIL_WIDTH = 128, TAIL_PARTS = CONSUMERS / TAIL_WIDTH, TAIL_BLOCKS = ceil_div(PARAMETERS, TAIL_WIDTH);
 
-// The power of two that lets fp16 hold the largest weight.
-__device__ float weight_scale(const Element* weight, float* warp_largest) {
-    float largest = 0;
-    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(weight[i]));
-    largest = warp_max(largest);
-    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    __syncthreads();
-    for (int i = 0; i < CONSUMER_WARPS; ++i) largest = fmaxf(largest, warp_largest[i]);
-    return power_for(largest, WEIGHT_EXPONENT, MOST_WEIGHT_EXPONENT);
-}
-
 // weight[o][c][tap] as operand b: 72 columns (tap, channel); k is the output, in the order in which deltas were saved: of each
 // 16 outputs 0, 8, 1, 9, ...
 __device__ void store_transposed_weights(const Element* weight, float scale, char* to) {
@@ -1054,14 +1029,16 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     if (static_cast<int>(blockIdx.x) >= shape.blocks)
         return sum_parameters<TAIL_WIDTH, TAIL_PARTS>(parameters, grad_out, shape.batch, blockIdx.x - shape.blocks,
                                                       reinterpret_cast<double*>(memory));
-    __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][half][warp][q]; warp 0 stays zero
+    __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][channel][warp][q]; warp 0 stays zero
     __shared__ float warp_largest[CONSUMER_WARPS];
     char* const weights = memory + TRANSPOSED_AT;
     for (int i = threadIdx.x; i < 2 * ROW_HALVES * 4 * EXCHANGED; i += CONSUMERS) {
         const int parity = i / (ROW_HALVES * 4 * EXCHANGED), row_half = i / (4 * EXCHANGED) % ROW_HALVES, q = i / EXCHANGED % 4;
         exchange[parity][row_half][0][q][i % EXCHANGED] = 0;
     }
-    const float weight_power = weight_scale(weight, warp_largest);
+    float largest = 0;
+    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(weight[i]));
+    const float weight_power = scale_of(largest, warp_largest);
     store_transposed_weights(weight, weight_power, weights);
     fence_proxy_async();
     __syncthreads();
@@ -1071,11 +1048,9 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     constexpr int ROW = TILE_WARPS * 128;  // vectors
     const int left_lane = (Lane::pair_of(lane.pair - 1) & 7) * 4 + lane.q;  // has the pair of positions on the left
     const uint32_t outgoing = shared_address(memory) + 2 * warp * OUT_BYTES;
-    const int64_t end = first_work_row(shape, blockIdx.x + 1);
     int parity = 0;
-    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
-        const Segment segment = segment_at(shape, work_row, end);
-        work_row += segment.count;
+    for (Scheduler scheduler(shape); scheduler.has_next();) {
+        const Segment segment = scheduler.next();
         // Pooled rows [first, last).
         const int first = segment.first(lane.row_half), last = first + segment.rows(lane.row_half);
         const bool writes_below = last == shape.rows && first < last;
@@ -1200,14 +1175,12 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
 // ---- launches
 // One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
 // sample tiles. The latter need no add_segments.
-constexpr int MIN_SM_USE = 19, OF_SMS = 20;
-static int count_blocks(int64_t sample_tiles, int rows, int sm_count) {
+static int count_blocks(int64_t sample_tiles, int rows, int64_t sm_count) {
     const int64_t blocks_a_tile = sm_count / sample_tiles, tiles_a_block = (sample_tiles + sm_count - 1) / sm_count;
     const int64_t most = sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count;
-    int64_t even = 0;
-    if (blocks_a_tile) even = sample_tiles * blocks_a_tile;
-    else if (sample_tiles % tiles_a_block == 0) even = sample_tiles / tiles_a_block;
-    return static_cast<int>(even <= most && even * OF_SMS >= MIN_SM_USE * static_cast<int64_t>(sm_count) ? even : most);
+    const int64_t whole_tiles = sample_tiles % tiles_a_block ? 0 : sample_tiles / tiles_a_block;
+    const int64_t even = blocks_a_tile ? sample_tiles * blocks_a_tile : whole_tiles;
+    return static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
 }
 
 static Shape make_shape(int64_t batch, int64_t height, int64_t width) {
@@ -1365,7 +1338,7 @@ def serves(kernels, x, weight, bias, *pool):
     return bool(kernels.is_served(width))
 
 
-def plan(kernels, x, weight, bias, pool, needs):
+def plan(kernels, x, weight, bias, pool, needs, serves=serves):
     """Return `needs`, and 4 in strict mode; None for what PyTorch computes: deltas are kept of one tile, counted in 32 bits."""
     if not serves(kernels, kind(x), kind(weight), kind(bias), *pool):
         return None
@@ -1385,7 +1358,7 @@ def saved(kernels, x, weight, bias, pool, plan):
 def save(kernels, x, weight, bias, pool, plan):
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     x = x.clone() if x.data_ptr() % 16 else x  # TMA reads 16 bytes at a time
-    out, grads, deltas = saved(kernels, x, weight, bias, pool, plan)
+    out, grads, deltas = kernels.saved(kernels, x, weight, bias, pool, plan)
     batch, _, height, width = x.shape
     if batch:
         scratch, kept = x.new_empty(kernels.count_scratch(batch, height, width)), deltas if plan & 1 else None
@@ -1393,10 +1366,10 @@ def save(kernels, x, weight, bias, pool, plan):
     return out, grads, deltas
 
 
-def forward(kernels, x, weight, bias, pool):
+def forward(kernels, x, weight, bias, pool, serves=serves):
     if not serves(kernels, kind(x), kind(weight), kind(bias), *pool):
-        return original(x, weight, bias, pool)
-    return save(kernels, x, weight, bias, pool, 4 * is_strict())[0]
+        return kernels.original(x, weight, bias, pool)
+    return kernels.save(kernels, x, weight, bias, pool, 4 * is_strict())[0]
 
 
 def gradient(kernels, grad, x, weight, bias, pool, grads, deltas, plan):
@@ -1415,7 +1388,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `serves` is above, so that another variant in the same notebook cannot replace them.
     fused = plan, save, saved, gradient
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", forward, original
 
@@ -1450,22 +1423,21 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
     *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
     """
-    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
-    inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    tensors = inputs.count("Tensor")
-    returned = ", ".join(["Tensor"] * tensors)
-    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
-    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
-    save = functools.partial(save, kernels)
-    library.impl("save", save, "CompositeExplicitAutograd")
-    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+    operators, inputs = getattr(torch.ops, library.ns), schema[schema.index("(") + 1 : schema.index(")")]
+    save, gradient, tensors = functools.partial(save, kernels), functools.partial(gradient, kernels), inputs.count("Tensor")
 
-    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
-        given = [0 if each is None else each.shape for each in arguments[:tensors]]
-        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
+        found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
+        return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
+
+    def define(name, schema, function, fake):
+        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
+
+    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
+    returned = ", ".join(["Tensor"] * tensors)
+    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1477,7 +1449,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1496,6 +1468,10 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -1507,24 +1483,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -1536,75 +1514,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -1622,26 +1590,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -1657,15 +1621,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

@@ -28,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
@@ -70,10 +71,19 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 constexpr int TAPS = KERNEL_H * KERNEL_W, TERMS = IN_CHANNELS * TAPS;
 constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNELS;
 
-// x (batch, IN_CHANNELS, height, width), and its pooled rows and columns. All pooled rows of all images stand in one line, and
-// every block takes an equal part of it. An image is a sample, or in input_gradient a tile of one.
+// Words used below:
+//   position  a pooled column of a pooled row: a window of pixels, which has a box sum for each tap and channel
+//   tap       an element of the convolution's kernel
+//   strip     16 pooled columns, of a warp; four warps are a group, whose 64 positions are columns of its products
+//   image     a sample, or in input_gradient a tile of one
+//   segment   the part of one image in one block: all pooled rows of all images stand in one line, of which a block takes an
+//             equal part (a persistent kernel with a static tile scheduler); `slot` is where its sums go in device memory
+//   unit      a segment is cut into strips of columns and bands of rows, the units; in each round a warp has one
+//   step      a pooled row of a unit. All warps take as many steps in a round; a unit may have one row less, or none.
+//   pair      two neighbouring positions, of a lane; `member` (0 or 1) is one of them
+
 struct Shape {
-    int batch, height, width, rows, columns;
+    int batch, height, width, rows, columns;  // of x (batch, IN_CHANNELS, height, width); rows, columns: of pooled positions
     int images, blocks, strips;  // strips: of 16 pooled columns
     int warps;                   // of a block of conv_pool_sum
     bool aligned;                // rows begin at multiples of 16 bytes
@@ -85,9 +95,8 @@ struct Tensors {
     bool low_deltas;          // their low parts are kept behind them
 };
 
-// A segment is the part of one image in one block: pooled rows [start, start + count).
 struct Segment {
-    int image, start, count, slot;  // slot: where its sums go
+    int image, start, count, slot;  // pooled rows [start, start + count)
 };
 DEVICE int64_t first_row(const Shape& s, int block) { return static_cast<int64_t>(s.images) * s.rows * block / s.blocks; }
 DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
@@ -96,10 +105,9 @@ DEVICE Segment segment_at(const Shape& s, int64_t line, int64_t end) {
     return {image, start, count, image + (s.images % s.blocks ? static_cast<int>(blockIdx.x) : 0)};
 }
 
-// ---- geometry
+// ---- constants and layout
 constexpr int MIDDLE_H = KERNEL_H / 2, MIDDLE_W = KERNEL_W / 2, MIDDLE = MIDDLE_H * KERNEL_W + MIDDLE_W;
-constexpr int OVERLAP = KERNEL_H - 1;      // rows that a pooled row's windows share with the next one's
-constexpr int FRESH = POOL_H - OVERLAP;    // rows that belong to one pooled row alone
+constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 constexpr int CHANNELS = 8, OUTPUTS = 64;  // of the products; missing ones are zeros
 constexpr int STRIP = 16, GROUP = 4;       // positions (pooled columns) of a warp; warps of a group
 constexpr int PARTS = 2;                   // warps' positions that a warp multiplies at a time, of a group's four
@@ -247,9 +255,7 @@ DEVICE float split_weights(const Element* weight, float factor, float* warp_valu
     return scale;
 }
 
-// ---- who does what in a segment
-// It is cut into strips of columns and bands of rows, the units; in each round a warp has one. All warps take as many steps, a
-// pooled row each; a unit may have one row less, or none.
+// ---- how a segment is cut
 struct Work {
     Segment segment;
     int bands, rounds, steps;
@@ -300,34 +306,32 @@ struct Pipeline {
     template <int FIRST, int COUNT>
     DEVICE void copy_rows(bool more) {
         __syncwarp();
-        if (more) {
-            const int lane = threadIdx.x % 32;
-            const uint32_t to = data + FIRST * STAGE_BYTES + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
-            const uint32_t tail =
-                data + FIRST * STAGE_BYTES + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
-            const int64_t plane = static_cast<int64_t>(s.height) * s.width;
-            // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
-            const auto copy_row = [&](int row, auto copy) {
-                UNROLL for (int c = 0; c < CHANNELS; c += 4) {
-                    const Element* const source = from + c * plane;
-                    const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
-                    UNROLL for (int line = 0; line < LINES; ++line)
-                        copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
-                    if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
-                }
-                from += s.width;
-            };
-            if (s.aligned) {
-                UNROLL for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
-                    });
-            } else {
-                UNROLL_1 for (int row = 0; row < COUNT; ++row)
-                    copy_row(row, [](uint32_t to, const Element* source, int columns) {
-                        UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
-                    });
+        if (!more) return;
+        const int lane = threadIdx.x % 32;
+        const uint32_t stages = data + FIRST * STAGE_BYTES, to = stages + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
+        const uint32_t tail = stages + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
+        const int64_t plane = static_cast<int64_t>(s.height) * s.width;
+        // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
+        const auto copy_row = [&](int row, auto copy) {
+            UNROLL for (int c = 0; c < CHANNELS; c += 4) {
+                const Element* const source = from + c * plane;
+                const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
+                UNROLL for (int line = 0; line < LINES; ++line)
+                    copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
+                if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
             }
+            from += s.width;
+        };
+        const auto copy_16 = [](uint32_t to, const Element* source, int columns) {
+            cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
+        };
+        const auto copy_4 = [](uint32_t to, const Element* source, int columns) {
+            UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+        };
+        if (s.aligned) {
+            UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
+        } else {
+            UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
         }
     }
 
@@ -616,29 +620,21 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                         const uint4 low =
                             KEPT ? kept[KEPT ? PAIRS + k : 0] : ld_shared_v4_u32(weights + (PAIRS + k) * FRAGMENT);
                         // Products that add to the same sums stand far apart; small ones come first.
+                        const auto load = [&](int slab, int part) {
+                            return ldmatrix_m8n8_x4(matrices + slab * SLAB + (first + part) * 2 * OCTET);
+                        };
+                        const auto multiply = [&](int part, const uint4& a, const uint4& b) {
+                            mma_m16n8k16_f32_f16(d[2 * part], a, b.x, b.y);
+                            mma_m16n8k16_f32_f16(d[2 * part + 1], a, b.z, b.w);
+                        };
                         uint4 b[PARTS];
-                        UNROLL for (int part = 0; part < PARTS; ++part)
-                            b[part] = ldmatrix_m8n8_x4(matrices + 2 * k * SLAB + (first + part) * 2 * OCTET);
+                        UNROLL for (int part = 0; part < PARTS; ++part) b[part] = load(2 * k, part);
                         if (STRICT)
-                            UNROLL for (int part = 0; part < PARTS; ++part) {
-                                const uint4 rest =
-                                    ldmatrix_m8n8_x4(matrices + (SLABS + 2 * k) * SLAB + (first + part) * 2 * OCTET);
-                                mma_m16n8k16_f32_f16(d[2 * part], high, rest.x, rest.y);
-                                mma_m16n8k16_f32_f16(d[2 * part + 1], high, rest.z, rest.w);
-                            }
-                        UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16_f32_f16(d[2 * part], low, b[part].x, b[part].y);
-                            mma_m16n8k16_f32_f16(d[2 * part + 1], low, b[part].z, b[part].w);
-                        }
-                        UNROLL for (int part = 0; part < PARTS; ++part) {
-                            mma_m16n8k16_f32_f16(d[2 * part], high, b[part].x, b[part].y);
-                            mma_m16n8k16_f32_f16(d[2 * part + 1], high, b[part].z, b[part].w);
-                        }
+                            UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, high, load(SLABS + 2 * k, part));
+                        UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, low, b[part]);
+                        UNROLL for (int part = 0; part < PARTS; ++part) multiply(part, high, b[part]);
                     }
-                    UNROLL for (int i = 0; i < 8 * PARTS; ++i) {
-                        float& exponent = d[i / 4][i % 4];
-                        exponent = fmaf(exponent, unit, bias[i / 2 % 2]);
-                    }
+                    UNROLL for (int i = 0; i < 8 * PARTS; ++i) d[i / 4][i % 4] = fmaf(d[i / 4][i % 4], unit, bias[i / 2 % 2]);
                     UNROLL for (int part = 0; part < PARTS; ++part) {
                         const uint32_t count = counts >> 4 * (first + part) & 15;
                         if (count != 15)
@@ -1021,7 +1017,7 @@ def serves(kernels, x, weight, bias, *pool):
     return bool(kernels.is_served())
 
 
-def plan(kernels, x, weight, bias, pool, needs):
+def plan(kernels, x, weight, bias, pool, needs, serves=serves):
     """Return `needs`, and 4 in strict mode; None for what PyTorch computes. 32 bits count vectors of eight deltas."""
     if not serves(kernels, kind(x), kind(weight), kind(bias), *pool) or (
         needs & 1 and x.shape[0] * deltas_of_sample(x, weight, pool) >= 2**35
@@ -1044,7 +1040,9 @@ def saved(kernels, x, weight, bias, pool, plan):
 
 def save(kernels, x, weight, bias, pool, plan):
     x, weight, bias, training = x.contiguous(), weight.contiguous(), bias.contiguous(), plan & 3
-    out, grads, deltas = saved(kernels, x, weight, bias, pool, plan) if training else (x.new_empty(x.shape[0]), None, None)
+    out, grads, deltas = (
+        kernels.saved(kernels, x, weight, bias, pool, plan) if training else (x.new_empty(x.shape[0]), None, None)
+    )
     batch, _, height, width = x.shape
     if batch:
         scratch = x.new_empty(kernels.count_scratch(batch, height, width, training))
@@ -1053,10 +1051,10 @@ def save(kernels, x, weight, bias, pool, plan):
     return out, grads, deltas
 
 
-def forward(kernels, x, weight, bias, pool):
+def forward(kernels, x, weight, bias, pool, serves=serves):
     if not serves(kernels, kind(x), kind(weight), kind(bias), *pool):
-        return original(x, weight, bias, pool)
-    return save(kernels, x, weight, bias, pool, 4 * is_strict())[0]
+        return kernels.original(x, weight, bias, pool)
+    return kernels.save(kernels, x, weight, bias, pool, 4 * is_strict())[0]
 
 
 def gradient(kernels, grad, x, weight, bias, pool, grads, deltas, plan):
@@ -1075,7 +1073,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `serves` is above, so that another variant in the same notebook cannot replace them.
     shared_limit_kb = SHARED_LIMIT_KB
     fused = plan, save, saved, gradient
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", forward, original
@@ -1110,22 +1108,21 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
     *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
     """
-    operators, tags = getattr(torch.ops, library.ns), (torch.Tag.pt2_compliant_tag,)
-    inputs = schema[schema.index("(") + 1 : schema.index(")")]
-    tensors = inputs.count("Tensor")
-    returned = ", ".join(["Tensor"] * tensors)
-    library.define(f"save({inputs}, int plan) -> (Tensor, Tensor, Tensor)", tags=tags)
-    library.define(f"gradient(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", tags=tags)
-    save = functools.partial(save, kernels)
-    library.impl("save", save, "CompositeExplicitAutograd")
-    library.impl("gradient", functools.partial(gradient, kernels), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{library.ns}::save", functools.partial(saved, kernels), lib=library)
+    operators, inputs = getattr(torch.ops, library.ns), schema[schema.index("(") + 1 : schema.index(")")]
+    save, gradient, tensors = functools.partial(save, kernels), functools.partial(gradient, kernels), inputs.count("Tensor")
 
-    @torch.library.register_fake(f"{library.ns}::gradient", lib=library)
     def shapes(grad, *arguments):
-        needed = [arguments[-1] & (1 if index == 0 else 2) for index in range(tensors)]
-        given = [0 if each is None else each.shape for each in arguments[:tensors]]
-        return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(given, needed, strict=True))
+        found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
+        return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
+
+    def define(name, schema, function, fake):
+        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
+
+    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
+    returned = ", ".join(["Tensor"] * tensors)
+    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1137,7 +1134,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
             ctx.plan = plan(kernels, *arguments, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save.default, save, keys, *arguments, ctx.plan)
+            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1156,6 +1153,10 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -1167,24 +1168,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -1196,75 +1199,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -1282,26 +1275,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -1317,15 +1306,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

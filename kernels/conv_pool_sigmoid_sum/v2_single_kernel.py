@@ -28,6 +28,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import os
 import re
 import shutil
@@ -45,6 +46,10 @@ CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W: loops with known ends are unrolled.
 #include <cuda_runtime.h>
 #include <cstdint>
+
+#define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+#define DEVICE __device__ __forceinline__
 
 using Element = float;  // of x and the parameters
 
@@ -95,9 +100,7 @@ constexpr int HEIGHT = tile_height(TILE_ROWS), WIDTH = tile_width(TILE_COLUMNS),
 constexpr int SLICE_C = largest_divisor(
     IN_CHANNELS, smaller(TILE_FLOATS / (HEIGHT * PITCH), WEIGHT_FLOATS / (OUT_PITCH * SLICE_R * SLICE_S)));
 
-__device__ __forceinline__ int stored_column(int column) {
-    return column % POOL_W * ceil_div(WIDTH, POOL_W) + column / POOL_W;
-}
+DEVICE int stored_column(int column) { return column % POOL_W * ceil_div(WIDTH, POOL_W) + column / POOL_W; }
 
 // Unrolling is limited, so that large kernels and windows do not take minutes to compile.
 constexpr bool SMALL_ROW = SLICE_S * SLICE_V <= 128;
@@ -117,66 +120,56 @@ __device__ float block_sum(float value) {
     return value;
 }
 
-// The part of the work that falls to a block, and to a thread of it.
-struct Part {
-    int sample;
-    int first_channel;          // of OUT_BLOCK output channels
-    int tile_row, tile_column;  // the first window of the tile
-    int row, column;            // this thread's window
-    bool exists;                // false past the edge of the image, and for threads that have no window in a small tile
+// An image of x, and the windows that fit into it.
+struct Image {
+    int height, width, rows, columns;
+    Image(int64_t height, int64_t width)
+        : height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H), columns((width - KERNEL_W + 1) / POOL_W) {}
+    __host__ __device__ int64_t blocks() const {
+        return (int64_t)OUT_GROUPS * ceil_div(rows, TILE_ROWS) * ceil_div(columns, TILE_COLUMNS);
+    }
 };
 
-__host__ __device__ int64_t blocks_a_sample(int rows, int columns) {
-    return (int64_t)OUT_GROUPS * ceil_div(rows, TILE_ROWS) * ceil_div(columns, TILE_COLUMNS);
-}
+// A block's part of the work. Blocks that read the same input are neighbours in the grid, and meet in the L2 cache.
+struct Part {
+    int sample, first_channel, tile_row, tile_column;  // of OUT_BLOCK output channels; the tile's first window
+    bool exists;  // this thread's window: not past the edge of the image, nor beyond a small tile
 
-// Blocks that read the same input are neighbours in the grid, and meet in the L2 cache.
-__device__ Part part_of_thread(int rows, int columns) {
-    Part part;
-    part.sample = blockIdx.x / blocks_a_sample(rows, columns);
-    const int64_t block = blockIdx.x % blocks_a_sample(rows, columns), tile = block / OUT_GROUPS;
-    const int tiles_across = ceil_div(columns, TILE_COLUMNS), y = threadIdx.x / TILE_COLUMNS;
-    part.first_channel = block % OUT_GROUPS * OUT_BLOCK;
-    part.tile_row = tile / tiles_across * TILE_ROWS;
-    part.tile_column = tile % tiles_across * TILE_COLUMNS;
-    part.row = part.tile_row + y;
-    part.column = part.tile_column + threadIdx.x % TILE_COLUMNS;
-    part.exists = y < TILE_ROWS && part.row < rows && part.column < columns;
-    return part;
-}
+    __device__ explicit Part(const Image& image) : sample(blockIdx.x / image.blocks()) {
+        const int64_t block = blockIdx.x % image.blocks(), tile = block / OUT_GROUPS;
+        const int tiles_across = ceil_div(image.columns, TILE_COLUMNS), y = threadIdx.x / TILE_COLUMNS;
+        first_channel = block % OUT_GROUPS * OUT_BLOCK;
+        tile_row = tile / tiles_across * TILE_ROWS, tile_column = tile % tiles_across * TILE_COLUMNS;
+        const int row = tile_row + y, column = tile_column + threadIdx.x % TILE_COLUMNS;
+        exists = y < TILE_ROWS && row < image.rows && column < image.columns;
+    }
+};
 
 // The convolution (without bias) of one window, summed over the window, in OUT_BLOCK output channels.
-__device__ __forceinline__ void convolve_window(const Element* __restrict__ x, const Element* __restrict__ weight, int height,
-                                                int width, const Part& part, float (&total)[OUT_BLOCK]) {
+DEVICE void convolve_window(const Element* __restrict__ x, const Element* __restrict__ weight, const Image& image,
+                            const Part& part, float (&total)[OUT_BLOCK]) {
     __shared__ float tile[SLICE_C][HEIGHT][PITCH];
     __shared__ alignas(16) float weights[SLICE_C][SLICE_R][SLICE_S][OUT_PITCH];
     const int y = threadIdx.x / TILE_COLUMNS, across = threadIdx.x % TILE_COLUMNS;
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o) total[o] = 0.0f;
+    UNROLL for (int o = 0; o < OUT_BLOCK; ++o) total[o] = 0.0f;
 
     // c: input channel; r, s: row and column of the kernel; u, v: of the window. c0, r0, s0, u0, v0: where the slice begins.
     // Loops of one nest are not indented.
-#pragma unroll 1
-    for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
-#pragma unroll 1
-    for (int r0 = 0; r0 < KERNEL_H; r0 += SLICE_R)
-#pragma unroll 1
-    for (int s0 = 0; s0 < KERNEL_W; s0 += SLICE_S)
-#pragma unroll 1
-    for (int u0 = 0; u0 < POOL_H; u0 += SLICE_U)
-#pragma unroll 1
-    for (int v0 = 0; v0 < POOL_W; v0 += SLICE_V) {
+    UNROLL_1 for (int c0 = 0; c0 < IN_CHANNELS; c0 += SLICE_C)
+    UNROLL_1 for (int r0 = 0; r0 < KERNEL_H; r0 += SLICE_R)
+    UNROLL_1 for (int s0 = 0; s0 < KERNEL_W; s0 += SLICE_S)
+    UNROLL_1 for (int u0 = 0; u0 < POOL_H; u0 += SLICE_U)
+    UNROLL_1 for (int v0 = 0; v0 < POOL_W; v0 += SLICE_V) {
         const int top = part.tile_row * POOL_H + u0 + r0, left = part.tile_column * POOL_W + v0 + s0;
-        const int64_t plane = (int64_t)height * width;
-        const Element* corner = x + ((int64_t)part.sample * IN_CHANNELS + c0) * plane + (int64_t)top * width + left;
+        const int64_t plane = (int64_t)image.height * image.width;
+        const Element* corner = x + ((int64_t)part.sample * IN_CHANNELS + c0) * plane + (int64_t)top * image.width + left;
 #pragma unroll 2
         for (int k = threadIdx.x; k < SLICE_C * HEIGHT * WIDTH; k += THREADS) {
             const int c = k / WIDTH / HEIGHT, h = k / WIDTH % HEIGHT, w = k % WIDTH;
-            const bool inside = top + h < height && left + w < width;
-            tile[c][h][stored_column(w)] = inside ? corner[c * plane + (int64_t)h * width + w] : 0.0f;
+            const bool inside = top + h < image.height && left + w < image.width;
+            tile[c][h][stored_column(w)] = inside ? corner[c * plane + (int64_t)h * image.width + w] : 0.0f;
         }
-#pragma unroll 1
-        for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * OUT_BLOCK; k += THREADS) {
+        UNROLL_1 for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * OUT_BLOCK; k += THREADS) {
             const int o = k % OUT_BLOCK, s = k / OUT_BLOCK % SLICE_S, r = k / OUT_BLOCK / SLICE_S % SLICE_R;
             const int c = k / OUT_BLOCK / SLICE_S / SLICE_R;
             const int64_t channel = (int64_t)(part.first_channel + o) * IN_CHANNELS + c0 + c;
@@ -186,46 +179,35 @@ __device__ __forceinline__ void convolve_window(const Element* __restrict__ x, c
         __syncthreads();
         if (part.exists) {
             float sum[OUT_BLOCK] = {};
-#pragma unroll 1
-            for (int c = 0; c < SLICE_C; ++c)
-#pragma unroll 1
-            for (int r = 0; r < SLICE_R; ++r)
-#pragma unroll (UNROLL_S)
-            for (int s = 0; s < SLICE_S; ++s)
-#pragma unroll (UNROLL_U)
-            for (int u = 0; u < SLICE_U; ++u)
-#pragma unroll (UNROLL_V)
-            for (int v = 0; v < SLICE_V; ++v) {
+            UNROLL_1 for (int c = 0; c < SLICE_C; ++c)
+            UNROLL_1 for (int r = 0; r < SLICE_R; ++r)
+            _Pragma("unroll (UNROLL_S)") for (int s = 0; s < SLICE_S; ++s)
+            _Pragma("unroll (UNROLL_U)") for (int u = 0; u < SLICE_U; ++u)
+            _Pragma("unroll (UNROLL_V)") for (int v = 0; v < SLICE_V; ++v) {
                 const float value = tile[c][y * POOL_H + u + r][stored_column(v + s) + across];
-#pragma unroll
-                for (int o = 0; o < OUT_BLOCK; ++o) sum[o] += value * weights[c][r][s][o];
+                UNROLL for (int o = 0; o < OUT_BLOCK; ++o) sum[o] += value * weights[c][r][s][o];
             }
-#pragma unroll
-            for (int o = 0; o < OUT_BLOCK; ++o) total[o] += sum[o];
+            UNROLL for (int o = 0; o < OUT_BLOCK; ++o) total[o] += sum[o];
         }
         __syncthreads();  // the slice has been read; the next may overwrite it
     }
 }
 
-// Registers are bounded for an occupancy of three blocks an SM: while one waits for its tile, the others compute.
-constexpr int RESIDENT_BLOCKS = 3;
-
 // x (batch, IN_CHANNELS, height, width) -> out (batch,). `partial_sums` (blocks), `arrivals` a zero for each sample.
-__global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
+// Registers are bounded for an occupancy of three blocks an SM: while one waits for its tile, the others compute.
+__global__ void __launch_bounds__(THREADS, 3)
     conv_pool_sum(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
-                  float* partial_sums, unsigned* arrivals, float* __restrict__ out, int height, int width, int rows,
-                  int columns) {
-    const Part part = part_of_thread(rows, columns);
+                  float* partial_sums, unsigned* arrivals, float* __restrict__ out, Image image) {
+    const Part part(image);
     float total[OUT_BLOCK], sum = 0.0f;
-    convolve_window(x, weight, height, width, part, total);
-#pragma unroll
-    for (int o = 0; o < OUT_BLOCK; ++o)
+    convolve_window(x, weight, image, part, total);
+    UNROLL for (int o = 0; o < OUT_BLOCK; ++o)
         if (part.exists && part.first_channel + o < OUT_CHANNELS)
             sum += sigmoid(total[o] * (1.0f / (POOL_H * POOL_W)) + bias[part.first_channel + o]);
     sum = block_sum(sum);
 
     // The fence makes this block's sum visible before its arrival; the last block's fence, the others' sums to itself.
-    const int64_t blocks = blocks_a_sample(rows, columns);
+    const int64_t blocks = image.blocks();
     __shared__ bool last;
     if (threadIdx.x == 0) {
         partial_sums[blockIdx.x] = sum;
@@ -241,26 +223,15 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     if (threadIdx.x == 0) out[part.sample] = sum;
 }
 
-struct Image {
-    int height, width, rows, columns;
-    Image(int64_t height, int64_t width)
-        : height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H), columns((width - KERNEL_W + 1) / POOL_W) {}
-};
-
-extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) {
-    const Image image(height, width);
-    return batch * blocks_a_sample(image.rows, image.columns);
-}
+extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) { return batch * Image(height, width).blocks(); }
 
 // scratch: a float a block, then a word a sample
 extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                                     int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const Image image(height, width);
     const int64_t blocks = count_blocks(batch, height, width);
     unsigned* arrivals = reinterpret_cast<unsigned*>(scratch + blocks);
     cudaMemsetAsync(arrivals, 0, batch * sizeof(unsigned), stream);
-    conv_pool_sum<<<blocks, THREADS, 0, stream>>>(x, weight, bias, scratch, arrivals, out, image.height, image.width,
-                                                  image.rows, image.columns);
+    conv_pool_sum<<<blocks, THREADS, 0, stream>>>(x, weight, bias, scratch, arrivals, out, Image(height, width));
     return cudaGetLastError();
 }
 """
@@ -282,7 +253,7 @@ def sizes(kernels, x, weight, bias, *pool):
     return batch, height, width, blocks + batch
 
 
-def conv_pool_sum(kernels, x, weight, bias, pool):
+def conv_pool_sum(kernels, x, weight, bias, pool, sizes=sizes):
     batch, height, width, floats = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
     x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
     if batch:
@@ -296,7 +267,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", conv_pool_sum, original
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
@@ -322,6 +293,10 @@ class ModelNew(nn.Module):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -333,24 +308,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -362,75 +339,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -448,26 +415,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -483,15 +446,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

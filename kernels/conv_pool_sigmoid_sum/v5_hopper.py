@@ -27,6 +27,7 @@ Takes
 import ctypes
 import functools
 import hashlib
+import inspect
 import math
 import os
 import re
@@ -63,33 +64,50 @@ extern "C" int64_t is_served(int64_t width) { return SERVED && width % 32 == 0; 
 #if SERVED
 using Element = float;  // of x and the parameters
 
+// Words used below:
+//   tap       an element of the convolution's kernel
+//   position  a pooled column of a pooled row: a window of pixels, which has a box sum for each tap and channel
+//   tile      96 pooled columns; a sample tile are those of one sample, with all pooled rows. A step takes two of these.
+//   work row  a pooled row in the line of all sample tiles' rows, of which each block takes an equal part
+//   segment   the part of one sample tile in one block; `slot` is where its sum goes in device memory
+//   half      0 or 1, row_half: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
+//   channel   0 or 1: of a lane's two, q and q + 4
+//   pair      two neighbouring positions; `element` (0 or 1) is one of them
+//
+// Who does what, in a block:
+//   one producer thread                                384 consumer threads, twelve warps of 16 positions
+//     each segment:                                      once: weights, as TF32, and biases to shared memory
+//       each stage of rows, of half 0 and 1 in turn:     each segment, each of the half's pooled rows:
+//         waits until the stage is empty                   waits until a stage is full, sums its rows in registers,
+//         TMA fills it; its bytes complete `full`          gives it back: a warp arrives at `empty`
+//                                                          box sums * weights by wgmma, sigmoids, added to the total
+//                                                        each segment: one total of all consumers, to its slot
+
 struct Shape {
     int batch, height, width, rows, columns;  // rows, columns: of pooled positions
-    int tiles, blocks;                        // tiles of TILE_POSITIONS columns; blocks of the persistent kernel
+    int tiles, blocks;                        // tiles of a sample; blocks of the persistent kernel
 };
 
 // ---- constants and layout
 // A box has p = POOL_H * POOL_W times its pixels' mean, but only sqrt(p) times their spread (of independent pixels). Rounded to
 // TF32 it would lose sqrt(p) times as much of the signal as a rounded pixel does. So the other taps' box sums are taken as
-// differences from this one's, in fp32, in which the mean cancels. Its box overlaps the others' most, so differences are small.
-// Its own sum keeps the mean, and is therefore split, high + low. So are the weights: a rounded weight errs alike at all
+// differences from the middle one's, in fp32, in which the mean cancels. Its box overlaps the others' most, so differences are
+// small. Its own sum keeps the mean, and is therefore split, high + low. So are the weights: a rounded weight errs alike at all
 // positions, which the sum over positions does not average out.
 constexpr int TAPS = KERNEL_H * KERNEL_W, MIDDLE = TAPS / 2;
-constexpr int OVERLAP = KERNEL_H - 1;    // rows that a pooled row's boxes share with the next one's
-constexpr int FRESH = POOL_H - OVERLAP;  // rows that belong to one pooled row alone
+constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 // Channels of a tile: k of a TF32 wgmma, two of a lane. Missing channels and outputs are zeros.
 // 16 channels would take two k steps a tap and twice the floats of a lane (see CONSUMER_REGISTERS), more than it has registers.
-constexpr int CHANNELS = 8, OUTPUTS = 64, TILE_POSITIONS = 96;  // of a tile: channels in and out, pooled columns
+constexpr int CHANNELS = 8, OUTPUTS = 64, TILE_POSITIONS = 96;
 constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
 // A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
 // Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
 constexpr int ROW_HALVES = 2, CONSUMER_WARPS = ROW_HALVES * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
 constexpr int THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
-// Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128. While a lane of
-// conv_pool_sum multiplies, 96 floats are live: 24 pending, 36 + 4 of operand a, 32 accumulators; and addresses.
+// Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128. While a lane
+// multiplies, 96 floats are live: 24 pending, 36 + 4 of operand a, 32 accumulators; and addresses.
 constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;
 static_assert(CONSUMERS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= 65536, "or setmaxnreg waits forever");
-static_assert(CONSUMER_WARPS % 4 == 0 && TILE_POSITIONS % WARP_POSITIONS == 0, "whole warpgroups, of whole warps");
 
 // What a block keeps in shared memory; bytes for 8 channels, a 3 x 3 kernel and a 4 x 4 window.
 //   +-----------------------------------------------+ 0
@@ -99,37 +117,29 @@ static_assert(CONSUMER_WARPS % 4 == 0 && TILE_POSITIONS % WARP_POSITIONS == 0, "
 //   +-----------------------------------------------+ WEIGHTS_AT
 //   | weights: high parts, then low parts, TF32     | 36,864        written once by all consumers, read by wgmma
 //   +-----------------------------------------------+ REST_AT
-//   | biases, a float a warp, mbarriers             | 408
-//   +-----------------------------------------------+
+//   | biases; a float a warp; full, empty mbarriers | 256 + 64 + 256
+//   +-----------------------------------------------+ SHARED_BYTES
 constexpr int LINE = 128, LINE_FLOATS = LINE / 4;  // innermost extent of a TMA box: 128 bytes
 constexpr int CHUNK_BYTES = 16;                    // what the swizzle moves: chunk i of line l stands at i ^ (l % 8)
 // Lines of a row and channel; an odd number, so that the swizzle differs from channel to channel.
-constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOATS) | 1;
+constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOATS) | 1, ROW_BYTES = CHANNELS * LINES * LINE;
 static_assert(WARP_POSITIONS * POOL_W % LINE_FLOATS == 0, "tiles, and warps' parts of them, begin where a line does");
-constexpr int ROW_BYTES = CHANNELS * LINES * LINE;
 constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <= 128 * 1024 ? 2 : 1,
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
-constexpr int TF32_TAP_BYTES = CHANNELS * OUTPUTS * 4, TF32_BYTES = TAPS * TF32_TAP_BYTES;  // of weights' high, or low, parts
-
-constexpr int CORE = 128;  // bytes of a core matrix: 8 rows x 16 bytes
-
-constexpr int MAX_STAGES = 16, PIPELINE_BARRIERS = 2 * MAX_STAGES;  // full and empty
-constexpr int WARP_SUMS = 16;                                       // floats
-static_assert(WARP_SUMS >= CONSUMER_WARPS, "a float a consumer warp");
+constexpr int CORE = 128;                                                           // a core matrix: 8 rows x 16 bytes
+constexpr int TAP_BYTES = CHANNELS * OUTPUTS * 4, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of the weights' high, or low, parts
+constexpr int MAX_STAGES = 16, WARP_SUMS = 16, REST = (OUTPUTS + WARP_SUMS) * 4 + 2 * MAX_STAGES * 8;
+// As many stages as fit into the 227 KiB that a block may have: bytes in flight hide the memory's latency.
+constexpr int FITTING = (227 * 1024 - 2 * WEIGHT_BYTES - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
+constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
+constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, REST_AT = WEIGHTS_AT + 2 * WEIGHT_BYTES, SHARED_BYTES = REST_AT + REST;
+static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
 constexpr int ALL_CONSUMERS = 1;  // a named barrier
 
-constexpr int REST = OUTPUTS * 4 + WARP_SUMS * 4 + PIPELINE_BARRIERS * 8;  // biases, WARP_SUMS, mbarriers
-constexpr int LIMIT = 227 * 1024, FITTING = (LIMIT - 2 * TF32_BYTES - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
-constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
-constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, REST_AT = WEIGHTS_AT + 2 * TF32_BYTES, SHARED_BYTES = REST_AT + REST;
-static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
-
-constexpr float MINUS_LOG2_E = -1.4426950408889634f;           // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
-constexpr float WEIGHT_FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // and the average's divisor
+constexpr float MINUS_LOG2_E = -1.4426950408889634f;  // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
 
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
 DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -167,7 +177,6 @@ DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 // Returns when the kernel before has ended and its writes are visible.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     float4 v;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
@@ -193,7 +202,6 @@ DEVICE float cvt_rna_tf32(float x) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
     return __uint_as_float(bits);
 }
-
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
@@ -224,27 +232,17 @@ struct Operand {
     DEVICE uint64_t at(int offset) const { return static_cast<uint64_t>(ADJACENT_ROWS >> 4) << 32 | (first + (offset >> 4)); }
 };
 
-// ---- numbers
-// Rounds to TF32, all but NaN, in one instruction instead of three: the tensor core ignores the lower 13 bits. The NaN that
-// arithmetic makes (0x7fffffff) overflows to a zero.
-DEVICE float to_tf32_if_number(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
-// What the tensor core reads of it.
-DEVICE float tf32_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
-
 DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
     return v;
 }
+
 // ---- the static tile scheduler
-// A sample tile is a tile of columns of one sample. Work rows number the pooled rows of all sample tiles, one after another; a
-// block takes an equal part of them. A segment is the part of one sample tile in one block. Half 0 of the block's consumers
-// goes down the upper half of its rows, half 1 down the lower one.
 DEVICE int64_t sample_tiles(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
-DEVICE int64_t first_work_row(const Shape& s, int block) { return sample_tiles(s) * s.rows * block / s.blocks; }
 
 struct Segment {
-    int sample, tile, slot;  // slot: where its sums go
-    int start, count;        // pooled rows
+    int sample, tile, slot;
+    int start, count;  // pooled rows
 
     DEVICE int steps() const { return (count + 1) / 2; }
     DEVICE int first(int row_half) const { return start + row_half * steps(); }
@@ -252,20 +250,30 @@ struct Segment {
 };
 
 // The block's segments, one after another: `work_row` is where the next one begins.
-DEVICE Segment segment_at(const Shape& s, int64_t work_row, int64_t end) {
-    const int64_t sample_tile = work_row / s.rows;
-    Segment segment;
-    segment.sample = static_cast<int>(sample_tile / s.tiles);
-    segment.tile = static_cast<int>(sample_tile % s.tiles);
-    segment.slot = static_cast<int>(sample_tile) + (sample_tiles(s) % s.blocks ? blockIdx.x : 0);
-    segment.start = static_cast<int>(work_row - sample_tile * s.rows);
-    segment.count = end - work_row < s.rows - segment.start ? static_cast<int>(end - work_row) : s.rows - segment.start;
-    return segment;
-}
+struct Scheduler {
+    const Shape& s;
+    int64_t end, work_row;
+
+    DEVICE explicit Scheduler(const Shape& s)
+        : s(s), end(first_work_row(blockIdx.x + 1)), work_row(first_work_row(blockIdx.x)) {}
+    DEVICE int64_t first_work_row(int block) const { return sample_tiles(s) * s.rows * block / s.blocks; }
+    DEVICE bool has_next() const { return work_row < end; }
+    DEVICE Segment next() {
+        const int64_t sample_tile = work_row / s.rows;
+        Segment segment;
+        segment.sample = static_cast<int>(sample_tile / s.tiles);
+        segment.tile = static_cast<int>(sample_tile % s.tiles);
+        segment.slot = static_cast<int>(sample_tile) + (sample_tiles(s) % s.blocks ? blockIdx.x : 0);
+        segment.start = static_cast<int>(work_row - sample_tile * s.rows);
+        segment.count = end - work_row < s.rows - segment.start ? static_cast<int>(end - work_row) : s.rows - segment.start;
+        work_row += segment.count;
+        return segment;
+    }
+};
 
 // ---- the multistage pipeline
 // Even stages are half 0's, odd ones half 1's. A stage's full mbarrier completes when TMA has written its bytes, its empty
-// mbarrier when all warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
+// mbarrier when all six warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
 struct Pipeline {
     uint32_t data, full, empty;  // shared addresses
     int stage;
@@ -286,15 +294,13 @@ struct Pipeline {
     }
 };
 
-// The producer, one thread of its warpgroup, asks TMA for the rows of both halves in the order in which they are consumed. It
-// waits for a stage to be empty, and for nothing else. A fresh mbarrier counts its previous phase, of parity 1, as complete, so
-// the first pass over the stages does not wait.
+// ---- the kernel: producer and consumers
+// The producer asks TMA for the rows of both halves in the order in which they are consumed. A fresh mbarrier counts its
+// previous phase, of parity 1, as complete, so the first pass over the stages does not wait.
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
     Pipeline pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
-    const int64_t end = first_work_row(shape, blockIdx.x + 1);
-    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
-        const Segment segment = segment_at(shape, work_row, end);
-        work_row += segment.count;
+    for (Scheduler scheduler(shape); scheduler.has_next();) {
+        const Segment segment = scheduler.next();
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
             UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
@@ -304,239 +310,20 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
                 // Below the image TMA writes zeros and reads nothing.
                 const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
-                const int line = segment.tile * TILE_WARPS * WARP_POSITIONS * POOL_W / LINE_FLOATS;
+                const int line = segment.tile * TILE_POSITIONS * POOL_W / LINE_FLOATS;
                 tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
             }
     }
 }
 
-// ---- box sums in registers
-// Words here and below:
-//   position  a pooled column of a pooled row: a window, and a row or column of a product
-//   pair      two neighbouring positions; `element` (0 or 1) is one of them. Lane 4 * n + q has pair pair_of(n) of its warp's.
-//   half      0 or 1: of the lane's two channels, q or q + 4
-//   slot      where a segment's sums go in device memory
-// What a lane reads of a row begins 16-byte aligned.
-constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);
-
-struct Lane {
-    int lane, q, pair, warp, row_half;  // warp: in the tile
-    uint32_t chunk[CHUNKS];           // offsets in a row, for channel q
-
-    DEVICE explicit Lane(int consumer_warp)
-        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS) {
-        pair = pair_of(lane / 4);
-        UNROLL for (int i = 0; i < CHUNKS; ++i) {
-            const int column = (warp * WARP_POSITIONS + 2 * pair) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
-            chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
-        }
-    }
-    // Conflict-free: a quarter-warp of a 16-byte load has all q and two n. LINES is odd, so the lines of the q differ modulo 4,
-    // and so do their swizzles. The two lower bits of n are swapped, so that the two pairs are 2 apart: with windows of 4
-    // columns that is 4 chunks. Together they read all eight chunks of a line, which are all banks.
-    DEVICE static int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
-    DEVICE int position(int element) const { return warp * WARP_POSITIONS + 2 * pair + element; }
-};
-
-using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
-using Sums = float[TAPS][4];         // [tap][2 * half + element]: fragments of wgmma's operand a
-
-// Values between the first and the last column's windows are common to all; a window adds some on the left and on the right.
-// Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
-DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int half, RowSums& sums) {
-    static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
-    float x[4 * CHUNKS];
-    UNROLL for (int i = 0; i < CHUNKS; ++i) {
-        const uint32_t at = half ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
-        if (SPAN - 4 * i > 2) {
-            const float4 v = ld_shared_v4_f32(at);
-            x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-        } else {
-            const float2 v = ld_shared_v2_f32(at);
-            x[4 * i] = v.x, x[4 * i + 1] = v.y;
-        }
-    }
-    UNROLL for (int element = 0; element < 2; ++element) {
-        const float* v = x + element * POOL_W;
-        float left[KERNEL_W], right[KERNEL_W], common = POOL_W >= KERNEL_W ? v[KERNEL_W - 1] : 0;
-        UNROLL for (int i = KERNEL_W; i < POOL_W; ++i) common += v[i];
-        UNROLL for (int e = KERNEL_W - 2; e >= 0; --e) left[e] = e == KERNEL_W - 2 ? v[e] : v[e] + left[e + 1];
-        UNROLL for (int e = 1; e < KERNEL_W; ++e) right[e] = e == 1 ? v[POOL_W] : right[e - 1] + v[POOL_W + e - 1];
-        UNROLL for (int e = 0; e < KERNEL_W; ++e) {
-            float sum = common;
-            if (e < KERNEL_W - 1) sum = POOL_W >= KERNEL_W ? left[e] + sum : left[e];
-            if (e > 0) sum = POOL_W >= KERNEL_W || e < KERNEL_W - 1 ? sum + right[e] : right[e];
-            sums[element][e] = sum;
-        }
-    }
-}
-
-struct BoxSums {
-    Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][half], from its first rows; [OVERLAP] is unused
-    Pipeline pipeline;
-    const Lane& lane;
-    float touched;                 // a sum that needs all that was read of the stage at hand
-    // NaN or infinity among what was read for the pooled row at hand, and for the next one.
-    bool not_finite, next_not_finite = false;
-
-    DEVICE BoxSums(const Pipeline& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
-
-    // Waits until TMA has filled the row's stage; returns the row's address.
-    DEVICE uint32_t consumer_wait(int row) {
-        if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
-        return pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
-    }
-    DEVICE void touch(int row, int half, const RowSums& sum) {
-        const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
-        touched = row % STAGE_ROWS == 0 && half == 0 ? all : touched + all;
-    }
-    // Gives the stage back. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
-    // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
-    // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders no
-    // memory; __syncwarp puts the other lanes' loads before the arrive.
-    DEVICE void consumer_release(int row) {
-        if (row % STAGE_ROWS != STAGE_ROWS - 1) return;
-        const bool found = !(fabsf(touched) < INFINITY);
-        not_finite |= found, next_not_finite |= found;
-        const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
-        __syncwarp();
-        if (lane.lane == (odd ? __ffs(odd) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
-        pipeline.advance();
-    }
-
-    // The rows that belong to this pooled row alone complete what is pending.
-    DEVICE void fresh_rows() {
-        not_finite = next_not_finite;
-        RowSums total[2] = {};
-        UNROLL for (int row = 0; row < FRESH; ++row) {
-            const uint32_t address = consumer_wait(row);
-            UNROLL for (int half = 0; half < 2; ++half) {
-                RowSums sum;
-                sum_row(address, lane.chunk, half, sum);
-                touch(row, half, sum);
-                UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                    UNROLL for (int element = 0; element < 2; ++element) {
-                        float& to = total[half][element][e];
-                        to = row ? to + sum[element][e] : sum[element][e];
-                    }
-            }
-            consumer_release(row);
-        }
-        UNROLL for (int r = 0; r < KERNEL_H; ++r)
-            UNROLL for (int half = 0; half < 2; ++half)
-                UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                    UNROLL for (int element = 0; element < 2; ++element) {
-                        const float all = total[half][element][e];
-                        sums[r * KERNEL_W + e][2 * half + element] = r < OVERLAP ? pending[r][half][element][e] + all : all;
-                    }
-    }
-
-    // The rows that this pooled row shares with the next one. Of the first call, for the rows above a half's first fresh ones,
-    // only what it leaves in `pending` counts.
-    DEVICE void overlap_rows() {
-        next_not_finite = false;
-        UNROLL for (int row = 0; row < OVERLAP; ++row) {
-            const uint32_t address = consumer_wait(row);
-            UNROLL for (int half = 0; half < 2; ++half) {
-                RowSums sum;
-                sum_row(address, lane.chunk, half, sum);
-                touch(row, half, sum);
-                UNROLL for (int r = 0; r < KERNEL_H; ++r)
-                    UNROLL for (int e = 0; e < KERNEL_W; ++e)
-                        UNROLL for (int element = 0; element < 2; ++element) {
-                            const float value = sum[element][e];
-                            float& next = pending[r][half][element][e];
-                            if (r > row)
-                                sums[r * KERNEL_W + e][2 * half + element] += value;
-                            else
-                                next = r == row ? value : next + value;
-                        }
-            }
-            consumer_release(row);
-        }
-    }
-};
-
-// What lies beyond the image's last window may be anything, and must not count.
-DEVICE void clear_outside(Sums& sums, const bool (&inside)[2]) {
-    UNROLL for (int i = 0; i < 4 * TAPS; ++i) sums[i / 4][i % 4] = inside[i % 2] ? sums[i / 4][i % 4] : 0;
-}
-
-// ---- the forward pass
-struct Tensors {
-    const Element *weight, *bias;
-    float* partial_sums;  // one a segment
-};
-
-// weight[o][c][tap] as operand b, one product a tap, of core matrices of 8 outputs x 4 channels: 8 along n, CORE bytes apart,
-// by 2 along k, OUTPUTS * 16 bytes apart. A thread has all taps of a channel of an output, and loads all that it has before it
-// stores any: a small batch waits for the latency of these loads.
-__device__ void store_weights(const Element* weight, char* to) {
-    constexpr int ALL = OUTPUTS * CHANNELS, COUNT = ceil_div(ALL, CONSUMERS);
-    float w[COUNT][TAPS];
-    UNROLL for (int k = 0; k < COUNT; ++k) {
-        const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
-        const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
-        UNROLL for (int tap = 0; tap < TAPS; ++tap)
-            w[k][tap] = exists ? weight[(o * IN_CHANNELS + c) * TAPS + tap] * WEIGHT_FACTOR : 0;
-    }
-    UNROLL for (int k = 0; k < COUNT; ++k) {
-        const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
-        if (i >= ALL) break;
-        float all = 0;
-        UNROLL for (int tap = 0; tap < TAPS; ++tap) all += w[k][tap];
-        w[k][MIDDLE] = all;  // the others are the differences' weights
-        UNROLL for (int tap = 0; tap < TAPS; ++tap) {
-            const float high = cvt_rna_tf32(w[k][tap]);
-            const int at = tap * TF32_TAP_BYTES + c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
-            *reinterpret_cast<float*>(to + at) = high;
-            *reinterpret_cast<float*>(to + TF32_BYTES + at) = cvt_rna_tf32(w[k][tap] - high);
-        }
-    }
-}
-
-// exponents (64 positions x 64 outputs) = sums * weights. Two products, or three where the sums have a low part: the middle
-// tap's always, all in strict mode (3xTF32). Small terms come first.
 template <bool STRICT>
-DEVICE void multiply(float (&d)[32], const Sums& high, const Sums& low, const Operand<OUTPUTS * 16, CORE>& weights) {
-    wgmma_fence();
-    UNROLL for (int tap = 0; tap < TAPS; ++tap)
-        wgmma_m64n64k8_tf32(d, high[tap], weights.at(TF32_BYTES + tap * TF32_TAP_BYTES), tap > 0);
-    UNROLL for (int tap = 0; tap < TAPS; ++tap)
-        if (STRICT || tap == MIDDLE) wgmma_m64n64k8_tf32(d, low[tap], weights.at(tap * TF32_TAP_BYTES), 1);
-    UNROLL for (int tap = 0; tap < TAPS; ++tap) wgmma_m64n64k8_tf32(d, high[tap], weights.at(tap * TF32_TAP_BYTES), 1);
-    wgmma_commit_group();
-}
+struct Consumer;  // below: a consumer thread's box sums, products and sigmoids
 
-// d becomes the sigmoids. Lane 4 * n + q has columns 8 * i + 2 * q and the next one: outputs, and their biases.
-DEVICE void sigmoids(float (&d)[32], uint32_t biases) {
-    UNROLL for (int i = 0; i < 8; ++i) {
-        const float2 bias = ld_shared_v2_f32(biases + 32 * i);
-        UNROLL for (int k = 0; k < 4; ++k) d[4 * i + k] = rcp_approx(1 + ex2_approx(d[4 * i + k] + (k % 2 ? bias.y : bias.x)));
-    }
-}
-
-// Writes the sum of all consumers' values. The next call needs a barrier before it.
-DEVICE void write_sum(float value, float* warp_sums, float* to) {
-    value = warp_sum(value);
-    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
-    bar_sync(ALL_CONSUMERS, CONSUMERS);
-    if (threadIdx.x == 0) {
-        float sum = 0;
-        UNROLL for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
-        *to = sum;
-    }
-}
-
-// A persistent, warp-specialized block goes through its segments, two pooled rows of 96 positions at a time, one of each half.
-// The producer thread keeps the pipeline full; six consumer warps of a half have 16 positions each. A consumer waits for its
-// rows only. Its lanes keep in registers the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has
-// so far (24), and 16 x 2 exponents: its part of the product that four warps (a warpgroup) share. Weights: in shared memory.
 template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
-    conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
+    conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Element* weight, const Element* bias,
+                  float* partial_sums) {
     extern __shared__ __align__(1024) char memory[];
     float* const biases = reinterpret_cast<float*>(memory + REST_AT);
     float* const warp_sums = biases + OUTPUTS;
@@ -551,75 +338,256 @@ __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-    store_weights(t.weight, memory + WEIGHTS_AT);
+    Consumer<STRICT>::store_weights(weight, memory + WEIGHTS_AT);
     for (int o = threadIdx.x; o < OUTPUTS; o += CONSUMERS)  // the sigmoid of an output that does not exist is zero
-        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
+        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * bias[o] : INFINITY;
     fence_proxy_async();
     bar_sync(ALL_CONSUMERS, CONSUMERS);
 
-    const Lane lane(warp);
-    BoxSums box(Pipeline(data, barriers, lane.row_half), lane);
-    const int64_t end = first_work_row(shape, blockIdx.x + 1);
-    for (int64_t work_row = first_work_row(shape, blockIdx.x); work_row < end;) {
-        const Segment segment = segment_at(shape, work_row, end);
-        work_row += segment.count;
-        const int count = segment.rows(lane.row_half);
-        const int columns = shape.columns - segment.tile * TILE_POSITIONS;
-        const bool whole = (lane.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
-        const bool inside[2] = {lane.position(0) < columns, lane.position(1) < columns};
+    Consumer<STRICT> consumer(data, barriers, warp);
+    for (Scheduler scheduler(shape); scheduler.has_next();) {
+        const Segment segment = scheduler.next();
+        const int count = segment.rows(consumer.row_half), columns = shape.columns - segment.tile * TILE_POSITIONS;
+        const bool whole = (consumer.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
+        const bool inside[2] = {consumer.position(0) < columns, consumer.position(1) < columns};
         float total = 0;
-        box.overlap_rows();
-#pragma unroll 1
-        for (int step = 0; step < segment.steps(); ++step) {
-            box.fresh_rows();
-            box.overlap_rows();
-            if (!whole) clear_outside(box.sums, inside);
-            Sums high, low;
-            UNROLL for (int tap = 0; tap < TAPS; ++tap)
-                UNROLL for (int i = 0; i < 4; ++i) {
-                    float& sum = box.sums[tap][i];
-                    if (tap != MIDDLE) sum -= box.sums[MIDDLE][i];
-                    high[tap][i] = to_tf32_if_number(sum);
-                }
-            if (!whole || __any_sync(~0u, box.not_finite)) {
-                UNROLL for (int i = 0; i < 4 * TAPS; ++i) high[i / 4][i % 4] = cvt_rna_tf32(box.sums[i / 4][i % 4]);
-            }
-            UNROLL for (int tap = 0; tap < TAPS; ++tap)
-                UNROLL for (int i = 0; i < 4; ++i)
-                    if (STRICT || tap == MIDDLE) low[tap][i] = to_tf32_if_number(box.sums[tap][i] - tf32_bits(high[tap][i]));
+        consumer.overlap_rows();  // those above the first fresh ones
+        UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
+            consumer.fresh_rows();
+            consumer.overlap_rows();
             float d[32];
-            multiply<STRICT>(d, high, low, Operand<OUTPUTS * 16, CORE>(shared_address(memory) + WEIGHTS_AT));
-            // Nothing of this warp overlaps its product: the next row's 36 sums, 12 totals and 12 loaded values would make 156
-            // live floats. The other two consumer warps of its scheduler can sum boxes meanwhile.
-            wgmma_wait_group<0>();
-            sigmoids(d, shared_address(biases) + 8 * lane.q);
-            if (!whole || step >= count) {
+            consumer.multiply(d, data + WEIGHTS_AT, whole, inside);
+            consumer.sigmoids(d, shared_address(biases));
+            if (!whole || step >= count) {  // half 1 may have a row less than half 0
                 UNROLL for (int i = 0; i < 32; ++i) d[i] = step < count && inside[i / 2 % 2] ? d[i] : 0;
             }
             UNROLL for (int i = 0; i < 32; ++i) total += d[i];
         }
         bar_sync(ALL_CONSUMERS, CONSUMERS);  // the last segment's sums have been read
-        write_sum(total, warp_sums, t.partial_sums + segment.slot);
+        total = warp_sum(total);
+        if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = total;
+        bar_sync(ALL_CONSUMERS, CONSUMERS);
+        if (threadIdx.x == 0) {
+            float sum = 0;
+            UNROLL for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
+            partial_sums[segment.slot] = sum;
+        }
     }
 }
 
+// ---- its parts: a consumer thread
+// Its registers have the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has so far (24), and
+// 16 x 2 exponents: its part of the product that four warps (a warpgroup) share.
+using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
+using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
+constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
+
+template <bool STRICT>
+struct Consumer {
+    const int lane, q, warp, row_half;  // warp: in the tile
+    int pair;
+    uint32_t chunk[CHUNKS];  // offsets in a row, for channel q
+    Pipeline pipeline;
+    Sums sums;                     // of the pooled row at hand
+    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
+    // NaN or infinity among what was read for the pooled row at hand, and for the next one.
+    bool not_finite, next_not_finite = false;
+
+    // Lane 4 * n + q has channels q and q + 4 of a pair. Conflict-free: a quarter-warp of a 16-byte load has all q and two n.
+    // LINES is odd, so the lines of the q differ modulo 4, and so do their swizzles. The two lower bits of n are swapped, so
+    // that the two pairs are 2 apart: with windows of 4 columns that is 4 chunks. Together they read all eight chunks of a
+    // line, which are all banks.
+    DEVICE Consumer(uint32_t data, uint32_t barriers, int consumer_warp)
+        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS),
+          pipeline(data, barriers, row_half) {
+        const int n = lane / 4;
+        pair = (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
+        UNROLL for (int i = 0; i < CHUNKS; ++i) {
+            const int column = position(0) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
+            chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
+        }
+    }
+    DEVICE int position(int element) const { return warp * WARP_POSITIONS + 2 * pair + element; }
+
+    // Values between the first and the last column's windows are common to all; a window adds some on the left and the right.
+    // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
+    DEVICE void sum_row(uint32_t row, int channel, RowSums& sums) const {
+        static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
+        float x[4 * CHUNKS];
+        UNROLL for (int i = 0; i < CHUNKS; ++i) {
+            const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
+            if (SPAN - 4 * i > 2) {
+                const float4 v = ld_shared_v4_f32(at);
+                x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+            } else {
+                const float2 v = ld_shared_v2_f32(at);
+                x[4 * i] = v.x, x[4 * i + 1] = v.y;
+            }
+        }
+        UNROLL for (int element = 0; element < 2; ++element) {
+            const float* v = x + element * POOL_W;
+            float left[KERNEL_W], right[KERNEL_W], common = POOL_W >= KERNEL_W ? v[KERNEL_W - 1] : 0;
+            UNROLL for (int i = KERNEL_W; i < POOL_W; ++i) common += v[i];
+            UNROLL for (int e = KERNEL_W - 2; e >= 0; --e) left[e] = e == KERNEL_W - 2 ? v[e] : v[e] + left[e + 1];
+            UNROLL for (int e = 1; e < KERNEL_W; ++e) right[e] = e == 1 ? v[POOL_W] : right[e - 1] + v[POOL_W + e - 1];
+            UNROLL for (int e = 0; e < KERNEL_W; ++e) {
+                float sum = common;
+                if (e < KERNEL_W - 1) sum = POOL_W >= KERNEL_W ? left[e] + sum : left[e];
+                if (e > 0) sum = POOL_W >= KERNEL_W || e < KERNEL_W - 1 ? sum + right[e] : right[e];
+                sums[element][e] = sum;
+            }
+        }
+    }
+
+    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
+    // its rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
+    // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
+    // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders
+    // no memory; __syncwarp puts the other lanes' loads before the arrive.
+    template <int ROWS, typename Use>
+    DEVICE void for_rows(Use use) {
+        float touched;  // a sum that needs all that was read of the stage
+        UNROLL for (int row = 0; row < ROWS; ++row) {
+            if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
+            const uint32_t address = pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
+            UNROLL for (int channel = 0; channel < 2; ++channel) {
+                RowSums sum;
+                sum_row(address, channel, sum);
+                const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
+                touched = row % STAGE_ROWS == 0 && channel == 0 ? all : touched + all;
+                use(row, channel, sum);
+            }
+            if (row % STAGE_ROWS != STAGE_ROWS - 1) continue;
+            const bool found = !(fabsf(touched) < INFINITY);
+            not_finite |= found, next_not_finite |= found;
+            const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
+            __syncwarp();
+            if (lane == (odd ? __ffs(odd) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
+            pipeline.advance();
+        }
+    }
+
+    // The rows that belong to this pooled row alone complete what is pending.
+    DEVICE void fresh_rows() {
+        not_finite = next_not_finite;
+        RowSums total[2] = {};
+        for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
+            UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
+                float& to = total[channel][i % 2][i / 2];
+                to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
+            }
+        });
+        UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
+            const int r = i / (4 * KERNEL_W), channel = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
+            const float all = total[channel][element][e];
+            sums[r * KERNEL_W + e][2 * channel + element] = r < OVERLAP ? pending[r][channel][element][e] + all : all;
+        }
+    }
+
+    // The rows that this pooled row shares with the next one. Of the first call, for the rows above a half's first fresh ones,
+    // only what it leaves in `pending` counts.
+    DEVICE void overlap_rows() {
+        next_not_finite = false;
+        for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
+            UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
+                const int tap = i / 2, r = tap / KERNEL_W, e = tap % KERNEL_W, element = i % 2;
+                float& next = pending[r][channel][element][e];
+                if (r > row) sums[tap][2 * channel + element] += sum[element][e];
+                else next = r == row ? sum[element][e] : next + sum[element][e];
+            }
+        });
+    }
+
+    // weight[o][c][tap] as operand b, one product a tap, of core matrices of 8 outputs x 4 channels: 8 along n, CORE bytes
+    // apart, by 2 along k, OUTPUTS * 16 bytes apart. A thread has all taps of a channel of an output, and loads all that it has
+    // before it stores any: a small batch waits for the latency of these loads.
+    __device__ static void store_weights(const Element* weight, char* to) {
+        constexpr int ALL = OUTPUTS * CHANNELS, COUNT = ceil_div(ALL, CONSUMERS);
+        constexpr float FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // and the average's divisor
+        float w[COUNT][TAPS];
+        UNROLL for (int k = 0; k < COUNT; ++k) {
+            const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
+            const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
+            UNROLL for (int tap = 0; tap < TAPS; ++tap)
+                w[k][tap] = exists ? weight[(o * IN_CHANNELS + c) * TAPS + tap] * FACTOR : 0;
+        }
+        UNROLL for (int k = 0; k < COUNT; ++k) {
+            const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
+            if (i >= ALL) break;
+            float all = 0;
+            UNROLL for (int tap = 0; tap < TAPS; ++tap) all += w[k][tap];
+            w[k][MIDDLE] = all;  // the others are the differences' weights
+            UNROLL for (int tap = 0; tap < TAPS; ++tap) {
+                const float high = cvt_rna_tf32(w[k][tap]);
+                const int at = tap * TAP_BYTES + c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
+                *reinterpret_cast<float*>(to + at) = high;
+                *reinterpret_cast<float*>(to + WEIGHT_BYTES + at) = cvt_rna_tf32(w[k][tap] - high);
+            }
+        }
+    }
+
+    // Rounds to TF32, all but NaN, in one instruction instead of three: the tensor core ignores the lower 13 bits. The NaN that
+    // arithmetic makes (0x7fffffff) overflows to a zero.
+    DEVICE static float to_tf32_if_number(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
+    // What the tensor core reads of it.
+    DEVICE static float tf32_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+
+    // d (64 positions x 64 outputs, exponents) = differences of sums * weights. Two products, or three where the sums have a
+    // low part: the middle tap's always, all in strict mode (3xTF32). Small terms come first. Beyond the image's last window
+    // sums may be anything, and become zeros.
+    DEVICE void multiply(float (&d)[32], uint32_t weights_at, bool whole, const bool (&inside)[2]) {
+        if (!whole)
+            UNROLL for (int i = 0; i < 4 * TAPS; ++i) sums[i / 4][i % 4] = inside[i % 2] ? sums[i / 4][i % 4] : 0;
+        Sums high, low;
+        UNROLL for (int tap = 0; tap < TAPS; ++tap)
+            UNROLL for (int i = 0; i < 4; ++i) {
+                if (tap != MIDDLE) sums[tap][i] -= sums[MIDDLE][i];
+                high[tap][i] = to_tf32_if_number(sums[tap][i]);
+            }
+        if (!whole || __any_sync(~0u, not_finite)) {
+            UNROLL for (int i = 0; i < 4 * TAPS; ++i) high[i / 4][i % 4] = cvt_rna_tf32(sums[i / 4][i % 4]);
+        }
+        UNROLL for (int tap = 0; tap < TAPS; ++tap)
+            UNROLL for (int i = 0; i < 4; ++i)
+                if (STRICT || tap == MIDDLE) low[tap][i] = to_tf32_if_number(sums[tap][i] - tf32_bits(high[tap][i]));
+        const Operand<OUTPUTS * 16, CORE> weights(weights_at);
+        wgmma_fence();
+        UNROLL for (int tap = 0; tap < TAPS; ++tap)
+            wgmma_m64n64k8_tf32(d, high[tap], weights.at(WEIGHT_BYTES + tap * TAP_BYTES), tap > 0);
+        UNROLL for (int tap = 0; tap < TAPS; ++tap)
+            if (STRICT || tap == MIDDLE) wgmma_m64n64k8_tf32(d, low[tap], weights.at(tap * TAP_BYTES), 1);
+        UNROLL for (int tap = 0; tap < TAPS; ++tap) wgmma_m64n64k8_tf32(d, high[tap], weights.at(tap * TAP_BYTES), 1);
+        wgmma_commit_group();
+        // Nothing of this warp overlaps its product: the next row's 36 sums, 12 totals and 12 loaded values would make 156
+        // live floats. The other two consumer warps of its scheduler can sum boxes meanwhile.
+        wgmma_wait_group<0>();
+    }
+
+    // d becomes the sigmoids. The lane has columns 8 * i + 2 * q and the next one: outputs, and their biases.
+    DEVICE void sigmoids(float (&d)[32], uint32_t biases) const {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            const float2 bias = ld_shared_v2_f32(biases + 8 * q + 32 * i);
+            UNROLL for (int k = 0; k < 4; ++k)
+                d[4 * i + k] = rcp_approx(1 + ex2_approx(d[4 * i + k] + (k % 2 ? bias.y : bias.x)));
+        }
+    }
+};
+
 // ---- sums over segments
-// Which block has a work row.
-DEVICE int block_of(const Shape& s, int64_t work_row) {
+DEVICE int block_of(const Shape& s, int64_t work_row) {  // which block has a work row
     return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
 }
 
-// out[sample] = the sum of its segments' sums, by a warp.
-// Launched early, it divides integers while the partial sums are being written, then waits for them. They are not __restrict__:
-// the compiler might take them for constants and load them before the wait.
-__global__ void add_segments(const float* partial_sums, float* out, const Shape shape) {
+// out[sample] = the sum of its segments' sums, by a warp. Launched early, it divides integers while the partial sums are being
+// written, then waits for them. They are not __restrict__: the compiler might take them for constants and load them before.
+__global__ void add_segments(const float* partial_sums, float* out, const Shape s) {
     const int64_t sample = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / 32;
-    if (sample >= shape.batch) return;
-    const bool cut = sample_tiles(shape) % shape.blocks;  // blocks share sample tiles
+    if (sample >= s.batch) return;
+    const bool cut = sample_tiles(s) % s.blocks;  // blocks share sample tiles
     float sum = 0;
-    for (int64_t sample_tile = sample * shape.tiles; sample_tile < (sample + 1) * shape.tiles; ++sample_tile) {
-        const int64_t first = sample_tile + (cut ? block_of(shape, sample_tile * shape.rows) : 0);
-        const int64_t last = sample_tile + (cut ? block_of(shape, (sample_tile + 1) * shape.rows - 1) : 0);
+    for (int64_t tile = sample * s.tiles; tile < (sample + 1) * s.tiles; ++tile) {
+        const int64_t first = tile + (cut ? block_of(s, tile * s.rows) : 0);
+        const int64_t last = tile + (cut ? block_of(s, (tile + 1) * s.rows - 1) : 0);
         griddepcontrol_wait();
         for (int64_t slot = first + threadIdx.x % 32; slot <= last; slot += 32) sum += partial_sums[slot];
     }
@@ -630,14 +598,12 @@ __global__ void add_segments(const float* partial_sums, float* out, const Shape 
 // ---- launches
 // One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
 // sample tiles. The latter need no add_segments.
-constexpr int MIN_SM_USE = 19, OF_SMS = 20;
-static int count_blocks(int64_t sample_tiles, int rows, int sm_count) {
+static int count_blocks(int64_t sample_tiles, int rows, int64_t sm_count) {
     const int64_t blocks_a_tile = sm_count / sample_tiles, tiles_a_block = (sample_tiles + sm_count - 1) / sm_count;
     const int64_t most = sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count;
-    int64_t even = 0;
-    if (blocks_a_tile) even = sample_tiles * blocks_a_tile;
-    else if (sample_tiles % tiles_a_block == 0) even = sample_tiles / tiles_a_block;
-    return static_cast<int>(even <= most && even * OF_SMS >= MIN_SM_USE * static_cast<int64_t>(sm_count) ? even : most);
+    const int64_t whole_tiles = sample_tiles % tiles_a_block ? 0 : sample_tiles / tiles_a_block;
+    const int64_t even = blocks_a_tile ? sample_tiles * blocks_a_tile : whole_tiles;
+    return static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
 }
 
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -682,13 +648,12 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
     s.tiles = ceil_div(s.columns, TILE_POSITIONS), s.blocks = count_blocks(batch * s.tiles, s.rows, sm_count);
     const bool split = s.tiles > 1 || s.batch % s.blocks;
-    const Tensors tensors = {weight, bias, split ? scratch : out};
     const auto kernel = strict ? conv_pool_sum<true> : conv_pool_sum<false>;
     CUtensorMap map;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     if (error == cudaSuccess) error = make_tensor_map(x, s, &map);
     if (error != cudaSuccess) return error;
-    kernel<<<s.blocks, THREADS, SHARED_BYTES, stream>>>(map, s, tensors);
+    kernel<<<s.blocks, THREADS, SHARED_BYTES, stream>>>(map, s, weight, bias, split ? scratch : out);
     if (split) {  // by programmatic dependent launch, so its start overlaps the kernel before it
         cudaLaunchAttribute early;
         early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -731,10 +696,10 @@ def sizes(kernels, x, weight, bias, *pool):
     return batch, height, width, batch * (width // (96 * pool[1]) + 1) + 1024  # for tiles, and SMs: no GPU has as many
 
 
-def conv_pool_sum(kernels, x, weight, bias, pool):
+def conv_pool_sum(kernels, x, weight, bias, pool, sizes=sizes):
     found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
     if found is None:
-        return original(x, weight, bias, pool)
+        return kernels.original(x, weight, bias, pool)
     x, weight, bias, (batch, height, width, floats) = x.contiguous(), weight.contiguous(), bias.contiguous(), found
     out = x.new_empty(batch)
     if batch:
@@ -749,7 +714,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, so that another variant in the same notebook cannot replace them.
+    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", conv_pool_sum, original
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
@@ -776,6 +741,10 @@ class ModelNew(nn.Module):
 
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
+NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
+PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
 
 
 @functools.lru_cache(maxsize=None)
@@ -787,24 +756,26 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     if torch.__version__ < "2.4":
         raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
 
-    def fingerprint(code):  # of a function: all but the place where it was written
-        return code.co_code, code.co_names, [fingerprint(c) if hasattr(c, "co_code") else c for c in code.co_consts]
+    def fingerprint(part):  # of a function or its code: all but the place where it was written
+        if inspect.isfunction(part := inspect.unwrap(part)):
+            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
+        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
 
     text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each.__code__) for each in (forward, original, *fused)]
+    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
     namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
     operators = getattr(torch.ops, namespace)
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags)
-            vars(kernels).update(constants)
-            operators.registered = register(namespace, schema, kernels, forward, original, fused)
+            kernels = load(namespace, text, flags, constants)
+            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            operators.registered = register(operators, schema, kernels, forward, original, *fused)
     return namespace
 
 
-def load(name, text, flags):
+def load(name, text, flags, constants):
     """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
     from torch.utils import cpp_extension
 
@@ -816,75 +787,65 @@ def load(name, text, flags):
     if not shutil.which("ninja"):  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)
-    # Some releases return no path.
+    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
+    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if hasattr(kernels, symbol):  # the text may leave it out for these constants
-            function = getattr(kernels, symbol)
-            function.restype = numbers[result]
-            function.argtypes = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in parameters
+        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
+            types = [each.split()[0] for each in parameters.split(",") if each]
+            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
+            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
     return kernels
 
 
-def register(namespace, schema, kernels, forward, original, fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fused` its gradient is PyTorch's."""
-    tensors = schema[: schema.index("->")].count("Tensor")
+def register(operators, schema, kernels, forward, original, fuse=None, *fused):
+    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
+    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{namespace[:-11]}: {original.__doc__}")
+            warn(f"{operators.name[:-11]}: {original.__doc__}")
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operator, forward, keys, *arguments)
+            return below_autograd(operators.forward, forward, keys, *arguments)
 
         @staticmethod
         def backward(ctx, grad):
-            again, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]  # again: create_graph
-            # A view, so that each gradient is a partial one where an argument depends on another.
-            leaf = (lambda each: each.view_as(each)) if again else (lambda each: each.detach().requires_grad_())
+            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
             with torch.enable_grad():
-                given = [each if each is None else leaf(each) for each in ctx.saved_tensors[:tensors]]
+                # Views: the gradients are partial ones, also where an argument depends on another.
+                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
                 wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=again))
+                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
             return None, *[next(found) if needed else None for needed in needs]
 
     def autograd(keys, *arguments):
-        # Within forward_ad.dual_level() an argument may have a tangent, which Gradient refuses; below it would be dropped.
-        has_tangents = torch.autograd.forward_ad._current_level >= 0
-        if has_tangents or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
+        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operator, forward, keys, *arguments)
+        return below_autograd(operators.forward, forward, keys, *arguments)
 
-    library, forward = torch.library.Library(namespace, "DEF"), functools.partial(forward, kernels)
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    operator = getattr(torch.ops, namespace).forward.default
-    if fused:
-        Gradient = fused[0](library, schema, kernels, Gradient, *fused[1:])
-    torch.library.register_fake(f"{namespace}::forward", original, lib=library)
+    torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{namespace}::forward", device, torch.float32, lib=library)
+        torch.library.register_autocast(name, device, torch.float32, lib=library)
+    if fuse:
+        Gradient = fuse(library, schema, kernels, Gradient, *fused)
     return library
 
 
 def below_autograd(operator, function, keys, *arguments):
     """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if is_plain(keys.raw_repr()):
+    if NUMBER(keys) in PLAIN:
         return function(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-@functools.lru_cache(maxsize=None)
-def is_plain(raw_keys):
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw_keys) & torch._C._after_autograd_keyset
-    return keys.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def kind(tensor):
@@ -902,26 +863,22 @@ def check(kernels, name, tensor, place, shape):
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    place, stream = arguments[0], 0
-    if place.is_cuda:
-        device = place.get_device()
-        if device != torch._C._cuda_getDevice():
+    first, stream = arguments[0], 0
+    if first.is_cuda:
+        if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
     pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    code = function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream)
-    if code:
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if place.is_cuda else f"error {code}"
+    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
 
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    frame, files = sys._getframe(), []
-    while frame:
-        files, frame = [*files, frame.f_code.co_filename], frame.f_back
+    files = [each.filename for each in inspect.stack(0)]
     level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
     while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
         level += 1
@@ -937,15 +894,13 @@ def main():
         return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device), torch.randn(small if emulated else shape, device=device)
-    with torch.no_grad():
-        found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-        error = ((found - exact).abs().max() / exact.std()).item()
-        how_fast = f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-        if not emulated:
-            names = {"model": model.float(), "x": x, "original": original}
-            timers = [benchmark.Timer(call, globals=names) for call in ("model(x)", "original(*model.operands(x))")]
-            how_fast = "{:.3f} ms, PyTorch {:.3f} ms".format(*[1e3 * timer.timeit(20).mean for timer in timers])
+    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
+    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((found - exact).abs().max() / exact.std()).item()
+    names = {"model": model.float(), "x": x, "original": original}
+    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
+    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
 

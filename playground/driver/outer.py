@@ -19,7 +19,8 @@ from playground.stopwatch.outer import Unshareable, extent_of
 from playground.worker import WorkerFailure, standstill
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12, 24  # the last with those that cannot be used
-SECONDS = 3.0
+SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
+ENOUGH = 0.05  # an interval whose ends are this near to the ratio needs no further rounds
 SETTLING = 1  # calls of a turn that do not count
 FEWEST_CALLS, MOST_CALLS = 2, {"cuda": 11, "cpu": 8}  # of a turn, besides
 TURN_MS = {"cuda": 20, "cpu": 80}  # about what the calls of a turn take
@@ -53,15 +54,22 @@ class Player:
 def measure(truth, players, place, step, declared, limit, seconds):
     """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
-    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` is one of workload.MODES. After `seconds`
-    (SECONDS at least) there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where nothing can be
-    measured.
+    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` one of workload.MODES. After `seconds`,
+    or once the interval is narrow ENOUGH, there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where
+    nothing can be measured.
     """
+    resolution, usual = RESOLUTION_MS[place], USUAL[place]
     rounds = {name: [] for name in (*players, NULL)}
     counts, is_known = dict.fromkeys(rounds, FEWEST_CALLS), False
-    began, seconds = time.monotonic(), max(seconds, SECONDS)
+    began = time.monotonic()
+
+    def are_enough(used):
+        if used < FEWEST_ROUNDS:
+            return False
+        return used >= ROUNDS or time.monotonic() - began > seconds or _is_narrow(conclude(rounds, resolution, usual))
+
     with {"cuda": _OnGpu, "cpu": _OnCpu}[place](truth, players.values(), step, declared, limit) as course:
-        while (used := len(_whole(rounds))) < FEWEST_ROUNDS or (used < ROUNDS and time.monotonic() - began < seconds):
+        while not are_enough(len(_whole(rounds))):
             if len(rounds[NULL]) == MOST_ROUNDS:
                 break
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
@@ -74,7 +82,11 @@ def measure(truth, players, place, step, declared, limit, seconds):
                 fit = {name: TURN_MS[place] / np.median(played[-1]) for name, played in rounds.items() if played[-1]}
                 counts |= {name: round(min(MOST_CALLS[place], max(FEWEST_CALLS, each))) for name, each in fit.items()}
                 rounds, is_known = {name: [] for name in rounds}, True
-    return conclude(rounds, RESOLUTION_MS[place], USUAL[place])
+    return conclude(rounds, resolution, usual)
+
+
+def _is_narrow(found):
+    return (1 - ENOUGH) * found["ratio"] <= found["low"] and found["high"] <= (1 + ENOUGH) * found["ratio"]
 
 
 class _Course:

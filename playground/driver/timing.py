@@ -41,14 +41,16 @@ from playground.worker.truth import remove
 VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
-LAUNCHES_COUNT_BELOW_MS = (
-    5.0  # a baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU
-)
+# A baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU.
+LAUNCHES_COUNT_BELOW_MS = 5.0
 LAUNCHES_BIND = 0.8  # of eager PyTorch's time: where the host takes as long to launch it, the GPU waits for the host
 IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
 NOT_MEASURED = "not measured"
+ROOM_MIB = (
+    4096  # of GPU memory, or what eager PyTorch takes if that is less: where cuDNN finds less, it chooses other algorithms
+)
 TRIES = 2  # of a timing that something disturbed
 
 # Beyond these a variant's own times are not believed; see `own_clock`.
@@ -157,10 +159,12 @@ class Stopwatch:
             page = (self._truth.answers(process) if process is not self._worker else folder) / f"{OUTER_PAGE}-{name}"
             remove(page)
             players[name] = outer.Player(name, process, *rest, page)
-        given = self._task.place, step, permitted_to(result), self._options.time_limit, self._options.seconds
+        claims = timings["speedup"].get("eager", {"high": math.inf})["high"] > 1
+        seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
+        given = self._task.place, step, permitted_to(result), self._options.time_limit
         try:
             with self._alone(worker):
-                timings["outer"] = outer.measure(self._truth, players, *given)
+                timings["outer"] = outer.measure(self._truth, players, *given, seconds)
         except outer.TimedWrong as wrong:
             raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
         except WorkerFailure as failure:
@@ -222,21 +226,29 @@ class Stopwatch:
         """A Race that was run. Raises what Race.run raises."""
         variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker), is_trusted=False)
         variant.start()
-        others = self._start_baselines(mode, not_graphed, _settings(result))
-        control = self._start_control(mode, not_graphed)
+        paused = self._pausing(worker)
+        with paused():
+            others = self._start_baselines(mode, not_graphed, _settings(result))
+            control = self._start_control(mode, not_graphed)
+            short = self._short_of_memory(others)
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
         rivals = functools.partial(_rivals, variant, others, result)
         recheck = functools.partial(self._recheck, variant, result, mode, self._truth.answers(worker))
         secrets = self._secrets(mode)
         with self._alone(worker):
-            paused = self._pausing(worker)
             race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals, paused)
-            race.clocks, standing = [self._sample_clocks()], self._standing()
+            race.clocks, race.short_of_memory, standing = [self._sample_clocks()], short, self._standing()
             race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
             race.clocks.append(self._sample_clocks())
             if standing != self._standing():
                 raise Rejected("while it was timed, the processors or the priority of another process were changed")
         return race
+
+    def _short_of_memory(self, others):
+        """Why PyTorch may be slower than it is, beside a variant's process that stands still; None where nothing says so."""
+        eager = next((side for side in others if side.name == "eager"), None)
+        if eager and self._task.place == "cuda":
+            return memory_complaint(self._ask_baselines("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib))
 
     def _pausing(self, worker):
         """What the variant's processes stand still under; those of the project's own files need not."""
@@ -262,7 +274,7 @@ class Stopwatch:
         if not control:
             why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
             disturbance = f"there is no control: {why}"
-        disturbance = result.get("unvaried") or disturbance
+        disturbance = result.get("unvaried") or race.short_of_memory or disturbance
         notes = clocks.notes(*race.clocks)
         eager = next((side for side in others if side.name == "eager"), None)
         if sum(variant.late) > OFTEN * len(variant.late):
@@ -543,6 +555,11 @@ def taken_by_others(load, place):
     they may stand still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
     """
     return min(1.0, load.cores) if place == "cpu" else load.share
+
+
+def memory_complaint(free, needed):
+    """Say that there is less GPU memory free, in MiB, than is needed; None where there is enough."""
+    return None if free >= needed else f"only {free:.3g} MiB of GPU memory are free beside it, PyTorch may need {needed:.3g}"
 
 
 def busy_note(claimed, seen, load):

@@ -357,7 +357,8 @@ class _Case:
 
         A function in the place of one that looks alike, such as a GELU by tanh, is what is accepted, and does not count.
         """
-        strict, accepting = (self._truth.mutants(OF_MUTANTS, False, limit)["survivors"] for limit in (None, self._accept))
+        probes = tuple(probe for probe in OF_MUTANTS if not self._truth.prepared(probe)["unusable"])
+        strict, accepting = (self._truth.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
         return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
 
     def _tag_of_outputs(self, probe, compared):
@@ -445,7 +446,7 @@ class _Case:
 
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
-        probe = "within"
+        probe = next(each for each in OF_MUTANTS[::-1] if not self._truth.prepared(each)["unusable"])
         found = self._ask("work", inputs=self._truth.inputs(probe))
         wrong = self._decoration(found, probe)
         own = found["builds"] or found["opened"] or (found["own_calls"] and found["own_share"])

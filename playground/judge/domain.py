@@ -28,6 +28,7 @@ class Structure:
     frozen: str | None = None
     zeros: bool = False
     symmetric: bool = False
+    definite: bool = False  # symmetric matrices of which there is a Cholesky decomposition
     ascending: bool = False
     probabilities: int | None = None
     positive: bool = False
@@ -42,7 +43,7 @@ class Structure:
         """In words; None where there is nothing to keep."""
         words = [self.frozen] if self.frozen else []
         words += ["zeros that stay zeros"] if self.zeros else []
-        words += ["symmetric"] if self.symmetric else []
+        words += ["positive definite"] if self.definite else ["symmetric"] if self.symmetric else []
         words += ["sorted"] if self.ascending else []
         words += ["probabilities"] if self.probabilities is not None else []
         words += [f"equal to input {self.twin}"] if self.twin is not None else []
@@ -59,6 +60,9 @@ class Structure:
             value = value.abs()
         if self.symmetric:
             value = value.triu() + value.triu(1).mT
+        if self.definite:  # by Gershgorin's circles: each diagonal element is larger than the rest of its row
+            rest = value.abs().sum(-1) - value.diagonal(dim1=-2, dim2=-1)
+            value = value + torch.diag_embed(torch.where(rest == 0, 1, 1.125 * rest))
         if self.ascending:
             value = value.sort(-1).values
         return torch.where(drawn == 0, drawn, value) if self.zeros else value
@@ -200,9 +204,11 @@ def _structure(draws, i):
         return Structure(twin=twin)
     if len(draws) > 1 and (frozen := _frozen(values)):
         return Structure(frozen=frozen)
+    symmetric = all(value.dim() > 1 and value.shape[-1] > 1 and _equal(value, value.mT) for value in values)
     return Structure(
         zeros=_keeps_zeros(values),
-        symmetric=all(value.dim() > 1 and value.shape[-1] > 1 and _equal(value, value.mT) for value in values),
+        symmetric=symmetric,
+        definite=symmetric and not any(torch.linalg.cholesky_ex(value.double()).info.any() for value in values),
         ascending=all(value.dim() and value.shape[-1] > 2 and bool((value.diff(dim=-1) >= 0).all()) for value in values),
         probabilities=_dimension_of_probabilities(values),
         positive=all(bool((value >= 0).all()) for value in values),

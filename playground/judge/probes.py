@@ -256,6 +256,7 @@ def with_upstream(probe, outputs, seed):
 PROBES = {check.name: (globals()[check.function], check.size) for check in checks.PROBES}
 OF_SEEDS = "other weights"  # for a variant whose weights come from a seed, and not from the original
 FORWARD_PROBES = tuple(check.name for check in checks.PROBES if check.costs == checks.FORWARD and check.name != OF_SEEDS)
+WITHIN = "within"  # the range of the problem's own inputs, where an original may not run all the same
 FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
 OF_PARAMETERS = tuple(check.name for check in checks.PROBES if check.parameters)
 WITH_GRADIENTS = tuple(check.name for check in checks.PROBES if check.gradients)

@@ -48,6 +48,11 @@ class Baselines(Clocked):
         as_written = floors.as_written(model, inputs, counted)
         return {"least": vars(least), "as_written": vars(as_written), "certain": vars(certain)}
 
+    def free_memory(self):
+        """{"mib"} of GPU memory that no process has taken, but for what this one keeps at hand."""
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return {"mib": (torch.cuda.mem_get_info()[0] + kept) / 2**20}
+
     def flush_in_a_row(self, side, mode, flush_ms):
         """{"milliseconds"} of each of many flushes; see stopwatch.timer.CudaClock. Any side's process can do it."""
         return {"milliseconds": self.clock.flush_in_a_row(flush_ms)}

@@ -151,20 +151,19 @@ class Referee:
             return {"differentiable": False, "unusable": why}
         if probe.endswith(probes.AT_OWN_SIZE) and self.sample.is_part:
             return {"differentiable": False, "unusable": "the own size takes too much host memory for more probes than its own"}
-        if probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS):
-            differentiable = self._prepare(probe, problem, seed, inputs)
-            shapes = [list(each.truth.shape) for each in self.references[probe][0]]
-            return {"differentiable": differentiable, "unusable": None, "form": self.forms[probe], "shapes": shapes}
+        is_of_forward = probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS)
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
-            if is_of_judge(exception):
+            if is_of_judge(exception) or (is_of_forward and probe != probes.WITHIN):
                 raise
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
-        unusable = special.unusable(self.references[probe][0])
-        if not (unusable or self.probes[probe].clean or self._is_finite(probe)) and self._is_finite("own"):
-            unusable = "the original's own result overflows"
-        return {"differentiable": differentiable, "unusable": unusable}
+        unusable = None if is_of_forward else special.unusable(self.references[probe][0])
+        has_to_be_finite = probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
+        if has_to_be_finite and not self._is_finite(probe) and self._is_finite("own"):
+            unusable = "the original's own result is not finite"
+        shapes = [list(each.truth.shape) for each in self.references[probe][0]]
+        return {"differentiable": differentiable, "unusable": unusable, "form": self.forms[probe], "shapes": shapes}
 
     def tells_nothing(self):
         """{"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation at all; or None}.

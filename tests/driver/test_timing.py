@@ -581,6 +581,7 @@ class FakeGpu:
         self.ms = ms
         self.in_a_row = 1.0  # how long each of many flushes takes, beside one alone
         self.late = False  # whether the device is busy on other streams after the variant's calls
+        self.free_mib = 8.0  # beside the variant; eager PyTorch takes 1
         self.failing = dict(failing)
         self.launch_ms = {}  # side -> what the host takes to launch a call
         self.started = []
@@ -594,6 +595,8 @@ class FakeGpu:
             if (side, mode) in self.failing:
                 raise WorkerFailure(self.failing[side, mode])
             return {"milliseconds": 60.0, "peak_mib": 1.0}
+        if request == "free_memory":
+            return {"mib": self.free_mib}
         if request == "flush_in_a_row":
             return {"milliseconds": self.in_a_row * arguments["flush_ms"]}
         times = [self.ms.get((side, mode), self.ms.get(side))] * len(seeds)
@@ -635,6 +638,15 @@ class FakeGpu:
 
     def result(self):
         return {"check": {"gradients": {"w": {}}}, "precision": "tf32", "variant_precision": None}
+
+
+def test_beside_a_variant_that_takes_the_memory_nothing_is_claimed(tmp_path, monkeypatch):
+    gpu = FakeGpu(MS)
+    gpu.free_mib = 0.75
+    monkeypatch.setattr(timing, "own_clock", lambda side, *_: side.median)
+    timed = gpu.stopwatch(tmp_path, monkeypatch).time(gpu, gpu.result())
+    assert timed["outcome"]["verdict"] == "not measured" and not timed["speedup"]
+    assert timed["outcome"]["reason"] == "only 0.75 MiB of GPU memory are free beside it, PyTorch may need 1"
 
 
 @pytest.mark.parametrize("late", [True, False])

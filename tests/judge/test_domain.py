@@ -28,6 +28,11 @@ def symmetric():
     return x + x.mT
 
 
+def definite():
+    x = symmetric().matrix_power(2) + torch.eye(SIZE)
+    return x.tril() + x.tril(-1).mT
+
+
 def one_hot():
     return torch.nn.functional.one_hot(torch.randint(SIZE, (6,)), SIZE).float()
 
@@ -38,6 +43,11 @@ STRUCTURES = {
     "upper triangular": (lambda: square().triu(1), "zeros that stay zeros", lambda x: torch.equal(x, x.triu(1))),
     "block diagonal": (block_diagonal, "zeros that stay zeros", lambda x: not x[:5, 5:].any() and not x[5:, :5].any()),
     "symmetric": (symmetric, "symmetric", lambda x: torch.equal(x, x.mT)),
+    "positive definite": (
+        definite,
+        "positive definite",
+        lambda x: torch.equal(x, x.mT) and not torch.linalg.cholesky_ex(x.double()).info.any(),
+    ),
     "sorted": (lambda: torch.randn(4, SIZE).sort(-1).values, "sorted", lambda x: bool((x.diff(dim=-1) >= 0).all())),
     "probabilities": (
         lambda: torch.randn(4, SIZE).softmax(-1),

@@ -43,7 +43,8 @@ def test_the_right_one_passes(results):
     right, _ = results
     assert (right["verdict"], right["reason"]) == ("pass", None)
     assert right["check"]["max_error"] <= right["check"]["allowed"]
-    assert not [entry for entry in right["check"]["probes"].values() if "the original does not run" in (entry["note"] or "")]
+    of_finite_values = [entry for name, entry in right["check"]["probes"].items() if name not in ("nan", "infinity")]
+    assert not [entry for entry in of_finite_values if "the original does not run" in (entry["note"] or "")]
 
 
 def test_the_wrong_one_fails_for_its_reason(folder, results):
@@ -178,3 +179,21 @@ def test_a_result_that_is_kept_is_found_where_the_problem_draws_the_same_inputs(
     right, keeps = judged(worker, tmp_path / "problem.py", [tmp_path / "right.py", tmp_path / "keeps.py"])
     assert right["verdict"] == "pass", right["reason"]
     assert keeps["verdict"] == "fail" and keeps["check"]["probes"]["fresh"]["complaint"].startswith("on fresh inputs")
+
+
+def test_an_original_that_takes_its_own_inputs_only_is_judged_on_those(worker, tmp_path):
+    problem, variant = tmp_path / "problem.py", tmp_path / "variant.py"
+    body = """        if x.mean(-1).abs().max() > 1e-3:
+            raise ValueError("expected rows with a mean of zero")
+        return x * x.square().sum(-1, keepdim=True).rsqrt()
+"""
+    start = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+    inputs = "def get_inputs():\n    x = torch.randn(8, 32)\n    return [x - x.mean(-1, keepdim=True)]\n"
+    problem.write_text(f"{start}{body}\n{inputs}\ndef get_init_inputs():\n    return []\n")
+    variant.write_text(start.replace("Model", "ModelNew") + body)
+    (result,) = judged(worker, problem, [variant])
+    assert result["verdict"] == "pass", result["reason"]
+    assert result["check"]["probes"]["within"]["note"].startswith("not run: the original does not run: ")
+    variant.write_text(start.replace("Model", "ModelNew") + body.replace(".rsqrt()", ".pow(-0.49)"))
+    (result,) = judged(worker, problem, [variant])
+    assert result["verdict"] == "fail" and result["reason"].startswith("the output is off by")

@@ -154,14 +154,14 @@ def test_threads_build_once(monkeypatch):
     both_ask = threading.Barrier(2)
     module = catalog.load_variant(VARIANT.path)
 
-    def pretend(name, text, flags):
+    def pretend(name, text, flags, constants):
         asked.append(name)
         time.sleep(0.2)  # the other thread comes to the same place
         return types.SimpleNamespace()
 
-    def register(namespace, *arguments):
-        registered.append(namespace)
-        return namespace
+    def register(operators, *arguments):
+        registered.append(operators.name)
+        return operators.name
 
     def ask():
         both_ask.wait()

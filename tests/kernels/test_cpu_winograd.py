@@ -14,7 +14,7 @@ from playground.worker.referee import _references
 VARIANT = catalog.KERNELS / "conv3d_div_max_gap_bias_sum" / "cpu_winograd.py"
 ORIGINAL = catalog.MODELS / "conv3d_div_max_gap_bias_sum.py"
 
-# What differs from batch 3 of 8 x 7 x 11 x 13; each new kernel or pool costs a build.
+# What differs from batch 3 of 8 x 7 x 11 x 13; other kernels and pools PyTorch computes.
 SETTINGS = {
     "small": {},
     "several blocks and chunks": {"batch_size": 2, "depth": 8, "height": 41, "width": 150},
@@ -30,7 +30,7 @@ SETTINGS = {
     "1 x 1 x 1": {"kernel_size": 1, "pool_size": 1, "in_channels": 3},
     "a window of more than 256": {"kernel_size": 2, "pool_size": 7, "depth": 15, "height": 16, "width": 10},
 }
-DIRECT = {"pool_size": (1, 3, 3)}
+OTHERS = {"pool_size": (1, 3, 3)}
 TARGETS = {"x86-64": "sse2", "haswell": "avx2"}  # -march, and the flag of /proc/cpuinfo that such a build needs to run
 
 
@@ -101,7 +101,7 @@ def test_other_cpus(march):
     assert torch.equal(gradients(new, torch.ones_like(x))[0] != 0, gradients(original, torch.ones_like(x))[0] != 0)
 
 
-@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+@pytest.mark.parametrize("settings", [{}, OTHERS], ids=["Winograd", "PyTorch"])
 def test_of_equal_values_the_first_gets_the_gradient(settings):
     """Equal patches (one colour, stripes), and whole numbers, whose convolutions are exact: all places as in PyTorch.
 
@@ -123,7 +123,7 @@ def test_of_equal_values_the_first_gets_the_gradient(settings):
     assert_same(torch.randint(-1, 2, x.shape).float())
 
 
-@pytest.mark.parametrize("settings", [{}, DIRECT], ids=["Winograd", "directly"])
+@pytest.mark.parametrize("settings", [{}, OTHERS], ids=["Winograd", "PyTorch"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
 def test_special_values(settings, value):
     """Outputs as PyTorch's, and gradients of x at the same places: of a window's NaNs, the last."""
@@ -152,7 +152,7 @@ def test_a_large_value_in_the_columns_that_two_stretches_read(column):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{"sum_dim": 0}, DIRECT], ids=["averages", "directly"])
+@pytest.mark.parametrize("settings", [{"sum_dim": 0}, OTHERS], ids=["averages", "PyTorch"])
 def test_only_what_is_asked_for(settings):
     _, new, x = make(**settings)
     leaves = [x.requires_grad_(), *new.parameters()]

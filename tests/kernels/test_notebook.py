@@ -189,23 +189,25 @@ def test_variants_of_different_models_live_side_by_side(run_notebook):
     )
 
 
-def test_an_edited_python_part_counts(run_notebook):
-    """`register` and `forward` are part of what was pasted, too."""
+@pytest.mark.parametrize(
+    "line, edited",
+    [("does not fit {got}", "is no match for {got}"), ("launch(kernels.run_forward, x,", "launch(kernels.run_forward, 0 * x,")],
+    ids=["called by forward", "forward"],
+)
+def test_an_edited_python_part_counts(run_notebook, line, edited):
+    """Also of a function that `forward` calls; an instance made before the edit has not changed."""
     model, variant = ALEXNET
     text, (init_inputs, shape) = project_variants.text_of(variant), problem_of(model)
-    word = "second derivatives are not implemented"
-    assert text.count(word) == 1
-    check = f"""
-        try:
-            model, x = ModelNew(*{init_inputs!r}), torch.randn({shape!r}, requires_grad=True)
-            (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-            slope.sum().backward()
-        except NotImplementedError as error:
-            print(error)
+    assert text.count(line) == 1
+    call = f"""
+        for model in (before, ModelNew(*{init_inputs!r})):
+            try:
+                model(torch.zeros({(*shape[:-1], 1)!r}))
+            except RuntimeError as error:
+                print("no match" in str(error), (model(torch.randn({shape!r})).std() > 0.1).item())
     """
-    printed = run_notebook([COUNT_BUILDS, text, check, text.replace(word, "no way back"), check])
-    assert word in printed[2]
-    assert "no way back" in printed[4]
+    *_, printed = run_notebook([text, f"before = ModelNew(*{init_inputs!r})", text.replace(line, edited), call])
+    assert printed == f"False True\n{'match' in edited} {'0 *' not in edited}\n"
 
 
 def test_a_refused_text_and_its_correction(run_notebook):

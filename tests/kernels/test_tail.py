@@ -69,6 +69,37 @@ def test_an_argument_that_depends_on_another(path, create_graph, emulated):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
+def test_names_that_pytorch_2_4_lacks(monkeypatch):
+    keys = torch._C.DispatchKeySet
+    for owner, name in ((keys, "raw_repr"), (keys, "from_raw_repr"), (torch._C, "_any_requires_grad")):
+        monkeypatch.delattr(owner, name)
+    model, x = made(CPU)
+    model(x.requires_grad_()).sum().backward()
+    (expected,) = torch.autograd.grad(torch.sigmoid(model.avg_pool(model.conv(x))).sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+
+
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("path, device", [(CPU, "cpu"), pytest.param(V1, "cuda", marks=ON_A_GPU)])
+def test_plain_tensors_are_dispatched_once(path, device, monkeypatch):
+    """The dispatcher takes 2 us more for a call below autograd, which only tensors of other kinds need."""
+    model, x = (each.to(device) for each in made(path))
+    with torch.no_grad():
+        expected = model(-x)
+
+        def refuse():
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(torch._C, "_AutoDispatchBelowAutograd", refuse)
+        assert torch.equal(model(-x), expected)
+        with pytest.raises(ZeroDivisionError):
+            model(torch._neg_view(x))
+        monkeypatch.undo()
+        assert torch.equal(model(torch._neg_view(x)), expected)
+
+
 def test_releases_that_return_no_path(monkeypatch):
     """The library is opened where load_inline has put it; CDLL(None) would be the process itself."""
     load = cpp_extension.load_inline

@@ -1,0 +1,18 @@
+"""As right.py, but the second block does not lose what the first explains.
+
+Verdict: fail: the output is off by
+"""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        x = (x + x.mT) / 2  # so that its gradient is symmetric, too
+        half = x.shape[-1] // 2
+        first = torch.linalg.cholesky(x[..., :half, :half])
+        below = torch.linalg.solve_triangular(first, x[..., half:, :half].mT, upper=False).mT
+        second = torch.linalg.cholesky(x[..., half:, half:])
+        upper = torch.zeros_like(below.mT)
+        return torch.cat([torch.cat([first, upper], -1), torch.cat([below, second], -1)], -2)
