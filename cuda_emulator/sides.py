@@ -27,6 +27,7 @@ C_LIBRARY = "rand|srand|rand_r|random|drand48|exit|_exit|quick_exit|atexit|geten
 C_LIBRARY += "|fopen|fclose|fprintf|fputs|puts|putchar|scanf|sprintf|snprintf|fread|fwrite|fflush|atoi|atof|strtol|strcmp"
 C_LIBRARY += "|strcpy|strcat|qsort|bsearch|calloc|realloc"
 C_LIBRARY = set(C_LIBRARY.split("|"))
+BOTH_SIDES = {"assert", "printf", "malloc", "free", "memcpy", "memset", "memmove"}
 NO_DEVICE_CODE = {"throw", "try", "typeid", "dynamic_cast"}
 ATOMIC = "atomic(?:Add|Sub|Exch|Min|Max|Inc|Dec|CAS|And|Or|Xor)"
 BUILTIN = re.compile(rf"__syncthreads\w*|__threadfence\w*|__syncwarp|__\w+_sync|{ATOMIC}\w*")
@@ -84,7 +85,7 @@ class Sides:
     uses_std: bool = False  # by `using namespace std`
 
     def names(self, which):
-        return {f.name for f in self.functions if f.free and which(f)}
+        return {f.name for f in self.functions if f.free and which(f)} - BOTH_SIDES
 
     @property
     def host_only(self):
@@ -203,7 +204,7 @@ def sides_of(tokens, macros):
         elif name is not None:
             close = matching(tokens, at)
             made = function(tokens, head, name, at, close, macros, classes)
-            made.conditional = is_conditional(at)
+            made.conditional = any(is_conditional(i) for i in head)  # its qualifiers may be
             found.functions.append(made)
             if not made.free:
                 found.members.add(made.name)
@@ -291,7 +292,7 @@ def note_declaration(tokens, head, begin, end, found, macros, classes, is_condit
     name = function_name(tokens, head)
     if name is not None:
         declared = function(tokens, head, name, begin, begin, macros, classes)
-        declared.conditional = is_conditional(name)
+        declared.conditional = any(is_conditional(i) for i in head)
         if "default" in words:  # for both sides, where it can be
             declared.words.add("constexpr")
         if declared.owner == declared.name or any(i < name and tokens[i].kind == "word" for i in head):

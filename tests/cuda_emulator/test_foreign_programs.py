@@ -148,6 +148,12 @@ RIGHT = {
         {"print": r'printf("%d\n", host[0] + n + depth + width());'},
         "18\n",
     ),
+    "a qualifier under a condition": (
+        "#ifdef FOR_THE_DEVICE\n__device__\n#endif\ninline int half(int x) { return x / 2; }\n"
+        "__global__ void k(int* p) { p[0] = 6; }",
+        {"print": r'printf("%d\n", half(host[0]));'},
+        "3\n",
+    ),
     "an array of the host's own size in host code": (
         "__global__ void k(int* p) { p[0] = 6; }\nint last(int n) { int a[n]; a[n - 1] = n; return a[n - 1]; }",
         {"print": r'printf("%d\n", host[0] + last(2));'},
