@@ -16,14 +16,16 @@ BEFORE = re.compile(
     r"(?P<file>[^\n]+?):(?P<line>\d+):(?:\d+:)?\s+required (?:from|by)|In file included from (?P<from>[^\n]+?):(?P<at>\d+)"
 )
 BEHIND = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:\d+:)? note: in (?:definition|expansion) of macro")
+WARNING = re.compile(r"[^\n]+?:\d+:(?:\d+:)? warning: ")
 # CUDA's libraries by the beginnings of their names. What the compiler does not know of them, the emulator does not have.
 CUDA_NAME = re.compile(
-    r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc|nvtx)[A-Z_]\w*|cu[A-Z][a-z]\w*|__nv_fp\w+|__(?:nv_)?cvt_\w*fp8\w*"
+    r"(?:cuda|cu(?:blas|rand|fft|solver|sparse|dnn|tensor)|nvrtc|nvtx|nvml|nccl)[A-Z_]\w*|CU[a-z]\w+|cu[A-Z][a-z]\w*|__nv_fp\w+|__(?:nv_)?cvt_\w*fp8\w*"
     r"|(?:cub|thrust|cute|cutlass|nvcuda|cudnn_frontend|nvtx3)"
 )
 # Of CUDA 8, gone with independent thread scheduling.
 WITHOUT_SYNC = {"__shfl", "__shfl_up", "__shfl_down", "__shfl_xor", "__ballot", "__any", "__all"}
-UNKNOWN = re.compile(r"was not declared|does not name a type|has not been declared|is not a member of|No such file")
+UNKNOWN = "was not declared|does not name a type|has not been declared|is not a member of|is not a namespace-name|No such file"
+UNKNOWN = re.compile(UNKNOWN)
 UNKNOWN_NAME = re.compile(rf"[‘'](?:[^’']*\W)?(?P<name>\w+)[’'][^’']*(?:{UNKNOWN.pattern})")
 NO_MEMBER = re.compile(r"has no member named [‘'](?P<name>\w+)")
 NO_MATCH = re.compile(r"no matching function for call to [‘'](?:[^(’']*\W)?(?P<name>\w+)(?:<[^(]*>)?\(")
@@ -64,6 +66,8 @@ def errors_in(messages, is_own):
             else:
                 found.append(Diagnostic(place["text"], *(leading or ())))
             leading = None
+        elif WARNING.match(message):
+            leading, last_is_foreign = None, False
         elif match := UNDEFINED_SOMEWHERE.match(message):
             found.append(Diagnostic(match["text"]))
         elif match := BEFORE.match(message):
@@ -129,8 +133,10 @@ def told_of(error, missing):
     if UNKNOWN.search(error.text) and (old := WITHOUT_SYNC.intersection(error.names)):
         (name,) = old
         return f"error: {name} is no function of CUDA since version 9; use {name}_sync(mask, ...), which names the lanes"
-    if size := re.search(r"emulator_constant_size_of_(\w+)", error.text):
-        return f"error: the shared array {size[1]} has a size that no constant is; extern __shared__ takes any"
+    if size := re.search(r"emulator_constant_size_of_(\w+)|variable length array [‘'](?:\w+ )?emulator_type_(\w+)", error.text):
+        return f"error: the shared array {size[1] or size[2]} has a size that no constant is; extern __shared__ takes any"
+    if array := re.search(r"variable length array [‘'](\w+)", error.text):
+        return f"error: the array {array[1]} has a size that no constant is; a thread's own arrays have constant sizes"
     if twice := re.search(r"conflicting declaration [^‘]*‘.*emulator_dynamic_(\w+)", error.text):
         return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
     return re.sub(r"^error: (#error |static assertion failed: )?(?=the emulator does not support )", "", f"error: {error.text}")

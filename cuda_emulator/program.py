@@ -66,10 +66,11 @@ class Program:
             for file in self.files:
                 for name, found in find_kernels(tokens_of(file.text, file.first_line)).items():
                     kernels.setdefault(name, []).extend(found)
-            sides = self.sides()
+            macros, sides_for = self.sides()
             for file in self.files:
                 if file.path.suffix in CUDA_SUFFIXES or file.path.suffix not in PLAIN_SUFFIXES:
-                    made = rewrite(file.text, file.first_line, kernels, program=sides, is_own_header=self.is_own_header)
+                    others = {"program": (macros, sides_for(file)), "is_own_header": self.is_own_header}
+                    made = rewrite(file.text, file.first_line, kernels, **others)
                     file.rewritten, file.waiting, file.made = made.text, made.waiting_lines, made
                 else:
                     file.rewritten = file.text
@@ -79,20 +80,34 @@ class Program:
         return self
 
     def sides(self):
-        """The qualifiers that macros stand for, and the Sides of all files together."""
-        read = [tokens_of(file.text, file.first_line) for file in self.files if file.path.suffix not in PLAIN_SUFFIXES]
-        macros, whole = {}, Sides()
-        for tokens in read:
+        """The qualifiers that macros stand for, and a function from a file to the Sides of what it may see.
+
+        Those are its own, the headers' and, for a header, those of the .cu files. What another compiled file keeps to itself
+        may have the name of a device function.
+        """
+        read = {}
+        for file in self.files:
+            if file.path.suffix not in PLAIN_SUFFIXES:
+                read[file.path] = tokens_of(file.text, file.first_line)
+        macros, own = {}, {}
+        for tokens in read.values():
             for name, qualifiers in macros_with_qualifiers(tokens).items():
                 macros.setdefault(name, set()).update(qualifiers)
-        for tokens in read:
+        for path, tokens in read.items():
             try:
-                own = sides_of(tokens, macros)
+                own[path] = sides_of(tokens, macros)
             except UnsupportedError:  # its brackets do not match
-                return macros, Sides()
-            whole.functions += own.functions
-            whole.variables |= own.variables
-        return macros, whole
+                return macros, lambda file: Sides()
+
+        def seen_by(file):
+            whole = Sides()
+            for path, found in own.items():
+                is_unit = path in self.compiled
+                if path == file.path or not is_unit or (file.path not in self.compiled and path.suffix in CUDA_SUFFIXES):
+                    whole.add(found)
+            return whole
+
+        return macros, seen_by
 
     def is_own_header(self, header):
         """Whether a header of this name is one of the files, below a folder of one of them or of -I."""

@@ -421,7 +421,11 @@ def _(match):
 # ---- matrices
 
 
-@instruction(r"ldmatrix\.sync\.aligned\.(?:m8n8\.(?=x))?x([124])(?:\.m8n8(?<!8\.m8n8))?(\.trans)?\.shared(::cta)?\.b16")
+# ptxas takes their modifiers in any order.
+SHAPE_AND_NUMBER = r"(?=\S*\.m8n8\b)(?=\S*\.x([124])\b)(?=(\S*\.trans\b)?)(?:\.m8n8|\.x[124]|\.trans){2,3}"
+
+
+@instruction(rf"ldmatrix\.sync\.aligned{SHAPE_AND_NUMBER}\.shared(::cta)?\.b16")
 def _(match, to, source):
     targets = [part.text for part in to.parts] if to.parts else [to.text]
     return (
@@ -430,7 +434,7 @@ def _(match, to, source):
     )
 
 
-@instruction(r"stmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(::cta)?\.b16")
+@instruction(rf"stmatrix\.sync\.aligned{SHAPE_AND_NUMBER}\.shared(::cta)?\.b16")
 def _(match, to, source):
     return (
         f"{{ const uint32_t r[4] = {bits(words(source))}; "

@@ -35,7 +35,7 @@ INCLUDE = Path(__file__).parent / "include"
 # Libraries that the emulator has nothing for, but for what is in INCLUDE: naming them beats a page of errors about them.
 UNSUPPORTED_HEADERS = re.compile(
     r"cub/|thrust/|cute/|cutlass/|cuda/|nv/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$|cuda_fp[468]\.h$"
-    r"|cuda_awbarrier|cudaTypedefs|nvrtc|nvtx|cooperative_groups/(?!reduce\.h|scan\.h)"
+    r"|cuda_awbarrier|cudaTypedefs|cudaProfiler|cuda_gl_interop|nvrtc|nvtx|nvToolsExt|nvml|nccl|npp|cooperative_groups/(?!reduce\.h|scan\.h)"
 )
 UNSUPPORTED_WORDS = {
     "cudaMipmappedArray_t": "a mipmapped array",
@@ -56,6 +56,9 @@ NO_TYPE = {"else", "do", "return", "goto", "case", "default"}  # words in front 
 # Functions of C's library that C++ overloads: a text may well call its kernel by the same name.
 C_LIBRARY = {"abs", "div", "pow", "exp", "log", "sqrt", "cbrt", "hypot", "sin", "cos", "tan", "tanh", "erf"}
 C_LIBRARY |= {"floor", "ceil", "round", "fabs", "fmax", "fmin", "fmod"}
+# Arrays of run-time size are g++'s, and nvcc takes them on the host alone.
+CONSTANT_SIZES = ' _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic error \\"-Wvla\\"") '
+ANY_SIZES = ' _Pragma("GCC diagnostic pop") '
 ATTRIBUTES = {"alignas", "__align__", "__attribute__"}
 COMMA = Token(",", "symbol", 0)
 
@@ -89,6 +92,7 @@ class Rewriter:
         macros, whole = program or (sides_of_text.macros_with_qualifiers(self.tokens), None)
         self.sides, self.refused = sides_of_text.find(self.tokens, macros, whole)
         self.is_own_header = is_own_header
+        self.device_bodies = {f.open: f.close for f in self.sides.functions if f.device and self.may_size_at_run_time(f)}
         rename_own_builtins(self.tokens)
         self.out = []
         self.scopes = []
@@ -124,6 +128,7 @@ class Rewriter:
             "__asm__": self.asm,
             "atomicExch": self.exchange,
             "atomicExch_system": self.exchange,
+            "atomicExch_block": self.exchange,
             "{": self.open_brace,
             "}": self.close_brace,
         }
@@ -131,29 +136,38 @@ class Rewriter:
         while at < len(self.tokens):
             token = self.tokens[at]
             if token.text in UNSUPPORTED_WORDS and token.kind == "word":
-                raise UnsupportedError(f"{UNSUPPORTED_WORDS[token.text]} ({token.text})", token.line)
+                self.refuse(UnsupportedError(f"{UNSUPPORTED_WORDS[token.text]} ({token.text})", token.line))
             if token.text in REMOVED_TEMPLATES and self.is_removed_template(at):
-                raise UnsupportedError(REMOVED_TEMPLATES[token.text], token.line)
+                self.refuse(UnsupportedError(REMOVED_TEMPLATES[token.text], token.line))
             handler = handlers.get(token.text) if token.kind in ("symbol", "word") else None
             self.at = at
             if at in self.refused:
-                self.refuse(self.refused[at], token.line)
+                self.refuse(RefusedError(self.refused[at], token.line))
             if handler:
                 at = self.handled(handler, at)
                 for inner in range(self.at + 1, at):
                     if inner in self.refused:
-                        self.refuse(self.refused[inner], self.tokens[inner].line)
+                        self.refuse(RefusedError(self.refused[inner], self.tokens[inner].line))
             else:
                 self.out.append(token)
                 at += 1
         return Rewritten(text_of(self.out), self.kernels, self.uses_torch, self.last_include_line, waiting_lines(self.tokens))
 
-    def refuse(self, construct, line):
-        """Raise UnsupportedError, or have the compiler do it if the condition around lets it come here."""
+    def may_size_at_run_time(self, f):
+        """Whether a function's body has something like `int a[n]`."""
+        for at in range(f.open, f.close):
+            if self.tokens[at].text == "[" and self.tokens[skip_blanks(self.tokens, at + 1)].kind == "word":
+                name = skip_blanks(self.tokens, at - 1, -1)
+                kind = self.tokens[skip_blanks(self.tokens, name - 1, -1)]
+                if self.tokens[name].kind == "word" and (kind.kind == "word" or kind.text in ("*", ">", "&", ",")):
+                    return True
+        return False
+
+    def refuse(self, error):
+        """Raise an UnsupportedError, or have the compiler do it if the condition around lets it come here."""
         if not self.conditions:
-            raise RefusedError(construct, line)
-        told = construct.replace("\\", "").replace('"', "'")
-        self.out.append(Token(f'_Pragma("GCC error \\"{told}\\"") ', "symbol", line))
+            raise error
+        self.out.append(Token(pragma_for(error) + " ", "symbol", error.line))
 
     def handled(self, handler, at):
         """Return where a handler goes on. In a condition or a macro the compiler refuses what cannot be rewritten."""
@@ -166,7 +180,6 @@ class Rewriter:
                 raise
             del self.out[kept - len(before) :]
             self.out += before
-            told = error.told.removeprefix("error: ").replace("\\", "").replace('"', "'").replace("\n", " ")
             end, depth = at, 0
             limit = self.define_end if at < self.define_end else len(self.tokens)
             while end < limit and not (self.tokens[end].text == ";" and depth <= 0):
@@ -176,7 +189,7 @@ class Rewriter:
                 if depth < 0:
                     break
                 end += 1
-            self.emit(f'_Pragma("GCC error \\"{told}\\"")', self.tokens[at:end])
+            self.emit(pragma_for(error), self.tokens[at:end])
             return end
 
     def emit(self, text, replaced):
@@ -197,6 +210,8 @@ class Rewriter:
             back = skip_blanks(self.out, back - 1, -1)
         self.scopes.append(not ("namespace" in words or ("extern" in words and '"C"' in words)))
         self.out.append(self.tokens[at])
+        if at in self.device_bodies:
+            self.out.append(Token(CONSTANT_SIZES, "space", self.tokens[at].line))
         if at in self.launch_bounds:
             self.out.append(Token(f" ::emulator::launch_bounds({self.launch_bounds[at]});", "symbol", self.tokens[at].line))
         return at + 1
@@ -205,6 +220,8 @@ class Rewriter:
         if self.scopes:
             self.scopes.pop()
         self.out.append(self.tokens[at])
+        if at in self.device_bodies.values():
+            self.out.append(Token(ANY_SIZES, "space", self.tokens[at].line))
         return at + 1
 
     def in_code(self):
@@ -280,9 +297,23 @@ class Rewriter:
             opener = matching_back(self.out, before)
             word = self.out[skip_blanks(self.out, opener - 1, -1)].text
             begins = word in ("if", "for", "while") or squeezed(self.out[opener + 1 : before]) == "void"
-        ends = end < len(self.tokens) and self.tokens[end].text == ";"
-        self.emit("emulator_atomic_store" if begins and ends else self.tokens[at].text, self.tokens[at : at + 1])
+        following = self.tokens[end].text if end < len(self.tokens) else ""
+        unused = begins and following == ";"
+        if following in (")", ",") and previous in (";", ",", "("):
+            unused = self.is_for_effect(before)
+        name = "emulator_atomic_store" + self.tokens[at].text.removeprefix("atomicExch").removesuffix("_system")
+        self.emit(name if unused else self.tokens[at].text, self.tokens[at : at + 1])
         return at + 1
+
+    def is_for_effect(self, at):
+        """Whether the bracket around what follows out[at] is a `for`'s, behind its condition, or static_cast<void>'s."""
+        depth, semicolons = 0, 0
+        while at >= 0 and not (self.out[at].text in OPENING and depth == 0):
+            depth += (self.out[at].text in CLOSING) - (self.out[at].text in OPENING)
+            semicolons += self.out[at].text == ";" and depth == 0
+            at -= 1
+        in_front = [token.text for token in self.out[max(0, at - 8) : max(at, 0)] if not token.blank]
+        return (in_front[-1:] == ["for"] and semicolons == 2) or in_front[-4:] == ["static_cast", "<", "void", ">"]
 
     def builtin_copy(self, at):
         """The compiler's own name of memcpy, which nvcc_macros.h cannot replace: the C++ library uses it, too."""
@@ -510,7 +541,7 @@ class Rewriter:
         if self.tokens[open_at].text != "(":
             raise UnsupportedError("an asm statement without parentheses", self.tokens[at].line)
         close_at = matching(self.tokens, open_at)
-        if any(f.open < at < f.close and f.host and not f.device and not f.unknown for f in self.sides.functions):
+        if any(f.open < at < f.close and not f.device and not f.hidden for f in self.sides.functions):
             self.out.extend(self.tokens[at : close_at + 1])  # the host's own instructions
             return close_at + 1
         end = skip_blanks(self.tokens, close_at + 1)
@@ -654,13 +685,12 @@ class Rewriter:
         if not bracket:
             raise UnsupportedError("an extern __shared__ declaration other than `T name[]`", line)
         kind, name, inner = variables[0].kind, variables[0].name, bracket[1]
+        once = f"extern {kind} emulator_dynamic_{name}[]; "  # g++ refuses a second type under one name
         if not self.in_code():
-            return f"static ::emulator::DynamicShared<{kind}> {name};"
+            return f"{once}static ::emulator::DynamicShared<{kind}> {name};"
         if inner:
             row = f"emulator_row_{name}"
             return f"typedef {kind} {row}{inner}; {row}* {name} = ({row}*)::emulator::dynamic_shared();"
-        # Two types under one name, as two instantiations of a template give it, are one too many for the compiler.
-        once = f"extern {kind} emulator_dynamic_{name}[]; "
         return f"{once}{kind}* {name} = ({kind}*)::emulator::dynamic_shared();"
 
     def static_shared(self, variable, alignment, line):
@@ -679,6 +709,12 @@ class Rewriter:
             f'{{sizeof({kind}), {alignment or f"alignof({kind})"}, "{name}", __LINE__}}; '
             f"{kind}& {name} = *({kind}*)::emulator::shared_variable(&{declaration}); "
         )
+
+
+def pragma_for(error):
+    """A pragma by which the compiler says what an UnsupportedError does."""
+    told = error.told.removeprefix("error: ").replace("\\", "").replace('"', "'").replace("\n", " ")
+    return f'_Pragma("GCC error \\"{told}\\"")'
 
 
 @dataclass

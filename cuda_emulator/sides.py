@@ -1,7 +1,7 @@
 """Which functions of a text are the host's and which the device's, and what nvcc refuses because of it.
 
-Only what is certain is refused: a name that is declared for both sides, a qualifier hidden in an unknown macro, and whatever a
-class declares are left to the compiler.
+Only what is certain is refused. The compiler decides on a name that is declared for both sides or within an #if, on a qualifier
+hidden in an unknown macro, and on members of objects whose class is not named beside them.
 """
 
 import re
@@ -19,7 +19,22 @@ NO_VARIABLE |= {"constexpr", "constinit", "__device__", "__constant__", "__manag
 NO_VARIABLE |= {"public", "private", "protected", "return", "goto", "__asm__", "concept", "extern", "texture", "surface"}
 CONTAINERS = "vector|list|deque|map|set|unordered_map|unordered_set|multimap|multiset|stack|queue|priority_queue|string"
 CONTAINERS += "|ostringstream|istringstream|stringstream|cout|cerr|cin|function|shared_ptr|unique_ptr|thread|mutex|to_string"
-HOST_ONLY = set(CONTAINERS.split("|"))
+ALGORITHMS = "sort|stable_sort|partial_sort|nth_element|copy|copy_n|fill|fill_n|transform|accumulate|reduce|find|find_if|count"
+ALGORITHMS += "|reverse|unique|shuffle|iota|generate|max_element|min_element|make_unique|make_shared|rand|srand|exit|endl"
+HOST_ONLY = {*CONTAINERS.split("|"), *ALGORITHMS.split("|")}
+STREAMS = {"cout", "cerr", "cin", "endl"}
+C_LIBRARY = "rand|srand|rand_r|random|drand48|exit|_exit|quick_exit|atexit|getenv|system|time|usleep|sleep|gettimeofday"
+C_LIBRARY += "|fopen|fclose|fprintf|fputs|puts|putchar|scanf|sprintf|snprintf|fread|fwrite|fflush|atoi|atof|strtol|strcmp"
+C_LIBRARY += "|strcpy|strcat|qsort|bsearch|calloc|realloc"
+C_LIBRARY = set(C_LIBRARY.split("|"))
+BOTH_SIDES = {"assert", "printf", "malloc", "free", "memcpy", "memset", "memmove"}
+NO_DEVICE_CODE = {"throw", "try", "typeid", "dynamic_cast"}
+ATOMIC = "atomic(?:Add|Sub|Exch|Min|Max|Inc|Dec|CAS|And|Or|Xor)"
+BUILTIN = re.compile(rf"__syncthreads\w*|__threadfence\w*|__syncwarp|__\w+_sync|{ATOMIC}\w*")
+RUNTIME_API = re.compile(r"cuda[A-Z]\w+")
+DEVICE_API = {"cudaGridDependencySynchronize", "cudaTriggerProgrammaticLaunchCompletion"}
+DEVICE_API |= {"cudaGetErrorString", "cudaGetErrorName"}
+CERTAIN = {("ifdef", "__CUDACC__"), ("ifdef", "__cplusplus"), ("ifdef", "__NVCC__")}
 MACRO_NAME = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 
 
@@ -33,6 +48,8 @@ class Function:
     open: int
     close: int
     free: bool  # no member of a class
+    owner: str = ""  # the class of a member
+    conditional: bool = False  # within an #if that may leave it out
 
     @property
     def device(self):
@@ -43,8 +60,17 @@ class Function:
         return "__host__" in self.words or not self.device
 
     @property
-    def unknown(self):
+    def hidden(self):
+        """Whether a macro may stand for its qualifiers."""
         return any(MACRO_NAME.fullmatch(word) for word in self.words)
+
+    @property
+    def unknown(self):
+        return self.conditional or self.hidden
+
+    @property
+    def only_host(self):
+        return not self.device and not self.hidden and "constexpr" not in self.words
 
 
 @dataclass
@@ -53,14 +79,37 @@ class Sides:
 
     functions: list = field(default_factory=list)
     variables: set = field(default_factory=set)  # of the host, at namespace scope
+    initialisers: list = field(default_factory=list)  # theirs, each as a Function without a name
+    members: set = field(default_factory=set)  # the names of what classes have
+    namespaces: set = field(default_factory=set)
+    uses_std: bool = False  # by `using namespace std`
 
     def names(self, which):
-        return {f.name for f in self.functions if f.free and which(f)}
+        return {f.name for f in self.functions if f.free and which(f)} - BOTH_SIDES
 
     @property
     def host_only(self):
         """Names of functions that only host code can call."""
         return self.names(lambda f: True) - self.names(lambda f: f.device or f.unknown or "constexpr" in f.words)
+
+    @property
+    def kernels(self):
+        """Names of functions that can only be launched."""
+        return self.names(lambda f: "__global__" in f.words) - self.names(lambda f: "__global__" not in f.words or f.unknown)
+
+    @property
+    def host_methods(self):
+        """The (class, name) of members that only host code can call; a constructor has its class's name."""
+        methods = [(f.owner, f.name, f.only_host and not f.conditional) for f in self.functions if f.owner]
+        return {(owner, name) for owner, name, _ in methods} - {(owner, name) for owner, name, host in methods if not host}
+
+    def add(self, other):
+        """Take in what another text of the same program has."""
+        self.functions += other.functions
+        self.variables |= other.variables
+        self.members |= other.members
+        self.namespaces |= other.namespaces
+        self.uses_std |= other.uses_std
 
     @property
     def device_only(self):
@@ -90,11 +139,38 @@ def end_of_directive(tokens, at):
     return at
 
 
+def conditional_parts(tokens):
+    """The tokens, as a list of (first, last), between the directives of conditions that may not hold."""
+    parts, opened, guard = [], [], None
+    for at, token in enumerate(tokens):
+        if token.text != "#":
+            continue
+        words = [each.text for each in tokens[at + 1 : end_of_directive(tokens, at)] if not each.blank]
+        name = words[0] if words else ""
+        if name == "define" and guard == words[1:2] and opened:
+            opened[-1] = None  # an include guard
+        guard = words[1:2] if name == "ifndef" else None
+        if name in ("if", "ifdef", "ifndef"):
+            opened.append(None if tuple(words) in CERTAIN else at)
+        elif name in ("else", "elif", "endif") and opened:
+            start = opened.pop()
+            if start is not None:
+                parts.append((start, at))
+            if name != "endif":
+                opened.append(at)
+    return parts
+
+
 def sides_of(tokens, macros):
     """The Sides of one text. `macros` are those of macros_with_qualifiers, of it and what it includes."""
     found = Sides()
     at = begin = 0
-    classes = []  # the closing braces of the classes around
+    classes = []  # (closing brace, name) of the classes around; a template's has no name
+    parts = conditional_parts(tokens)
+
+    def is_conditional(at):
+        return any(first < at < last for first, last in parts)
+
     while at < len(tokens):
         text = tokens[at].text
         if text == "#":
@@ -108,8 +184,8 @@ def sides_of(tokens, macros):
         if text in (";", "}"):
             head = without_directives(tokens, begin, at)
             if text == ";":
-                note_declaration(tokens, head, begin, at, found, macros, not classes)
-            if classes and at == classes[-1]:
+                note_declaration(tokens, head, begin, at, found, macros, classes, is_conditional)
+            if classes and at == classes[-1][0]:
                 classes.pop()
             at = begin = at + 1
             continue
@@ -120,17 +196,28 @@ def sides_of(tokens, macros):
         words = [tokens[i].text for i in head if tokens[i].kind == "word"]
         name = function_name(tokens, head)
         if (name is None and "namespace" in words) or is_linkage(tokens, head):
+            found.namespaces.update(words)
             at = begin = at + 1
         elif name is None and {"class", "struct", "union"} & set(words):
-            classes.append(matching(tokens, at))
+            classes.append((matching(tokens, at), class_name(words)))
             at = begin = at + 1
         elif name is not None:
             close = matching(tokens, at)
-            found.functions.append(function(tokens, head, name, at, close, macros, not classes))
+            made = function(tokens, head, name, at, close, macros, classes)
+            made.conditional = any(is_conditional(i) for i in head)  # its qualifiers may be
+            found.functions.append(made)
+            if not made.free:
+                found.members.add(made.name)
             at = begin = close + 1
         else:  # an initialiser, an enumeration
             at = matching(tokens, at) + 1
     return found
+
+
+def class_name(words):
+    """The name that a class's head gives; none for a template or where attributes or macros stand in front of it."""
+    at = next(at for at, word in enumerate(words) if word in ("class", "struct", "union"))
+    return words[at + 1] if at + 1 < len(words) and "template" not in words and words[at + 1] not in ATTRIBUTES else ""
 
 
 def without_directives(tokens, begin, end):
@@ -182,7 +269,7 @@ def function_name(tokens, head):
     return None
 
 
-def function(tokens, head, name, open_at, close, macros, free):
+def function(tokens, head, name, open_at, close, macros, classes):
     words = {tokens[i].text for i in head if i < name and tokens[i].kind == "word"}
     words |= {tokens[i].text for i in head if tokens[i].text in QUALIFIERS}
     for word in list(words):
@@ -190,25 +277,40 @@ def function(tokens, head, name, open_at, close, macros, free):
             words = words - {word} | macros[word]
     before = skip_blanks(tokens, name - 1, -1)
     qualified = before >= 0 and tokens[before].text in ("::", "~")
-    return Function(tokens[name].text, words, head[0], open_at, close, free and not qualified)
+    owner = classes[-1][1] if classes and not qualified else ""
+    if qualified and tokens[before].text == "::" and "template" not in words:
+        owner = tokens[skip_blanks(tokens, before - 1, -1)].text
+    return Function(tokens[name].text, words, head[0], open_at, close, not classes and not qualified, owner)
 
 
-def note_declaration(tokens, head, begin, end, found, macros, free):
+def note_declaration(tokens, head, begin, end, found, macros, classes, is_conditional):
     if not head:
         return
+    free = not classes
+    found.uses_std |= [tokens[i].text for i in head] == ["using", "namespace", "std"]
     words = {tokens[i].text for i in head if tokens[i].kind == "word"}
     name = function_name(tokens, head)
     if name is not None:
-        declared = function(tokens, head, name, begin, begin, macros, free)
-        if len([i for i in head if i < name and tokens[i].kind == "word"]):
+        declared = function(tokens, head, name, begin, begin, macros, classes)
+        declared.conditional = any(is_conditional(i) for i in head)
+        if "default" in words:  # for both sides, where it can be
+            declared.words.add("constexpr")
+        if declared.owner == declared.name or any(i < name and tokens[i].kind == "word" for i in head):
             found.functions.append(declared)
+        if not free:
+            found.members.add(declared.name)
         return
-    if not free or words & NO_VARIABLE or any(MACRO_NAME.fullmatch(w) for w in words) or words & macros.keys():
+    if not free:
+        found.members |= words
+    no_variable = NO_VARIABLE - {"const"} if any(tokens[i].text == "[" for i in head) else NO_VARIABLE
+    is_hidden = words & macros.keys() or any(MACRO_NAME.fullmatch(word) for word in words)
+    if not free or is_hidden or words & no_variable or is_conditional(head[0]):
         return
     for k, at in enumerate(head):  # TYPE NAME = ...; TYPE NAME[...]; TYPE NAME;
         following = tokens[head[k + 1]].text if k + 1 < len(head) else ";"
         if k and tokens[at].kind == "word" and following in ("=", "[", ";", ",", "{"):
             found.variables.add(tokens[at].text)
+            found.initialisers.append(Function("", set(), at, at, end, True))
             return
         if tokens[at].text in ("(", "=", "{", "["):
             return
@@ -217,16 +319,23 @@ def note_declaration(tokens, head, begin, end, found, macros, free):
 def refusals(tokens, own, whole):
     """{index of a token: why nvcc refuses it}. `own` are the Sides of the tokens, `whole` those of the program."""
     found = {}
-    host_only, device_only = whole.host_only, whole.device_only
+    host_only, device_only, kernels, methods = whole.host_only, whole.device_only, whole.kernels, whole.host_methods
+    named = {f.name for f in whole.functions}
     for f in own.functions:
-        if f.unknown or f.open == f.close:
+        if f.hidden or f.open == f.close:
             continue
         if "__global__" in f.words and not f.words & {"void", "auto"} and f.free:
             found[f.begin] = f"a kernel that returns something ({f.name}): __global__ functions return void"
         if f.device and not f.host:
-            of_device(tokens, f, host_only, whole.variables, found)
-        elif f.host and not f.device:
+            of_device(tokens, f, host_only, whole, found)
+            of_objects(tokens, f, methods, found)
+            of_libraries(tokens, f, named, whole.uses_std, found)
+        elif f.only_host:
             of_host(tokens, f, device_only, found)
+            of_builtins(tokens, f, named, found)
+        of_kernels(tokens, f, kernels, found)
+    for initialiser in own.initialisers:
+        of_host(tokens, initialiser, device_only, found)
     return found
 
 
@@ -262,9 +371,9 @@ def declared_in(tokens, f):
         token = tokens[at]
         if token.kind == "word":
             before, behind, previous = texts_around(tokens, at)
-            if behind in ("=", ";", ",", ")", "[", "{", "(", ":") and (
+            if behind in ("=", ";", ",", ")", "[", "{", "(", ":", ">") and (
                 (previous is not None and previous.kind == "word" and before not in ("return", "else", "do", "case", "throw"))
-                or (before in ("&", "*", ">") and behind in ("=", ",", ")", "[", ":"))
+                or (before in ("&", "*", ">") and behind in ("=", ",", ")", "[", ":") and is_of_type(tokens, at, before))
             ):
                 names.add(token.text)
             if before == "," and behind in ("=", ";", "[", ","):
@@ -272,12 +381,21 @@ def declared_in(tokens, f):
     return names
 
 
+def is_of_type(tokens, at, before):
+    """Whether the & or * in front of a word ends a type, and is not an operator's that begins an expression."""
+    opener = skip_blanks(tokens, skip_blanks(tokens, at - 1, -1) - 1, -1)
+    return before == ">" or opener < 0 or tokens[opener].kind == "word" or tokens[opener].text in (">", "*", "&")
+
+
 def is_call(behind):
     return behind in ("(",)
 
 
-def of_device(tokens, f, host_only, variables, found):
-    declared = None
+def of_device(tokens, f, host_only, whole, found):
+    """What a device function calls or reads of the host's."""
+    variables, declared = whole.variables, None
+    if not f.free:  # a member's name hides what is outside
+        variables, host_only = variables - whole.members, host_only - whole.members
     for at in words_of_body(tokens, f, False):
         word = tokens[at].text
         before, behind, _ = texts_around(tokens, at)
@@ -286,23 +404,92 @@ def of_device(tokens, f, host_only, variables, found):
             if std >= 0 and tokens[std].text == "std" and tokens[skip_blanks(tokens, std - 1, -1)].text != "::":
                 found[std] = f"std::{word} in device code, whose functions are the host's (nvcc: calling a __host__ function)"
             continue
-        if (word not in host_only and word not in variables) or before in (".", "->", "::"):
+        in_namespace = before == "::" and (
+            tokens[skip_blanks(tokens, skip_blanks(tokens, at - 1, -1) - 1, -1)].text in whole.namespaces - {"std"}
+        )
+        if (word not in host_only and word not in variables) or (before in (".", "->", "::") and not in_namespace):
             continue
         declared = declared_in(tokens, f) if declared is None else declared
-        if word in declared:
+        if word in declared and not in_namespace:
             continue
         if word in host_only and is_call(behind):
-            found[at] = (
-                f"device code calls {word}, a function of the host: calling a __host__ function from a __device__ or "
-                f"__global__ function is not allowed; declare it __device__"
-            )
+            found[at] = told_of_call(word)
         elif word in variables and not is_call(behind):
             found[at] = (
                 f"{word} is a variable of the host, undefined in device code; declare it __device__, __constant__ or constexpr"
             )
 
 
+def of_objects(tokens, f, methods, found):
+    """What a device function does with objects of classes whose constructors or members are the host's."""
+    classes, objects = {owner for owner, _ in methods}, {}
+    for at in range(f.begin, f.close):
+        token = tokens[at]
+        if token.kind != "word":
+            continue
+        before, behind, _ = texts_around(tokens, at)
+        kind_at = skip_blanks(tokens, at - 1, -1)
+        kind = tokens[skip_blanks(tokens, kind_at - 1, -1) if before in ("&", "*") else kind_at].text
+        if kind in classes and behind in (";", "=", ",", ")", "(", "{", "["):
+            objects[token.text] = kind
+            is_made = at > f.open and before == kind and behind in (";", "(", "{", ",")
+            if is_made and (kind, kind) in methods:
+                found[at] = told_of_call(f"the constructor of {kind}")
+        elif before in (".", "->") and is_call(behind):
+            of = tokens[skip_blanks(tokens, skip_blanks(tokens, at - 1, -1) - 1, -1)].text
+            if (objects.get(of), token.text) in methods:
+                found[at] = told_of_call(f"{objects[of]}::{token.text}")
+
+
+def told_of_call(name):
+    return (
+        f"device code calls {name}, a function of the host: calling a __host__ function from a __device__ or __global__ "
+        f"function is not allowed; declare it __device__"
+    )
+
+
+def of_libraries(tokens, f, named, uses_std, found):
+    """What a device function uses of the host's libraries and of the language that devices do not have."""
+    declared = declared_in(tokens, f)
+    for at in words_of_body(tokens, f, False):
+        word = tokens[at].text
+        before, behind, _ = texts_around(tokens, at)
+        if before in (".", "->", "::"):
+            continue
+        if word in NO_DEVICE_CODE:
+            found[at] = f"{word} in device code, which has neither exceptions nor run-time type information"
+        elif word in named or word in declared:
+            continue
+        elif word in C_LIBRARY and is_call(behind):
+            found[at] = told_of_call(word).removesuffix("; declare it __device__")
+        elif RUNTIME_API.fullmatch(word) and is_call(behind) and word not in DEVICE_API:
+            found[at] = f"device code calls {word}: the emulator has no runtime API there (dynamic parallelism)"
+        elif uses_std and word in HOST_ONLY and (word in STREAMS or (behind == "<" and word in CONTAINERS.split("|"))):
+            found[at] = f"std::{word} in device code, whose functions are the host's (nvcc: calling a __host__ function)"
+
+
+def of_builtins(tokens, f, named, found):
+    """What a host function calls that only a thread of a kernel can."""
+    parts = conditional_parts(tokens[f.open : f.close])
+    for at in words_of_body(tokens, f, True):
+        word = tokens[at].text
+        before, behind, _ = texts_around(tokens, at)
+        if not is_call(behind) or before in (".", "->", "::") or word in named or not BUILTIN.fullmatch(word):
+            continue
+        if not any(first < at - f.open < last for first, last in parts):  # as under #ifdef __CUDA_ARCH__
+            found[at] = f"host code calls {word}, a __device__ function: only threads of a kernel can call it"
+
+
+def of_kernels(tokens, f, kernels, found):
+    for at in words_of_body(tokens, f, False):
+        before, behind, previous = texts_around(tokens, at)
+        is_type_in_front = previous is not None and previous.kind == "word" and before not in ("return", "else", "do")
+        if tokens[at].text in kernels and is_call(behind) and before not in (".", "->", "::") and not is_type_in_front:
+            found[at] = f"{tokens[at].text} is a kernel and is called as a function: a launch needs <<<grid, block>>>"
+
+
 def of_host(tokens, f, device_only, found):
+    """What host code calls of the device's, or takes the address of."""
     declared = None
     for at in words_of_body(tokens, f, True):
         word = tokens[at].text
@@ -322,8 +509,8 @@ def of_host(tokens, f, device_only, found):
                 )
         elif (
             word not in declared
-            and behind in (";", ")", ",")
-            and before in ("=", "(", "&", ",")
+            and behind in (";", ")", ",", "}")
+            and before in ("=", "(", "&", ",", "{")
             and in_parentheses(tokens, at, f)
         ):
             found[at] = (

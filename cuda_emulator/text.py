@@ -62,8 +62,32 @@ def tokens_of(text, line=1):
 
 
 def as_read(text):
-    """Return the text without a byte-order mark and with the line ends that compilers make of all others."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    """Return the text without a byte-order mark and `#if 0`, and with the line ends that compilers make of all others."""
+    return without_dead_parts(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def without_dead_parts(text):
+    """Return the text with what stands between `#if 0` and its #else or #endif emptied, line ends excepted."""
+    if not re.search(r"^[ \t]*#[ \t]*if[ \t]+0\b", text, re.M):
+        return text
+    opened, lines = [], text.split("\n")  # of each #if around: "dead", "live", or "none" within a dead part
+    directives = {token.line for token in tokens_of(text) if token.text == "#"}
+    for at, line in enumerate(lines):
+        directive = re.match(r"[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b[ \t]*(.*)", line)
+        dead = bool(opened) and opened[-1] != "live"
+        if not directive or not (dead or at + 1 in directives):
+            lines[at] = "" if dead else line
+            continue
+        name, condition = directive.groups()
+        if name in ("if", "ifdef", "ifndef"):
+            opened.append("none" if dead else "dead" if name == "if" and re.match(r"0\s*(//|/\*|$)", condition) else "live")
+        elif opened and name in ("elif", "else"):
+            opened[-1] = "live" if opened[-1] == "dead" else opened[-1]
+        elif opened:
+            dead = opened.pop() == "none"
+        if dead and (not opened or opened[-1] != "live"):
+            lines[at] = ""
+    return "\n".join(lines)
 
 
 def join_spaced_launches(tokens):

@@ -289,7 +289,6 @@ KERNEL_FLAGS = (
     "-fno-gnu-unique",
     "-fstack-clash-protection",  # a large frame meets the end of its stack, and does not step over it
     "-ffp-contract=fast",
-    "-w",
     "-D__assert_fail=emulator_assertion_failed",
 )
 

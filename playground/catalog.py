@@ -8,8 +8,6 @@ import ast
 import builtins
 import difflib
 import hashlib
-import importlib.machinery
-import importlib.util
 import linecache
 import re
 import symtable
@@ -260,12 +258,7 @@ def load_problem(path, settings=None):
             value = ast.parse(f"{name} = {settings[name]!r}").body
             body.extend(ast.copy_location(node, statement) for node in value)
     tree.body = body
-    module = types.ModuleType(f"problem_{path.stem}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), module.__dict__)
-    _require(module, path, ["Model", "get_inputs", "get_init_inputs"])
-    return module
+    return _run("problem", path, ast.fix_missing_locations(tree), {}, ["Model", "get_inputs", "get_init_inputs"])
 
 
 def _top_level_names(path):
@@ -306,37 +299,27 @@ def require_constants(path, who, names):
         raise CatalogError(f"{who} has no constant called {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs bytes as the content of a file, whatever is in it by then; nothing compiled beside it is read."""
-
-    def __init__(self, name, path, content):
-        super().__init__(name, path)
-        self._content = content
-
-    def get_data(self, path):
-        return self._content if path == self.path else super().get_data(path)
-
-    def get_code(self, fullname):
-        return self.source_to_code(self._content, self.path)
-
-
 def load_variant(path, content=None, names=None):
-    """The module of a variant's file. Raises CatalogError when it defines no ModelNew; the file's own errors come through.
+    """Return the module of a variant's file. Raises CatalogError when it defines no ModelNew; its own errors come through.
 
     `content`, bytes, is run in the place of what is in the file by now. The module has `names`, {name: value}, beforehand.
     """
     path = Path(path)
-    name = f"variant_{path.stem}"
-    loader = _Loader(name, str(path), path.read_bytes() if content is None else content)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    module = importlib.util.module_from_spec(spec)
-    vars(module).update(names or {})
-    sys.modules[spec.name] = module
-    if content is not None:  # tracebacks, and who reads a function's source, see what runs
-        lines = importlib.util.decode_source(content).splitlines(keepends=True)
-        linecache.cache[str(path)] = len(content), None, lines, str(path)
-    spec.loader.exec_module(module)
-    _require(module, path, ["ModelNew"])
+    content = path.read_bytes() if content is None else content
+    lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
+    linecache.cache[str(path)] = len(content), None, lines, str(path)  # tracebacks and inspect.getsource see what runs
+    return _run("variant", path, content, names or {}, ["ModelNew"])
+
+
+def _run(kind, path, code, names, required):
+    """The module of a file: it has `names`, and `code` runs in it. Raises CatalogError where it lacks what is required."""
+    module = types.ModuleType(f"{kind}_{path.stem}")
+    module.__file__ = str(path)
+    vars(module).update(names)
+    sys.modules[module.__name__] = module
+    exec(compile(code, str(path), "exec"), vars(module))
+    if missing := [name for name in required if not hasattr(module, name)]:
+        raise CatalogError(f"{path.name} does not define {', '.join(missing)}")
     return module
 
 
@@ -364,9 +347,3 @@ def borrowed_names(variant, problem):
 
 def _is_bound(symbol):
     return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-
-
-def _require(module, path, names):
-    missing = [name for name in names if not hasattr(module, name)]
-    if missing:
-        raise CatalogError(f"{path.name} does not define {', '.join(missing)}")

@@ -77,13 +77,17 @@ class NotTensors(Exception):
     """A file of a variant's that does not hold what was asked for."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Results:
-    """`outputs`, a list of tensors; `gradients` by name, None where there is none; whether the outputs are `detached`."""
+    """`outputs`, a list of tensors; `gradients` by name, None where there is none, empty where none were asked for.
+
+    `detached` says that a variant's outputs are; of the original's, `form` is how they are made up, see `form`.
+    """
 
     outputs: list
     gradients: dict = field(default_factory=dict)
     detached: bool = False
+    form: str | None = None
 
 
 def save_results(results, path):
@@ -178,6 +182,18 @@ def _pinned(length):
     return torch.empty(length, dtype=torch.uint8, pin_memory=True)
 
 
+class _GpuMemory:
+    """Bytes of a GPU's memory as torch.as_tensor takes them."""
+
+    def __init__(self, address, count):
+        self.__cuda_array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def bytes_at(address, count):
+    """Return a tensor of `count` bytes of GPU memory, which somebody else keeps."""
+    return torch.as_tensor(_GpuMemory(address, count), device="cuda")
+
+
 def on_host(value):
     """Return the tensor in host memory."""
     if not value.is_cuda or value.layout != torch.strided or value.nbytes <= BLOCK:
@@ -237,12 +253,8 @@ def in_precision(problem, precision):
     """
     if precision:
         original, problem.converted_to = problem.get_inputs, HALF[precision]
-        problem.get_inputs = lambda: [_converted(value, HALF[precision]) for value in original()]
+        problem.get_inputs = lambda: [each.to(HALF[precision]) if differentiable(each) else each for each in original()]
     return problem
-
-
-def _converted(value, dtype):
-    return value.to(dtype) if differentiable(value) else value
 
 
 def seed_draws():
@@ -358,9 +370,8 @@ def differentiable(tensor):
 _type, _Tensor, _Parameter = type, torch.Tensor, torch.nn.Parameter
 _NUMBERS = (bool, int, float, complex)
 _READING = "__iter__", "__getitem__", "__len__", "__getattribute__", "__getattr__", "keys", "values", "items", "get"
-_known = (
-    None  # {class of collections: how pytree flattens it, or None} of those that there were when known_classes_only was called
-)
+# {class of collections: how pytree flattens it, or None} of those that there were when known_classes_only was called.
+_known = None
 
 
 def known_classes_only():

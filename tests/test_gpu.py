@@ -304,7 +304,7 @@ def sanitized(tiny_problem, write_variant):
         Task(model, catalog.find_variant(model, "v1_fused_tail"), "cuda", {"batch_size": 2, "height": 40, "width": 40})
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.driver.bench.Bench._time", lambda *_: None)
+        patch.setattr("playground.driver.session.Session._time", lambda *_: None)
         results = run(tasks, sanitize=True)
     return dict(zip([*texts, "v1"], results, strict=True))
 
@@ -406,7 +406,7 @@ def timed(tmp_path_factory, write_variant):
 
     variants = [write_variant(f"timed_{name}", text(*each)) for name, each in TIMED.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.driver.bench.judge", no_probes)
+        patch.setattr("playground.driver.session.judge", no_probes)
         results = run([Task(catalog.find_model(path), variant, "cuda") for variant in variants])
     return {result["variant"].removeprefix("timed_"): result for result in results}
 
@@ -531,7 +531,7 @@ def trained(conv_problem, write_variant):
 
     variants = [write_variant(f"trained_{name}", text) for name, text in TRAINED.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.driver.bench.judge", only_gradients)
+        patch.setattr("playground.driver.session.judge", only_gradients)
         results = run([Task(conv_problem, variant, "cuda") for variant in variants], training=True)
     return {result["variant"].removeprefix("trained_"): result for result in results}
 

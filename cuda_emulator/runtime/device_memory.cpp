@@ -154,6 +154,12 @@ Allocation* DeviceMemory::nearest(const void* address) {
     return above->begin - (char*)address < (char*)address - (below->begin + below->bytes) ? above : below;
 }
 
+void DeviceMemory::note_written(const void* begin, size_t bytes) {
+    const uintptr_t end = (uintptr_t(begin) + bytes) & ~uintptr_t(3);
+    for (uintptr_t word = (uintptr_t(begin) + 3) & ~uintptr_t(3); word < end; word += 4)
+        if (*(const uint32_t*)word == POISON && !cell((void*)word)->writer) cell((void*)word)->writer = 1;  // before any launch
+}
+
 void DeviceMemory::for_each(void (*visit)(const Allocation&)) const {
     std::lock_guard<std::recursive_mutex> lock(mutex);
     for (const auto& entry : live) visit(allocations[entry.second]);
@@ -177,7 +183,9 @@ std::string place_in_memory(const void* address) {
 void* device_variable(const void* initial, size_t bytes, const char* name, bool managed) {
     void* memory = device_allocate(bytes ? bytes : 1, managed ? Owner::managed : Owner::device);
     if (options.checked()) device_memory.find(memory)->name = name;
-    return memcpy(memory, initial, bytes);
+    memcpy(memory, initial, bytes);
+    if (options.checked()) device_memory.note_written(memory, bytes);
+    return memory;
 }
 
 }  // namespace emulator

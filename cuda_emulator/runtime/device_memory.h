@@ -10,7 +10,7 @@
 
 namespace emulator {
 
-// A NaN as half, bfloat16, float and double, and nothing that an integer tensor is likely to hold.
+// A NaN as half, bfloat16, float and double, and -655371 as an integer.
 constexpr uint32_t POISON = 0xfff5fff5u;
 
 constexpr size_t DEVICE_PAGE = 4096;  // an allocation has its pages to itself
@@ -45,6 +45,8 @@ class DeviceMemory {
     Allocation* find(const void* address);
     Allocation* nearest(const void* address);
     Cell* cell(const void* address) const { return cells_ + (size_t((const char*)address - base_) >> 2); }
+    // The host has written it: a word that has the value of POISON is marked, so that it does not pass for an unwritten one.
+    void note_written(const void* begin, size_t bytes);
     void for_each(void (*visit)(const Allocation&)) const;
     char* base() const { return base_; }
     size_t size() const { return size_; }

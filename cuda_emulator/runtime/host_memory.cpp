@@ -107,8 +107,15 @@ bool host_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, s
         if (!fits_kind(to, to_device, function, "destination", line)) return false;
         if (!fits_kind(from, from_device, function, "source", line)) return false;
     }
-    if (to_pitch == width && from_pitch == width) return memmove(to, from, width * rows), true;
-    for (size_t row = 0; row < rows; ++row) memmove((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
+    const bool in_one = to_pitch == width && from_pitch == width;
+    for (size_t row = 0; row < (in_one ? 1 : rows); ++row) {
+        char* const begin = (char*)to + row * to_pitch;
+        const size_t bytes = in_one ? width * rows : width;
+        const char* const source = (const char*)from + row * from_pitch;
+        const bool given = options.checked() && device_memory.contains(begin) && emulator_first_unwritten(source, bytes) < 0;
+        memmove(begin, source, bytes);
+        if (given) device_memory.note_written(begin, bytes);
+    }
     return true;
 }
 

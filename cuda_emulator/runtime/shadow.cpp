@@ -879,10 +879,11 @@ void volatile_access(const void* address, unsigned bytes, Access access, const v
     strong_access(address, bytes, access, instruction);
 }
 
-static void examine_atomic(void* address, unsigned bytes, bool of_block, const void* instruction) {
+static void examine_atomic(void* address, unsigned bytes, bool of_block, const void* instruction,
+                           Access access = Access::atomic) {
     Thread* t = static_cast<Thread*>(current);
     if (t && (of_block || !block_scoped.empty())) examine_scope(*t, address, bytes, of_block, instruction);
-    strong_access(address, bytes, Access::atomic, instruction);
+    strong_access(address, bytes, access, instruction);
     if (options.mode == Mode::count) count_atomic();
 }
 
@@ -932,6 +933,9 @@ void note_strong_read(const void* address, unsigned bytes) {
 }
 void note_strong_write(void* address, unsigned bytes) {
     if (options.checked()) strong_access(address, bytes, Access::strong_write, __builtin_return_address(0));
+}
+void note_atomic_store(void* address, unsigned bytes, bool of_block) {
+    if (options.checked()) examine_atomic(address, bytes, of_block, __builtin_return_address(0), Access::strong_write);
 }
 
 void block_fence() {

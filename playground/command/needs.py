@@ -85,8 +85,8 @@ def clear_locks():
     locks = build_locks.clear_stale_locks()
     for path in locks.cleared:
         print(f"removed a stale build lock whose builder is dead: {path}", file=sys.stderr)
-    for lock in locks.held:
-        print(f"build lock left in place: {lock}", file=sys.stderr)
+    for path, reason in locks.held.items():
+        print(f"build lock left in place: {path}: {reason}", file=sys.stderr)
 
 
 def earlier(option, file):

@@ -30,7 +30,7 @@ from playground.machine.builds import judged_at_once
 from playground.machine.memory import MEMORY
 from playground.report.progress import Progress
 from playground.worker import kill_all
-from playground.worker.failures import describe
+from playground.worker.failures import internal_error
 
 LOCAL, HERE = "local", "127.0.0.1"
 RETRIES = 2  # of a pair whose worker was lost; a running scheduler has its own allowed-failures
@@ -165,8 +165,7 @@ def _outcome(future, task):
     except distributed.KilledWorker as killed:
         reason, details = LOST.format(attempts=killed.allowed_failures + 1), ""
     except Exception as exception:
-        reason, details = describe(exception)
-        reason = f"the judge failed, not the variant: {reason}"
+        reason, details = internal_error(exception)
     result = runner.blank_result(task)
     give(result, "error", reason, details)
     return result

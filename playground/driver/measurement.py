@@ -13,8 +13,7 @@ from playground.report.progress import Progress
 from playground.worker import spent
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
-# A document of hundreds of results takes long to write: it is written less often then, which takes at most 5% of a run.
-SHORT_WRITING, WRITING_PAUSE = 0.05, 20  # seconds; times what writing took
+WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
 WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
 
 
@@ -42,7 +41,7 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
         else:
             _run_here(left, options, record)
     except BaseException:
-        record.write_deferred()
+        record.write()
         raise
     if not resume:
         record.environment |= {"seconds": time.monotonic() - began}  # of the whole run
@@ -89,7 +88,7 @@ class _Record:
         self._described = None
         self._identities = [_identity_of_task(task) for task in tasks]
         self._rows = {}
-        self._written, self._writing_took, self._deferred = 0.0, 0.0, False
+        self._write_again = 0.0  # the moment
         chosen = dataclasses.asdict(options)
         counted = {name: chosen[name] for name in WHAT_COUNTS}
         later = {name: chosen[name] for name in ("accept", "precision", "check_only") if chosen[name]}
@@ -138,19 +137,16 @@ class _Record:
         new = {_identity_of_row(row): row for row in results}
         if not new.keys() <= self._rows.keys():
             self._rows |= new
-            self._deferred = bool(self._file) and not self._file.is_special  # a pipe gets all at once
-            pause = WRITING_PAUSE * self._writing_took if self._writing_took > SHORT_WRITING else 0.0
-            if time.monotonic() - self._written >= pause:
-                self.write_deferred()
+            if time.monotonic() >= self._write_again:
+                self.write()
         return self._show(self.document())
 
-    def write_deferred(self):
-        """What was kept and is not in the file yet."""
-        if self._deferred:
+    def write(self):
+        """Write what was kept, if there is anything, unless the file is a pipe, which gets all at once."""
+        if self._rows and self._file and not self._file.is_special:
             began = time.monotonic()
             self._write(self.document())
-            self._written = time.monotonic()
-            self._writing_took, self._deferred = self._written - began, False
+            self._write_again = time.monotonic() + WRITING_PAUSE * (time.monotonic() - began)
 
     def finished(self, add):
         """The document, which is in the file by now."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from playground.stopwatch import statistics
 from playground.stopwatch.outer import Unshareable, extent_of
-from playground.worker import WorkerFailure, standstill
+from playground.worker import WorkerFailure, pause_others
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12, 24  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
@@ -130,7 +130,7 @@ class _OnGpu(_Course):
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with standstill({player.worker, self._truth.worker}):
+        with pause_others({player.worker, self._truth.worker}):
             self._truth.outer("await_quiet", seconds=self._limit)
             served = self._pool.submit(player.ask, "serve_outer", self._limit, calls=calls, seconds=self._limit, null=is_null)
             try:
@@ -161,7 +161,7 @@ class _OnCpu(_Course):
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with standstill({player.worker, self._truth.worker}):
+        with pause_others({player.worker, self._truth.worker}):
             return [self._call(player, is_null) for _ in range(calls)]
 
     def _call(self, player, is_null):

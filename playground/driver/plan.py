@@ -3,8 +3,8 @@
 import dataclasses
 
 from playground import catalog
-from playground.driver.bench import named_failure
 from playground.driver.runner import Task, blank_result
+from playground.driver.session import named_failure
 from playground.driver.verdict import DROP_IN, FORWARD, give
 from playground.judge.work import names_cuda
 from playground.machine import requirements

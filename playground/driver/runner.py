@@ -23,28 +23,23 @@ from pathlib import Path
 
 import cuda_emulator
 from playground import catalog
-from playground.driver.bench import Bench, SharedBench, load_candidate, submit
 from playground.driver.race import Patience
+from playground.driver.session import Session, SharedSession, load_candidate, submit
 from playground.driver.timing import Measured
-from playground.driver.verdict import (
-    DROP_IN,
-    blank_standards,
-    give,
-    give_failure,
-)
+from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
 from playground.tensors import NoRoom, is_full, no_room_in
-from playground.worker import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
-from playground.worker.failures import describe
-from playground.worker.truth import GIVEN, sized_up
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
+from playground.worker.failures import internal_error
+from playground.worker.referee_client import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
-PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose truth and baselines are made ready, or in use
+PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose reference and baselines are made ready, or in use
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 
@@ -82,7 +77,7 @@ class Task:
 
     @property
     def group(self):
-        """What shares an original: the same truth and the same baselines."""
+        """What shares an original: the same reference and the same baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
 
     def names(self, what=None):
@@ -180,7 +175,7 @@ class Runner:
         self.measured = Measured(Patience(options.patience([])))
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
-        self._spare = Spare()
+        self._ready = {}  # {(is it never timed?, its Room): a worker that waits}
         self._taking = threading.Lock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
         self._folder, self._hold = None, contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
@@ -189,18 +184,16 @@ class Runner:
         self._turn = threading.Condition()
         self._turns = {}  # id(task): the place in the order in which tasks are judged
         self._judged = 0  # of these
-        self._shared = {}  # {group: SharedBench}
+        self._shared = {}  # {group: SharedSession}
         self._footprints = {}  # by group
         self._is_over = False
         self._niceness = 0  # of builds
-        self._bench = None
 
     def run(self, tasks, keep=lambda results: None):
         """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
 
         One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
-        self.measured.patience = Patience(self._options.patience(tasks))
         results = [blank_result(task) for task in tasks]
         finished, finishing = set(), threading.Lock()
 
@@ -214,39 +207,19 @@ class Runner:
                 self.close_room(task)
                 keep([result for result in results if id(result) in finished])
 
+        self.measured.patience = Patience(self._options.patience(tasks))
         self._progress.expect(len(tasks))
+        self._is_over = False
+        uses = collections.Counter(task.group for task in tasks)
+        for task in tasks:
+            if task.group not in self._shared:
+                self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
         models = {}
         for task, result in zip(tasks, results, strict=True):
             models.setdefault(task.model.path, []).append((task, result))
-        on_gpu = any(task.place == "cuda" for task in tasks)
-        # The processes of compute-sanitizer do not stand still for a timing.
-        at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
-        self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
-        self._share_benches(tasks)
-        in_turn = [task for pairs in models.values() for task, _ in _cpu_last(pairs) if task.place != "emulator"]
-        self._turns, self._judged = {id(task): turn for turn, task in enumerate(in_turn)}, 0
         ours = owner.set(self)
         try:
-            # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
-            if at_once > 1 and self._is_alone:
-                self.judge_slot = threading.BoundedSemaphore(at_once)
-            judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
-            building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
-            with judging, building, preparing:
-                try:
-                    for pairs in models.values():
-                        self._begin_builds(building, pairs, finish)
-                    if at_once > 1:
-                        self._prepare_ahead(preparing, models.values())
-                    self._judge_all(building, judging, models.values(), finish, beside_others=at_once > 1)
-                except BaseException:
-                    self._progress.hush()
-                    raise
-                finally:
-                    self._is_over = True
-                    for shared in self._shared.values():
-                        shared.granted.set()
-                        shared.over.set()
+            self._run(list(models.values()), finish)
         except BaseException:
             kill_all(self)
             raise
@@ -255,21 +228,39 @@ class Runner:
             owner.reset(ours)
         return results
 
-    def _share_benches(self, tasks):
-        self._is_over = False
-        uses = collections.Counter(task.group for task in tasks)
-        self._shared = {}
-        for task in tasks:
-            if task.group not in self._shared:
-                self._shared[task.group] = SharedBench(functools.partial(self.bench_for, task), uses[task.group])
-
-    def _begin_builds(self, building, pairs, finish):
-        """Have the pool build a model's variants; those that are emulated are checked as well."""
-        for task, result in _in_building_order(pairs):
-            if task.place == "emulator":
-                building.begin(result, functools.partial(self._build_and_check, task, result, finish))
-            else:
-                building.begin(result, functools.partial(self._build_in_turn, task, result))
+    def _run(self, models, finish):
+        """Build and judge what is in `models`, [[(task, result), ...] of each]; builds run ahead."""
+        tasks = [task for pairs in models for task, _ in pairs]
+        on_gpu = any(task.place == "cuda" for task in tasks)
+        # The processes of compute-sanitizer do not stand still for a timing.
+        at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
+        self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
+        if at_once > 1 and self._is_alone:
+            self.judge_slot = threading.BoundedSemaphore(at_once)
+        in_turn = [pair for pairs in models for pair in _cpu_last(pairs) if pair[0].place != "emulator"]
+        self._turns, self._judged = {id(task): turn for turn, (task, _) in enumerate(in_turn)}, 0
+        self._coming = [task for task, _ in in_turn]
+        judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
+        building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
+        # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
+        with judging, building, preparing:
+            try:
+                built = {}
+                for task, result in (pair for pairs in models for pair in _in_building_order(pairs)):
+                    emulated = functools.partial(self._build_and_check, task, result, finish)
+                    build = emulated if task.place == "emulator" else functools.partial(self._build_in_turn, task, result)
+                    built[id(result)] = submit(building, build)
+                if at_once > 1:
+                    self._prepare_ahead(preparing, self._coming)
+                self._judge_all(built, judging, in_turn, finish, beside_others=at_once > 1)
+            except BaseException:
+                self._progress.hush()
+                raise
+            finally:
+                self._is_over = True
+                for shared in self._shared.values():
+                    shared.granted.set()
+                    shared.over.set()
 
     def _build_in_turn(self, task, result):
         """Builds do not run ahead by more variants than there are processors: who judges needs those, too."""
@@ -278,19 +269,14 @@ class Runner:
                 self._turn.wait(LOOK_AGAIN)
         self.build(task, result)
 
-    def _prepare_ahead(self, preparing, models):
-        """Have truth and baselines ready when the first variant that needs them is built.
+    def _prepare_ahead(self, preparing, tasks):
+        """Have reference and baselines ready when the first variant that needs them is built.
 
         On the CPU they take longest, for torch.compile. One model follows the other where there is memory for it.
         """
-        groups = {}
-        for pairs in models:
-            for task, _ in _cpu_last(pairs):
-                if task.place != "emulator":
-                    groups.setdefault(task.group, task)
         earlier = None
-        for task in groups.values():
-            preparing.begin(task, functools.partial(self._prepare, task, earlier))
+        for task in {task.group: task for task in tasks}.values():
+            submit(preparing, functools.partial(self._prepare, task, earlier))
             earlier = self._shared[task.group]
 
     def _prepare(self, task, earlier):
@@ -298,57 +284,57 @@ class Runner:
         if earlier:
             earlier.granted.wait()
         shared = self._shared[task.group]
-        if not self._is_over and shared.bench():
+        if not self._is_over and shared.session():
             shared.over.wait()
 
-    def _judge_all(self, building, judging, models, finish, beside_others):
+    def _judge_all(self, built, judging, in_turn, finish, beside_others):
         """Judge and time what is built. What ran out of memory beside others is judged once more, alone."""
         postponed = []
 
         def finish_or_postpone(task, result):
-            if (
-                beside_others
-                and result["verdict"] == "error"
-                and OUT_OF_MEMORY.search(f"{result['reason']} {result['details']}")
-            ):
+            lacked_memory = result["verdict"] == "error" and OUT_OF_MEMORY.search(f"{result['reason']} {result['details']}")
+            if beside_others and lacked_memory:
                 postponed.append((task, result))
             else:
                 finish(task, result)
 
-        pairs = [(task, result) for pairs in models for task, result in _cpu_last(pairs)]
-        self._coming = [task for task, _ in pairs if task.place != "emulator"]
-        for task, result in pairs:
-            if task.place != "emulator":
-                judging.begin(result, functools.partial(self._judge, building, task, result, finish_or_postpone))
-        for task, result in pairs:
-            (building if task.place == "emulator" else judging).wait_for(result)
+        judged = [
+            submit(judging, functools.partial(self._judge, built[id(result)], task, result, finish_or_postpone))
+            for task, result in in_turn
+        ]
+        for call in [*judged, *built.values()]:
+            call.result()
         for task, result in postponed:
             built = {key: result[key] for key in ("build_seconds", "built", "ptxas")}
             result.update(blank_result(task) | built)
-            self.check_and_time(task, result)
+            self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
+            self._check_and_time(task, result)
             finish(task, result)
 
-    def _judge(self, building, task, result, finish):
-        building.wait_for(result)
+    def _judge(self, build, task, result, finish):
+        build.result()
         if self._is_over:
             return
         with self._turn:
             self._judged += 1
             self._turn.notify_all()
-        with self._shared[task.group] as shared, self.answering_for(result):
-            if result["verdict"] is None or self._options.sanitizes(task):
-                shared.bench().check_and_time(task, result)
+        self._check_and_time(task, result)
         self._leave(task)
         finish(task, result)
 
+    def _check_and_time(self, task, result, **how):
+        with self._shared[task.group] as shared, self.answering_for(result):
+            if result["verdict"] is None or self._options.sanitizes(task):
+                shared.session().check_and_time(task, result, **how)
+
     def close(self):
         """End what the variants of the last model shared, and what waits for the next."""
-        self._close_bench()
         for shared in self._shared.values():
             shared.close()
         self._shared = {}
-        self._spare.close()
-        self._spare = Spare()
+        for worker in self._ready.values():
+            worker.close()
+        self._ready = {}
         for task, _ in list(self._rooms.values()):
             self.close_room(task)
         if self._folder:
@@ -392,16 +378,12 @@ class Runner:
         with self._making_room:
             _, room = self._rooms.pop(id(task), (task, None))
         if room:
+            if worker := self._ready.pop((task.place == "emulator", room), None):
+                worker.close()
             room.close()
 
-    def _close_bench(self):
-        if self._bench:
-            self._bench.close()
-            self._bench = None
-
     def _build_and_check(self, task, result, finish):
-        with self._shared[task.group] as shared, self.answering_for(result):
-            shared.bench().check_and_time(task, result, build=True)
+        self._check_and_time(task, result, build=True)
         finish(task, result)
 
     def build(self, task, result):
@@ -411,7 +393,7 @@ class Runner:
             try:
                 with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
                     worker.make_nice(self._niceness)
-                    with contextlib.suppress(WorkerFailure):  # which is said of the original when its truth is computed
+                    with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
                         self.footprint(task, lambda: sized_up(worker, self.original(task), self._options.time_limit))
                     load_candidate(worker, self.original(task), task, self._options, None)
                     with self._room_for_call(task):
@@ -471,14 +453,6 @@ class Runner:
         texts = [ptxas.DeviceCode(each["text"], tuple(each["flags"])) for each in code["texts"]]
         return ptxas.describe(texts, code["capability"])
 
-    def check_and_time(self, task, result):
-        """Judge a variant that is built, and time it if it is right. Tasks of one group in a row share a bench."""
-        with self.answering_for(result):
-            if self._bench is None or self._bench.group != task.group:
-                self._close_bench()
-                self._bench = self.bench_for(task)
-            self._bench.check_and_time(task, result)
-
     @contextlib.contextmanager
     def answering_for(self, result):
         """What goes wrong here, and not in a worker, costs one result, not the run: it may have gone on for hours."""
@@ -489,26 +463,32 @@ class Runner:
         except Exception as exception:
             if is_full(exception):
                 return give(result, "error", no_room_in(tempfile.gettempdir()))
-            reason, details = describe(exception)
-            give(result, "error", f"the judge failed, not the variant: {reason}", details)
+            give(result, "error", *internal_error(exception))
 
     def worker_for(self, task):
         """The process in which a variant is judged and timed. While it is, the next one starts."""
-        if task.place == "emulator":
-            return WorkerProcess(UNTIMED, room=self.room(task))
+        kind = task.place == "emulator", self.room(task)
         with self._taking:
-            worker = self._spare.take(self.room(task))
+            worker = self._ready.pop(kind, None)
             self._leave(task)
-            if self._coming:
-                self._spare.start(self.room(self._coming[0]))
+            for following in self._coming[:1]:
+                self.start_ahead(following)
+        worker = worker or WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
+        worker.owner = owner.get()
         return worker
+
+    def start_ahead(self, task):
+        """Have a process wait for a task: until PyTorch is imported there, seconds pass."""
+        kind = task.place == "emulator", self.room(task)
+        if kind not in self._ready:
+            self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
 
     def _leave(self, task):
         """It has its process, or needs none any more."""
         self._coming = [each for each in self._coming if each is not task]
 
-    def bench_for(self, task, granted=lambda: None):
-        return Bench(task, self.original(task), self._options, self._progress, self, granted)
+    def session_for(self, task, granted=lambda: None):
+        return Session(task, self.original(task), self._options, self._progress, self, granted)
 
     def original(self, task):
         """How a worker makes the original of a task."""
@@ -522,31 +502,17 @@ class Runner:
         }
 
 
-class _Pool:
-    """Makes calls side by side, at most so many at once. What one raises ends all.
-
-    `run` is the Runner whose workers are ended then.
-    """
+class _Pool(ThreadPoolExecutor):
+    """Makes calls side by side, at most so many at once. What one raises ends all, and the workers of the Runner `run`."""
 
     def __init__(self, most, run):
-        self._pool = ThreadPoolExecutor(max_workers=most)
-        self._calls = {}
+        super().__init__(most)
         self._run = run
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, *_):
         if kind:
             kill_all(self._run)
-        self._pool.shutdown(cancel_futures=True)
-
-    def begin(self, key, call):
-        """`wait_for(key)` gives what the call returns. The key is told from others by being the same object."""
-        self._calls[id(key)] = submit(self._pool, call)
-
-    def wait_for(self, key):
-        return self._calls[id(key)].result()
+        self.shutdown(cancel_futures=True)
 
 
 def has_several_points(tasks):
@@ -567,57 +533,22 @@ def _in_building_order(pairs):
     return ordered[:1] + ordered[:0:-1][:1] + ordered[1:-1] if len(ordered) > 2 else ordered
 
 
+UNKNOWN = """
+    verdict reason accuracy weights weights_differ precision variant_precision check build_seconds ptxas time_ms peak_mib
+    floor_ms floor_bound work ceilings speedup speedup_proof outer outcome control rounds calls rechecked back_to_back_ms clocks
+    graphed training sanitizer
+"""
+
+
 def blank_result(task):
-    """What is known of a task before anything ran; "verdict" is None."""
+    """Return what is known of a task before anything ran; "verdict" is None."""
     return {
-        "model": task.model.name,
-        "variant": task.variant.name,
-        "backend": task.variant.backend,
-        "ran_on": task.place,
-        "verdict": None,
-        "reason": None,
-        "details": "",
-        "standard": task.standard,
-        "standards": blank_standards(),
-        "caveats": [],
-        "accuracy": None,
-        "weights": None,
-        "weights_differ": None,
-        "printed": "",
-        **task.hashes,
-        "pair": task.pair,
+        **dict.fromkeys(UNKNOWN.split()),
+        **{"model": task.model.name, "variant": task.variant.name, "backend": task.variant.backend, "ran_on": task.place},
+        **{"details": "", "printed": "", "built": False, "pair": task.pair, **task.hashes},
+        **{"standard": task.standard, "standards": blank_standards(), "caveats": [], "notes": [], "findings": []},
         "shape": {"inputs": [], "settings": task.settings},
-        "precision": None,
-        "variant_precision": None,
-        "check": None,
-        "build_seconds": None,
-        "built": False,
-        "ptxas": None,
-        "time_ms": None,
-        "peak_mib": None,
-        "floor_ms": None,
-        "floor_bound": None,
-        "work": None,
-        "ceilings": None,
-        "speedup": None,
-        "speedup_proof": None,
-        "outer": None,
-        "baselines_ms": {},
-        "baselines_unavailable": {},
-        "outcome": None,
-        "control": None,
-        "rounds": None,
-        "calls": None,
-        "rechecked": None,
-        "back_to_back_ms": None,
-        "clocks": None,
-        "notes": [],
-        "graphed": None,
-        "training": None,
-        "findings": [],
-        "accepted_races": {},
-        "sanitizer": None,
-        "phases": {},
+        **{"baselines_ms": {}, "baselines_unavailable": {}, "accepted_races": {}, "phases": {}},
     }
 
 

@@ -1,7 +1,7 @@
 """How fast is a variant, from the driver's side: which process is asked to call how often, and what follows from the answers.
 
-A variant and its baselines take turns in random order. What the variant's process says of itself is held against the driver's
-own clock, and some of its timed results against the truth. docs/how_times_are_taken.md is the long form of this file.
+A variant and its baselines take turns in random order. What the variant's process says of itself is compared with the
+driver's own clock, and some of its timed results with the float64 reference. docs/how_times_are_taken.md is the long form.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
-from playground.worker import WorkerFailure, WorkerProcess, standstill
-from playground.worker.truth import remove
+from playground.worker import WorkerFailure, WorkerProcess, pause_others
+from playground.worker.referee_client import remove
 
 VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
@@ -80,14 +80,14 @@ class Stopwatch:
     """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
     Threads may share it: they wait for one another.
 
-    `original` are the arguments of baselines.load. `truth` is a playground.worker.truth.Truth that has prepared its probes.
-    The control runs in the `room`, as variants do in theirs.
+    `original` are the arguments of baselines.load. `referee` is a RefereeClient that has prepared its probes. The
+    control runs in the `room`, as variants do in theirs.
     """
 
-    def __init__(self, task, original, truth, options, progress, measured, room=None):
+    def __init__(self, task, original, referee, options, progress, measured, room=None):
         self._task = task
         self._original = original
-        self._truth = truth
+        self._referee = referee
         self._options = options
         self._progress = progress
         self._measured = measured
@@ -146,7 +146,7 @@ class Stopwatch:
         timings["outer"] = None
         if self._task.variant.is_catalogued or not timings["speedup"]:
             return
-        step, folder = step_of(mode), self._truth.folder
+        step, folder = step_of(mode), self._referee.folder
         as_eager = step if "eager" in not_graphed else mode
         sides = [
             (outer.VARIANT, worker, "candidate", VARIANT, mode),
@@ -156,7 +156,7 @@ class Stopwatch:
             sides.append((outer.CONTROL, self._control_worker, "candidate", CONTROL, as_eager))
         players = {}
         for name, process, *rest in sides:
-            page = (self._truth.answers(process) if process is not self._worker else folder) / f"{OUTER_PAGE}-{name}"
+            page = (self._referee.answers(process) if process is not self._worker else folder) / f"{OUTER_PAGE}-{name}"
             remove(page)
             players[name] = outer.Player(name, process, *rest, page)
         claims = timings["speedup"].get("eager", {"high": math.inf})["high"] > 1
@@ -164,7 +164,7 @@ class Stopwatch:
         given = self._task.place, step, permitted_to(result), self._options.time_limit
         try:
             with self._alone(worker):
-                timings["outer"] = outer.measure(self._truth, players, *given, seconds)
+                timings["outer"] = outer.measure(self._referee, players, *given, seconds)
         except outer.TimedWrong as wrong:
             raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
         except WorkerFailure as failure:
@@ -233,7 +233,7 @@ class Stopwatch:
             short = self._short_of_memory(others)
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
         rivals = functools.partial(_rivals, variant, others, result)
-        recheck = functools.partial(self._recheck, variant, result, mode, self._truth.answers(worker))
+        recheck = functools.partial(self._recheck, variant, result, mode, self._referee.answers(worker))
         secrets = self._secrets(mode)
         with self._alone(worker):
             race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals, paused)
@@ -256,7 +256,7 @@ class Stopwatch:
 
     def _standing(self):
         """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
-        processes = [psutil.Process(pid) for pid in (os.getpid(), self._truth.worker.pid, *(each.pid for each in self.workers))]
+        processes = map(psutil.Process, (os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers)))
         return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
@@ -265,7 +265,7 @@ class Stopwatch:
 
         Only what torch.compile makes for the CPU goes on beside a GPU, which takes a minute and few processors.
         """
-        with standstill({worker, self._truth.worker, *self.workers}, self._task.place == "cuda"), self._truth.reserved():
+        with pause_others({worker, self._referee.worker, *self.workers}, self._task.place == "cuda"), self._referee.reserved():
             yield
 
     def _conclude(self, worker, result, mode, race, control, disturbance):
@@ -318,23 +318,23 @@ class Stopwatch:
             self._unavailable[mode][failed.side.name] = failed.reason
 
     def _secrets(self, mode):
-        """Seeds whose truth the referee knows: the same for all variants, each of which meets them at a time of its own.
+        """Seeds whose results the referee knows: the same for all variants, each of which meets them at a time of its own.
 
         One more than RECHECKS, for the last rounds. All are prepared before the first round: a pause would announce them.
         """
         if mode not in self._secret_seeds:
             self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
             for seed in self._secret_seeds[mode]:
-                self._truth.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
+                self._referee.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
         return self._secret_seeds[mode]
 
     def _recheck(self, variant, result, mode, folder, seed):
-        """Compare the last timed call's result with the truth."""
+        """Compare the last timed call's result with the float64 reference."""
         outputs = folder / "timed"
         remove(outputs)
         variant.ask("result", outputs=str(outputs))
         what = "outputs" if step_of(mode) == "forward" else "gradients"
-        compared = self._truth.compare(what, _probe_name(mode, seed), str(outputs), permitted_to(result))
+        compared = self._referee.compare(what, _probe_name(mode, seed), str(outputs), permitted_to(result))
         for comparison in compared.values() if what == "gradients" else [compared]:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
@@ -423,7 +423,7 @@ class Stopwatch:
                 self._control_worker = WorkerProcess(room=self._room)
                 self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
                 like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
-                judge(self._control_worker, self._truth, like_a_variant, self._options.time_limit)
+                judge(self._control_worker, self._referee, like_a_variant, self._options.time_limit)
             mode = step_of(mode) if "eager" in not_graphed else mode
             side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))
             if not self._is_warm(side):

@@ -8,14 +8,13 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 import functools
 from dataclasses import asdict, dataclass, replace
 
-from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named
+from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SIDE_EFFECTS, STRESS_TESTS, WATCHED
-from playground.judge.diagnosis import names_one
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
-from playground.worker.truth import RefereeFailure, erase, remove
+from playground.worker.referee_client import RefereeFailure, erase, remove
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
@@ -36,7 +35,7 @@ class Complaint:
 
 
 def judge(
-    worker, truth, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None, borrowed=()
+    worker, referee, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None, borrowed=()
 ):
     """Every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
@@ -46,9 +45,9 @@ def judge(
     in the end. Raises WorkerFailure where one fails on the problem's own inputs of which nothing worse was known.
     """
     result["check"] = blank_check()
-    result["check"]["domain"] = truth.domain
+    result["check"]["domain"] = referee.domain
     result["accuracy"] = None
-    case = _Case(worker, truth, result, limit, file, renew, accept)
+    case = _Case(worker, referee, result, limit, file, renew, accept)
     if borrowed:
         text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
         case.complain("uses-problem-names", text, DROP_IN)
@@ -56,14 +55,14 @@ def judge(
         if first and case.can_begin_with(first):
             case.begin_with(first)
             tell(result["check"]["probes"][first]["complaint"])
-        case.hear()
+        case.evaluate()
     except WorkerFailure as failure:
         if not case.has_failed or failure.is_finding or not _is_its_own(failure):
             raise
         case.crashed(failure)
     finally:
         case.close()
-    result["check"]["reference"] = truth.ways
+    result["check"]["reference"] = referee.ways
     conclude(result, case.complaints)
     return case.worker
 
@@ -106,12 +105,12 @@ def conclude(result, complaints):
 
 
 class _Case:
-    """One variant before the court. `complaints` are all that there are so far."""
+    """The evaluation of one variant. `complaints` are all that there are so far."""
 
-    def __init__(self, worker, truth, result, limit, file, renew, accept):
+    def __init__(self, worker, referee, result, limit, file, renew, accept):
         self.worker = worker
         self.complaints = []
-        self._truth = truth
+        self._referee = referee
         self._result = result
         self._check = result["check"]
         self._limit = limit
@@ -119,7 +118,7 @@ class _Case:
         self._renew = renew
         self._accept = accept
         self._declared = result["variant_precision"]
-        self._outputs = truth.answers(worker) / f"outputs-{worker.pid}"
+        self._outputs = referee.answers(worker) / f"outputs-{worker.pid}"
         self._uniform = set()  # probes on which the outputs are the same everywhere
         self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
         self._left = set()  # probes on which it is not
@@ -142,9 +141,9 @@ class _Case:
         else:
             self._probe_in_drop_in(probe)
 
-    def hear(self):
-        """All checks that were not made yet; where the outputs are wrong on the problem's own inputs, nothing more is asked."""
-        if "random state" in self._truth.habits:
+    def evaluate(self):
+        """Make all checks that were not made yet; none follows outputs that are wrong on the problem's own inputs."""
+        if "random state" in self._referee.side_effects:
             self.complain("random", DRAWS, None)
         if self._is_by_seed:
             self.complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
@@ -153,8 +152,8 @@ class _Case:
                 self._probe(probe)
         if self._are_outputs_wrong:
             return
-        if self._truth.tells_nothing:
-            return self.complain("not-judged", f"cannot be judged: {self._truth.tells_nothing}", FORWARD)
+        if self._referee.tells_nothing:
+            return self.complain("not-judged", f"cannot be judged: {self._referee.tells_nothing}", FORWARD)
         self._probe_further()
         self._look_for_work()
         self._try_out_all()
@@ -168,7 +167,7 @@ class _Case:
         return any(each.costs == FORWARD and each.tag != "not-judged" for each in self.complaints)
 
     def crashed(self, failure):
-        """What ended the hearing of a variant that has failed already, such as a second call after a kernel did not build."""
+        """Say what ended it after a failure, such as a second call of a variant whose kernel did not build."""
         self.complain("crash", str(failure), FORWARD)
         self.worker = self._renew() if self._renew else self.worker
 
@@ -194,7 +193,7 @@ class _Case:
         return self.worker.ask(f"candidate.{what}", self._limit, outputs=str(self._outputs), **arguments)
 
     def _compare(self, what, probe, **more):
-        return self._truth.compare(what, probe, str(self._outputs), self._declared, **more)
+        return self._referee.compare(what, probe, str(self._outputs), self._declared, **more)
 
     def _survive(self, tag, circumstance, check):
         """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.
@@ -221,10 +220,10 @@ class _Case:
             if self._is_by_seed and probe in OF_PARAMETERS:
                 self._note_probe(probe, "not run: the variant's parameters are not the original's")
                 continue
-            if "weights unchanged" in self._truth.habits and probe in OF_PARAMETERS:
+            if "weights unchanged" in self._referee.side_effects and probe in OF_PARAMETERS:
                 self._note_probe(probe, "not run: the original changes its parameters in a call")
                 continue
-            if probe == EVAL and EVAL not in self._truth.habits:
+            if probe == EVAL and EVAL not in self._referee.side_effects:
                 continue
             if self._rejects_reduced and size_of(probe) == "reduced":
                 probe += AT_OWN_SIZE
@@ -246,7 +245,7 @@ class _Case:
 
     def _probe(self, probe):
         """Outputs on one probe, and gradients where it has any. All but those of the problem's own inputs may be refused."""
-        prepared, inputs = self._truth.prepared(probe), self._truth.inputs(probe)
+        prepared, inputs = self._referee.prepared(probe), self._referee.inputs(probe)
         if prepared["unusable"]:
             return self._note_probe(probe, f"not run: {prepared['unusable']}")
         required = probe in (*FORWARD_PROBES, OF_SEEDS)
@@ -260,8 +259,8 @@ class _Case:
         if not required and (failed := ran["complaints"].pop("launch", None)):
             self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
         self._heed(ran["complaints"])
-        if probe == "own" and self._truth.checks_itself:
-            self._check["own_check"] = {"complaint": self._truth.own_check(probe, str(self._outputs))}
+        if probe == "own" and self._referee.checks_itself:
+            self._check["own_check"] = {"complaint": self._referee.own_check(probe, str(self._outputs))}
         if required and ran["form"] != prepared["form"]:
             complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)
@@ -277,7 +276,7 @@ class _Case:
             if entry["complaint"]:
                 entry["complaint"] += self._cause_in_strides(probe)
                 tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
-                if "state" in self._truth.habits:
+                if "state" in self._referee.side_effects:
                     return self.complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
                 return self.complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
         elif entry["complaint"]:
@@ -300,7 +299,7 @@ class _Case:
         if probe != "own":
             return ""
         try:
-            strided = self._ask("made_contiguous", inputs=self._truth.inputs(probe))["strided"]
+            strided = self._ask("made_contiguous", inputs=self._referee.inputs(probe))["strided"]
         except WorkerFailure:  # the verdict is that on the outputs, whatever comes after them
             return ""
         if not strided or self._compare("outputs", probe, remark=False)["complaint"]:
@@ -320,7 +319,7 @@ class _Case:
             elif worst["class"] == AS_PYTORCH and figures["error"] > worst["error"]:
                 worst.update(figures)
             return compared
-        found = self._truth.grade(probe, str(self._outputs))
+        found = self._referee.grade(probe, str(self._outputs))
         if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
             self._result["accuracy"] = (worst or {}) | {"class": found} | figures
         complaint = compared["complaint"]
@@ -342,7 +341,7 @@ class _Case:
         error = compared["max_error"]
         if not compared["complaint"] or self._declared or error is None or error > APPROXIMATE[-1]:
             return compared
-        if self._truth.grade(probe, str(self._outputs)) != FLOAT32:
+        if self._referee.grade(probe, str(self._outputs)) != FLOAT32:
             return compared
         self._declared = FLOAT32
         self.complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
@@ -357,8 +356,8 @@ class _Case:
 
         A function in the place of one that looks alike, such as a GELU by tanh, is what is accepted, and does not count.
         """
-        probes = tuple(probe for probe in OF_MUTANTS if not self._truth.prepared(probe)["unusable"])
-        strict, accepting = (self._truth.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
+        probes = tuple(probe for probe in OF_MUTANTS if not self._referee.prepared(probe)["unusable"])
+        strict, accepting = (self._referee.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
         return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
 
     def _tag_of_outputs(self, probe, compared):
@@ -377,7 +376,7 @@ class _Case:
     def _heed(self, complaints):
         """What a call did besides, unless the original does it too."""
         for check, reason in complaints.items():
-            if check not in self._truth.habits:
+            if check not in self._referee.side_effects:
                 self._behaved(check, reason, None)
 
     def _behaved(self, check, complaint, note):
@@ -395,45 +394,20 @@ class _Case:
         return self._has("no-gradient", "wrong-gradient")
 
     def _differentiate(self, probe):
-        answer = self._ask("differentiate", inputs=self._truth.inputs(probe))
+        answer = self._ask("differentiate", inputs=self._referee.inputs(probe))
         if answer["unsupported"]:
             if self._check["gradients"] is None:
                 self._check["gradients"] = {"unsupported": answer["unsupported"]}
             elif self._check["gradients"].get("unsupported") != answer["unsupported"]:
                 self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
-            return
+            return None
         if answer["failed"]:
             return self.complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
         for complaint in answer["complaints"]:
             self.complain("wrong-gradient", complaint, DROP_IN)
-        gradients = self._compare("gradients", probe, shared=self._is_by_seed)
-        decided = [name for name, comparison in gradients.items() if comparison.pop("decided")]
-        if decided and not self._check["probes"][probe]["note"]:
-            self._check["probes"][probe]["note"] = f"near decisions move the gradient of {', '.join(decided)}"
-        classes = {name: comparison.pop("class", None) for name, comparison in gradients.items()}
-        if reordered := [name for name, found in classes.items() if found == FLOAT32]:
-            text = f"the gradient of {', '.join(reordered)} is float32's in another order of adding"
-            self.complain("accuracy", _under(probe, text), DROP_IN)
-        unjudged = [comparison["complaint"] for comparison in gradients.values() if comparison.pop("unjudged")]
-        found = [comparison["complaint"] for comparison in gradients.values() if comparison["complaint"]]
-        wrong = [complaint for complaint in found if complaint not in unjudged]
-        if unjudged:
-            more = f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else ""
-            self.complain("not-judged", _under(probe, unjudged[0]) + more, None)
-        if self._check["gradients"] is None or wrong:
-            self._check["gradients"] = gradients
-        if wrong:
-            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            if "outputs" in gradients:
-                return self.complain("no-gradient", wrong[0], DROP_IN)
-            where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
-            if probe.startswith("normal"):  # see Candidate.differentiate
-                circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
-                where = f"on normal inputs, {circumstance}: {wrong[0]}"
-            has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
-            is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
-            return self.complain("no-gradient" if is_cut else "wrong-gradient", where + more, DROP_IN)
-        if not {"run to run", "state"} & {*self._truth.habits}:
+        if not self._are_gradients_right(probe):
+            return None
+        if not {"run to run", "state"} & {*self._referee.side_effects}:
             for complaint in answer["in_part"]:
                 self.complain("wrong-gradient", complaint, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
@@ -441,13 +415,44 @@ class _Case:
             return self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
         if self._works and not self._asked_for_backward and probe not in self._left:
             self._asked_for_backward = True
-            if self._ask("backward_work", inputs=self._truth.inputs(probe))["own"] is False:
+            if self._ask("backward_work", inputs=self._referee.inputs(probe))["own"] is False:
                 self.complain("gradient", "PyTorch's", None)
+        return None
+
+    def _are_gradients_right(self, probe):
+        """Compare the gradients that were written last, and complain of what is wrong with them."""
+        gradients = self._compare("gradients", probe, shared=self._is_by_seed)
+        decided = [name for name, comparison in gradients.items() if comparison["decided"]]
+        if decided and not self._check["probes"][probe]["note"]:
+            self._check["probes"][probe]["note"] = f"near decisions move the gradient of {', '.join(decided)}"
+        if reordered := [name for name, comparison in gradients.items() if comparison.get("class") == FLOAT32]:
+            text = f"the gradient of {', '.join(reordered)} is float32's in another order of adding"
+            self.complain("accuracy", _under(probe, text), DROP_IN)
+        unjudged = [comparison["complaint"] for comparison in gradients.values() if comparison["unjudged"]]
+        found = [comparison["complaint"] for comparison in gradients.values() if comparison["complaint"]]
+        wrong = [complaint for complaint in found if complaint not in unjudged]
+        if unjudged:
+            self.complain("not-judged", _under(probe, unjudged[0]) + _and_more(unjudged), None)
+        if self._check["gradients"] is None or wrong:
+            self._check["gradients"] = {
+                name: _figures(each) | {"complaint": each["complaint"]} for name, each in gradients.items()
+            }
+        if wrong and "outputs" in gradients:
+            self.complain("no-gradient", wrong[0], DROP_IN)
+        elif wrong:
+            where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
+            if probe.startswith("normal"):  # see Candidate.differentiate
+                circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
+                where = f"on normal inputs, {circumstance}: {wrong[0]}"
+            has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
+            is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
+            self.complain("no-gradient" if is_cut else "wrong-gradient", where + _and_more(wrong), DROP_IN)
+        return not wrong
 
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
-        probe = next(each for each in OF_MUTANTS[::-1] if not self._truth.prepared(each)["unusable"])
-        found = self._ask("work", inputs=self._truth.inputs(probe))
+        probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
+        found = self._ask("work", inputs=self._referee.inputs(probe))
         wrong = self._decoration(found, probe)
         own = found["builds"] or found["opened"] or (found["own_calls"] and found["own_share"])
         label = None if own else "Triton" if found["triton"] else "no kernel of its own"
@@ -502,12 +507,12 @@ class _Case:
         gradients = bool(self._check["gradients"]) and "unsupported" not in self._check["gradients"]
         skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
         probes = tuple(name for name in self._passed if name not in skipped)
-        score = self._truth.mutants(probes, gradients and not self._is_gradient_wrong, self._declared)
+        score = self._referee.mutants(probes, gradients and not self._is_gradient_wrong, self._declared)
         self._check["mutants_rejected"] = f"{score['rejected']}/{score['counted']}"
         self._check["mutants_survived"] = score["survivors"]
 
     def _try_out(self, trial, probes):
-        files = {position: self._truth.inputs(probe) for position, probe in probes.items()}
+        files = {position: self._referee.inputs(probe) for position, probe in probes.items()}
         done = self._ask("try_out", trial=trial, **files)
         if trial == "a CUDA graph" and (done["note"] or "").startswith("raises") and self._renew:
             self.worker = self._renew()  # where a capture failed, torch's generator draws other numbers from a seed
@@ -523,7 +528,7 @@ class _Case:
                     return self._behaved(trial, None, f"{compared['complaint']}: it holds no launches on the default stream")
                 if self._compare("outputs", probes["first"])["complaint"] is None:
                     return self.complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
-        elif trial in self._truth.habits:
+        elif trial in self._referee.side_effects:
             reason = "bits differ, as the original's do" if trial == "run to run" else "the original does not run either"
             return self._behaved(trial, None, reason if complaint else done["note"])
         self._behaved(trial, complaint, done["note"])
@@ -537,6 +542,10 @@ def _is_its_own(failure):
 def _under(probe, complaint):
     circumstance = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].said
     return f"{circumstance}: {complaint}" if circumstance else complaint
+
+
+def _and_more(complaints):
+    return f", and {len(complaints) - 1} more" if len(complaints) > 1 else ""
 
 
 def _figures(comparison):

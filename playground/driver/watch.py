@@ -1,6 +1,6 @@
 """Judges variants again whenever their files are saved.
 
-What the save left as it was is kept: the truth, the baselines, and a process in which PyTorch is imported already.
+What the save left as it was is kept: the reference, the baselines, and a process in which PyTorch is imported already.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from playground.catalog import CatalogError
 from playground.driver.plan import failing_probe
 from playground.driver.runner import Runner, blank_result
 from playground.machine import build_locks
-from playground.worker import UNTIMED, WorkerProcess, kill_all, owner
+from playground.worker import kill_all, owner
 
 POLL = 0.3  # seconds between looks at the files
 KILL_AGAIN = 0.1  # seconds: what is stopped may start a process more
@@ -42,9 +42,9 @@ class Watch:
         self._options = options
         self._progress = progress
         self._screen = screen
-        self._runner = _Ahead(options, progress)
+        self._runner = Runner(options, progress)
         self._thread = ThreadPoolExecutor(max_workers=1)  # one for all: with it ends what it has started
-        self._benches = {}  # {group: (hash of the problem's file, Bench)}
+        self._sessions = {}  # {group: (hash of the problem's file, Session)}
         self._results = {}  # {(model, variant, place, settings): result}
 
     def run(self):
@@ -68,7 +68,7 @@ class Watch:
         """Judge what is not as it was; a save meanwhile ends it without a result."""
         began, over = time.monotonic(), threading.Event()
         context = contextvars.copy_context()
-        context.run(owner.set, over)  # of the round's own workers; the truth's and the baselines' is the runner
+        context.run(owner.set, over)  # of the round's own workers; the referee's and the baselines' is the runner
         judging = self._thread.submit(context.run, self._judge_all, tasks, began, over)
         try:
             while not wait([judging], timeout=POLL).done and not (saved := _saved(files)):
@@ -83,12 +83,15 @@ class Watch:
             self._stop(judging, over, *[self._runner] if of_problem else [])
             if of_problem:
                 self._forget()
-                self._runner = _Ahead(self._options, self._progress)
+                self._runner = Runner(self._options, self._progress)
             build_locks.clear_stale_locks()
             return
         if again := judging.result():
             self._show(again, files)
-        self._runner.start_ahead(tasks)
+        context.run(owner.set, self._runner)
+        for task in tasks:
+            if not self._options.isolates(task):  # what is to run in a sandbox has one of its own, and new workers there
+                context.run(self._runner.start_ahead, task)
 
     def _show(self, again, files, complaint=None):
         with self._progress.aside():
@@ -119,68 +122,37 @@ class Watch:
         result = blank_result(task)
         try:
             with self._runner.answering_for(result):
-                bench = self._bench_of(task)
+                session = self._session_of(task)
                 if self._options.times(task):
                     self._runner.build(task, result)
                 if result["verdict"] is None:
-                    bench.check_and_time(task, result, build=not self._options.times(task))
+                    session.check_and_time(task, result, build=not self._options.times(task))
         finally:
             self._runner.close_room(task)
         return result
 
-    def _bench_of(self, task):
-        """The bench of the task's problem as it is now. Its workers stay when those of the round are ended."""
-        problem, bench = self._benches.get(task.group, (None, None))
+    def _session_of(self, task):
+        """The session of the task's problem as it is now. Its workers stay when those of the round are ended."""
+        problem, session = self._sessions.get(task.group, (None, None))
         if problem != task.hashes["model_sha256"]:
-            if bench:
-                del self._benches[task.group]
-                bench.close()
+            if session:
+                del self._sessions[task.group]
+                session.close()
             context = contextvars.copy_context()
             context.run(owner.set, self._runner)
-            bench = context.run(self._runner.bench_for, task)
-            self._benches[task.group] = task.hashes["model_sha256"], bench
-        return bench
+            session = context.run(self._runner.session_for, task)
+            self._sessions[task.group] = task.hashes["model_sha256"], session
+        return session
 
     def _forget(self):
         """End all processes."""
         self._stop(self._thread.submit(self._close), self._runner)
 
     def _close(self):
-        for _, bench in self._benches.values():
-            bench.close()
-        self._benches = {}
+        for _, session in self._sessions.values():
+            session.close()
+        self._sessions = {}
         self._runner.close()
-
-
-class _Ahead(Runner):
-    """A Runner with a worker that waits for the next save: until PyTorch is imported there, seconds pass.
-
-    It has no sandbox: a file that runs in one has a new worker in a sandbox of its own.
-    """
-
-    def __init__(self, options, progress):
-        super().__init__(options, progress)
-        self._ready = {}  # {environment: worker}
-
-    def start_ahead(self, tasks):
-        """A worker for each of the environments in which they run."""
-        context = contextvars.copy_context()
-        context.run(owner.set, self)
-        ours = [task for task in tasks if not self._options.isolates(task)]
-        for emulated in {task.place == "emulator" for task in ours} - self._ready.keys():
-            self._ready[emulated] = context.run(WorkerProcess, UNTIMED if emulated else None)
-
-    def worker_for(self, task):
-        ready = None if self._options.isolates(task) else self._ready.pop(task.place == "emulator", None)
-        worker = ready or super().worker_for(task)
-        worker.owner = owner.get()
-        return worker
-
-    def close(self):
-        for worker in self._ready.values():
-            worker.close()
-        self._ready = {}
-        super().close()
 
 
 def _look(tasks):

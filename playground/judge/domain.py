@@ -202,11 +202,14 @@ def _structure(draws, i):
     twin = next((j for j in range(i) if all(_equal(draw[j], draw[i]) for draw in draws)), None)
     if twin is not None:
         return Structure(twin=twin)
-    if len(draws) > 1 and (frozen := _frozen(values)):
-        return Structure(frozen=frozen)
+    if len(draws) > 1:
+        same = all(_equal(values[0], value) for value in values[1:])
+        if frozen := "the same in each draw" if same else _frozen_by_values(values):
+            return Structure(frozen=frozen)
+    zeros = [value == 0 for value in values]
     symmetric = all(value.dim() > 1 and value.shape[-1] > 1 and _equal(value, value.mT) for value in values)
     return Structure(
-        zeros=_keeps_zeros(values),
+        zeros=bool(zeros[0].any()) and all(torch.equal(zeros[0], each) for each in zeros[1:]),
         symmetric=symmetric,
         definite=symmetric and not any(torch.linalg.cholesky_ex(value.double()).info.any() for value in values),
         ascending=all(value.dim() and value.shape[-1] > 2 and bool((value.diff(dim=-1) >= 0).all()) for value in values),
@@ -219,14 +222,8 @@ def _equal(a, b):
     return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _frozen(values):
-    """Why values that a probe would draw are none of this input's; None where they may be."""
-    if all(_equal(values[0], value) for value in values[1:]):
-        return "the same in each draw"
-    return _frozen_by_values(values)
-
-
 def _frozen_by_values(values):
+    """Why values that a probe would draw are none of this input's; None where they may be."""
     if all(bool((value == value.round()).all()) for value in values):
         low, high = min(value.min().item() for value in values), max(value.max().item() for value in values)
         rows = [value.sum(-1) for value in values if value.dim()]
@@ -237,11 +234,6 @@ def _frozen_by_values(values):
     if len(distinct) == 2:
         return f"a mask of {distinct[0]:g} and {distinct[1]:g}"
     return None
-
-
-def _keeps_zeros(values):
-    zeros = [value == 0 for value in values]
-    return bool(zeros[0].any()) and all(torch.equal(zeros[0], each) for each in zeros[1:])
 
 
 def _dimension_of_probabilities(values):

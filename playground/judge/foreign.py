@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import cuda_emulator
+from playground.tensors import DTYPES, bytes_at
 
 LEAST = 1 << 16  # an address; what is smaller is a size, or an index
 SCANNED = 4096  # bytes of a buffer that may hold further addresses
@@ -24,16 +25,8 @@ DEPTH = 4  # of buffers that point to buffers
 SYSTEM = re.compile(
     r"(/usr(/local)?)?/(lib|lib32|lib64|libexec|bin)/|/usr/local/cuda|/opt/(cuda|nvidia|intel|rocm)|/System/|.*/torchinductor_[^/]+/"
 )
-CACHES = (
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TRITON_CACHE_DIR",
-    "CUPY_CACHE_DIR",
-    "NUMBA_CACHE_DIR",
-)  # of what compilers of Python make
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.bool)}
-DTYPES |= {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-}
+# Of what compilers of Python make.
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR")
 
 _Plain = _ctypes.CFuncPtr
 _CData = _Plain.__mro__[1]  # what all values of ctypes are
@@ -96,8 +89,11 @@ def strided_at(value):
 
 def watch_cffi(run):
     """Have functions of libraries that cffi opens from now on be called as run(function, args, kwargs)."""
-    cffi = sys.modules.get("cffi") or _imported("cffi")
-    for name in ("dlopen", "verify") if cffi else ():
+    try:
+        import cffi
+    except ImportError:
+        return
+    for name in ("dlopen", "verify"):
         original = getattr(cffi.FFI, name)
         original = getattr(original, "plain", original)
 
@@ -107,12 +103,6 @@ def watch_cffi(run):
 
         opened.plain = original
         setattr(cffi.FFI, name, opened)
-
-
-def _imported(name):
-    with contextlib.suppress(ImportError):
-        return __import__(name)
-    return None
 
 
 def _with_watched_functions(library, run):
@@ -327,12 +317,9 @@ class _Memory:
         """{(start, end): flat tensor} of arrays and buffers, in variables of running functions and in what lives."""
         held = [value for frame in _frames() for value in frame.f_locals.values()]
         kinds = np.ndarray, bytearray, array.array, _CData, *([_cffi()._CDataBase] if _cffi() else [])
-        return _spans(_of_buffer(value) for value in [*_of_kinds(held, kinds), *_of_kinds(_referents(), kinds)])
-
-
-def _referents():
-    objects = gc.get_objects()
-    return gc.get_referents(*objects)
+        return _spans(
+            _of_buffer(value) for value in [*_of_kinds(held, kinds), *_of_kinds(gc.get_referents(*gc.get_objects()), kinds)]
+        )
 
 
 def _frames():
@@ -403,7 +390,7 @@ def _of_buffer(value):
 
 def _viewed(start, end, dtype="float32"):
     """The memory as a flat tensor: of floats, where nothing is known of it."""
-    dtype = DTYPES.get(dtype, torch.uint8)
+    dtype = DTYPES.get(f"torch.{dtype}", torch.uint8)
     size = end - start
     dtype = dtype if size % dtype.itemsize == 0 and start % dtype.itemsize == 0 else torch.uint8
     if not size:
@@ -438,11 +425,6 @@ def _allocated(address, end):
     return address, address + size - (16 if is_mapped else 8)
 
 
-class _OnGpu:
-    def __init__(self, start, size):
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 3}
-
-
 def _on_a_gpu(address):
     """What CUDA has handed out at an address, from there on, as a tensor; None where that is nothing."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
@@ -451,4 +433,4 @@ def _on_a_gpu(address):
     if driver.cuMemGetAddressRange_v2(ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address)):
         return None
     left = start.value + size.value - address
-    return torch.as_tensor(_OnGpu(address, left // 4 * 4), device="cuda").view(torch.float32 if left >= 4 else torch.uint8)
+    return bytes_at(address, left // 4 * 4).view(torch.float32 if left >= 4 else torch.uint8)

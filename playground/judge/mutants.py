@@ -12,7 +12,6 @@ been rejected.
 """
 
 import dataclasses
-import enum
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from playground import tensors
 from playground.judge import probes
 from playground.judge.mutations import MUTATIONS, Call, Unfit
 from playground.judge.tolerance import FLOAT32_EPSILON
@@ -51,15 +51,6 @@ class Score:
     counted: int
     rejected: int
     survivors: tuple
-
-
-class Fate(enum.Enum):
-    """What becomes of a mutant. One that is equivalent to the original, or crashes, does not count."""
-
-    REJECTED = enum.auto()
-    SURVIVED = enum.auto()
-    EQUIVALENT = enum.auto()
-    CRASHED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +126,10 @@ def mutants_of(model, inputs, differentiable):
     sites = recorder.sites
     ranked, seen = [], Counter()
     for number, site in enumerate(sites):
-        options = [_at_site(sites, number, title, mutation) for title, mutation in MUTATIONS[site.kind].items()]
+        options = [
+            Mutant(_named(sites, number, title), lambda at=number, mutation=mutation: ({at: mutation}, _unchanged, _unchanged))
+            for title, mutation in MUTATIONS[site.kind].items()
+        ]
         options = [_exchanged(sites, number)] * site.follows + options
         for place, mutant in enumerate(options):
             title = mutant.name.partition(" (call")[0]
@@ -152,10 +146,6 @@ def _named(sites, number, what):
     several = sum(site.label == label for site in sites) > 1
     which = f" (call {1 + sum(site.label == label for site in sites[:number])} of {label})" if several else ""
     return f"{label}: {what}{which}"
-
-
-def _at_site(sites, number, title, mutation):
-    return Mutant(_named(sites, number, title), lambda: ({number: mutation}, _unchanged, _unchanged))
 
 
 def _exchanged(sites, number):
@@ -205,7 +195,8 @@ def _on_outputs(name, change):
         kept = {}
 
         def tamper(outputs):
-            changed = [change(value, kept.setdefault(i, {})) if _is_float(value) else value for i, value in enumerate(outputs)]
+            floats = _floats(outputs)
+            changed = [change(each, kept.setdefault(i, {})) if i in floats else each for i, each in enumerate(outputs)]
             if all(a is b for a, b in zip(outputs, changed, strict=True)):
                 raise Unfit
             return changed
@@ -219,10 +210,6 @@ def _on_inputs(name, change):
     return Mutant(name, lambda: ({}, change, _unchanged))
 
 
-def _is_float(value):
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
 def _has_samples(value):
     return value.dim() > 0 and value.shape[0] > 1
 
@@ -234,24 +221,12 @@ def _constant(value, kept):
     return (mean if fits else mean.mean()).expand(value.shape).clone()
 
 
-def _stale(value, kept):
-    return kept.setdefault(value.shape, value.detach())
-
-
-def _neighbours(value, kept):
-    return value.roll(1, 0) if _has_samples(value) else value
-
-
-def _first_for_all(value, kept):
-    return value[:1].expand(value.shape).clone() if _has_samples(value) else value
-
-
-def _last_left_out(value, kept):
-    return torch.cat([value[:-1], torch.zeros_like(value[-1:])]) if _has_samples(value) else value
+def _of_samples(change):
+    return lambda value, kept: change(value) if _has_samples(value) else value
 
 
 def _floats(inputs):
-    return [i for i, value in enumerate(inputs) if _is_float(value)]
+    return [i for i, value in enumerate(inputs) if tensors.differentiable(value)]
 
 
 def _first_two_exchanged(inputs):
@@ -273,24 +248,24 @@ def _last_column_of_inputs(inputs):
 
 _OF_THE_WHOLE = (
     _on_outputs("constant output", _constant),
-    _on_outputs("output of an earlier call", _stale),
-    _on_outputs("the neighbouring sample's result", _neighbours),
-    _on_outputs("the first sample's result for all", _first_for_all),
-    _on_outputs("last sample left out", _last_left_out),
+    _on_outputs("output of an earlier call", lambda value, kept: kept.setdefault(value.shape, value.detach())),
+    _on_outputs("the neighbouring sample's result", _of_samples(lambda value: value.roll(1, 0))),
+    _on_outputs("the first sample's result for all", _of_samples(lambda value: value[:1].expand(value.shape).clone())),
+    _on_outputs("last sample left out", _of_samples(lambda value: torch.cat([value[:-1], torch.zeros_like(value[-1:])]))),
     _on_inputs("first two inputs exchanged", _first_two_exchanged),
     _on_inputs("last column of the input ignored", _last_column_of_inputs),
 )
 
 
 def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
-    """[(probe, Outcome in float64)] on inputs that are not the check's, to tell which mutants differ from the original at all.
+    """[(probe, Results in float64)] on inputs that are not the check's, to tell which mutants differ from the original at all.
 
     Those that the original does not take, as multinomial takes no negative ones, are left out; there is always one.
     """
     varied = probes.make("scaled", problem, seed, {}, domain)
     if domain.is_positive and not _is_finite(oracle, varied):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
-    wider = [WIDE * value if _is_float(value) else value for value in varied.inputs]
+    wider = [WIDE * value if tensors.differentiable(value) else value for value in varied.inputs]
     wide = dataclasses.replace(varied, inputs=domain.keep(varied.inputs, wider))
     first, *others = [probe for probe in (varied, wide) if _is_finite(oracle, probe) is not None] or [probes.own(problem, seed)]
     if differentiable:
@@ -310,32 +285,31 @@ def score(mutants, exams, oracle, fresh):
     """Return a Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
-    rejected, equivalent, survivors = 0, 0, []
+    fates, survivors = Counter(), []
     for mutant in mutants:
-        counted = rejected + len(survivors)
-        if counted == MOST or counted + equivalent == MOST_TRIED:
+        if fates["rejected"] + len(survivors) == MOST or fates.total() - fates["crashed"] == MOST_TRIED:
             break
         fate = _fate(mutant, cheap, costly, oracle, fresh)
-        rejected += fate is Fate.REJECTED
-        equivalent += fate is Fate.EQUIVALENT
-        survivors += [mutant.name] if fate is Fate.SURVIVED else []
-    return Score(rejected + len(survivors), rejected, tuple(survivors))
+        fates[fate] += 1
+        survivors += [mutant.name] if fate == "survived" else []
+    return Score(fates["rejected"] + len(survivors), fates["rejected"], tuple(survivors))
 
 
 def _fate(mutant, cheap, costly, oracle, fresh):
+    """What becomes of it. One that is equivalent to the original, or crashes, does not count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if _is_rejected(mutant, cheap):
-                return Fate.REJECTED
+                return "rejected"
             if not _differs(mutant, oracle, fresh):
-                return Fate.EQUIVALENT
+                return "equivalent"
         except Exception:  # the mutation does not fit this call, in one of many ways
-            return Fate.CRASHED
+            return "crashed"
         try:
-            return Fate.REJECTED if _is_rejected(mutant, costly) else Fate.SURVIVED
+            return "rejected" if _is_rejected(mutant, costly) else "survived"
         except Exception:  # no memory for it, for example
-            return Fate.SURVIVED
+            return "survived"
 
 
 def _mutating(mutant):

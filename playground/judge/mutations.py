@@ -266,10 +266,6 @@ def _padding(call):
     return _each(padding, call.input.dim() - 2)
 
 
-def _padding_larger(call):
-    return _cropped(call.again(padding=[width + 1 for width in _padding(call)]), call.again().shape)
-
-
 def _padded_with_the_border(call):
     widths = _padding(call)
     _require(max(widths) > 0 and "transpose" not in call.name)
@@ -333,16 +329,8 @@ def _scaled_by_terms(power):
     return mutation
 
 
-def _negated_input(call):
-    return _changed(call.with_input(-call.input), torch.neg)
-
-
 def _mean(call):
     return _changed(call.again(), lambda found: call.input.mean(_dims(call)).reshape(found.shape))
-
-
-def _maximum(call):
-    return call.input.amax(_dims(call)).reshape(call.again().shape)
 
 
 def _another_dimension(call):
@@ -480,7 +468,9 @@ MUTATIONS = {
         "last column of the kernel dropped": _with(weight=_last_zeroed(-1)),
         "output channels permuted": _of_result(_rolled(1)),
         "last column dropped": _LAST_COLUMN_DROPPED,
-        "padding larger by one": _padding_larger,
+        "padding larger by one": lambda call: _cropped(
+            call.again(padding=[width + 1 for width in _padding(call)]), call.again().shape
+        ),
         "last input channel dropped": _with(weight=_last_zeroed(1)),
         "last row dropped": _LAST_ROW_DROPPED,
         "stride larger by one": _stride_larger,
@@ -542,8 +532,10 @@ MUTATIONS = {
         "sum for mean": _only("mean", _scaled_by_terms(1)),
         "mean instead": _only("max amax min amin logsumexp prod norm vector_norm std var", _mean),
         "last term left out": _last_term_left_out,
-        "maximum instead": _only("mean sum logsumexp", _maximum),
-        "maximum and minimum exchanged": _only("max amax min amin", _negated_input),
+        "maximum instead": _only("mean sum logsumexp", lambda call: call.input.amax(_dims(call)).reshape(call.again().shape)),
+        "maximum and minimum exchanged": _only(
+            "max amax min amin", lambda call: _changed(call.with_input(-call.input), torch.neg)
+        ),
         "another dimension": _another_dimension,
         "square root left out": _only("norm vector_norm std", lambda call: call.again() ** 2),
     },

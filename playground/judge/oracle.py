@@ -5,7 +5,7 @@ import functools
 import gc
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -26,6 +26,7 @@ from playground.judge.precision import (
 from playground.judge.probes import in_eval
 from playground.judge.reordered import ORDERS, Reordered
 from playground.judge.sample import ALL
+from playground.tensors import Results
 
 PERTURBATIONS = 6
 # What rounds the weights once moves all outputs of a sum together: they show one error, not many. Where a right result's error
@@ -41,15 +42,6 @@ PROMOTED = "what the original makes for itself in float32 or less was made in fl
 IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
 NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a (memory|primitive)")
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
-
-
-@dataclass
-class Outcome:
-    """Outputs, gradients by name (empty where none were asked for), on the CPU; how the result is made up, see tensors.form."""
-
-    outputs: list
-    gradients: dict
-    form: str | None = None
 
 
 class NotSeparable(Exception):
@@ -91,7 +83,7 @@ class Oracle:
         return outcome
 
     def sampled(self, probe, outcome):
-        """Return what is kept of an Outcome, or of a variant's Results, that is whole."""
+        """Return what is kept of the original's or a variant's Results that are whole."""
 
         def kept(value):
             return self._sample.of(value, probe.name).cpu()
@@ -100,7 +92,7 @@ class Oracle:
         return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
     def truth(self, probe):
-        """Return the Outcome in float64, the reference."""
+        """Return the Results in float64, the reference."""
         return self._in_float64(probe, contextlib.nullcontext())
 
     def rounded_operands(self, probe, to="tf32", families=frozenset(FAMILIES)):
@@ -159,7 +151,7 @@ class Oracle:
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
         float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
         What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
-        of the two, and what it moves remains. `truth` is the probe's Outcome. No gradient that is not finite goes anywhere.
+        of the two, and what it moves remains. `truth` is the probe's Results. No gradient that is not finite goes anywhere.
         """
         moved = {name: torch.zeros_like(gradient) for name, gradient in truth.gradients.items() if gradient is not None}
         for seed in range(DECISIONS):
@@ -278,7 +270,7 @@ class Oracle:
             return value if value is None or self._stays_on_device else tensors.on_host(value)
 
         gradients = {name: None if value is None else taken(value) for name, value in gradients.items()}
-        return Outcome([taken(output) for output in outputs], gradients, form)
+        return Results([taken(output) for output in outputs], gradients, form=form)
 
     def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
         self._require_separable(inputs, batch)
@@ -295,7 +287,7 @@ class Oracle:
                 gradients[name] = None
             else:
                 gradients[name] = torch.cat(pieces) if name.startswith("input") else torch.stack(pieces).sum(0)
-        return Outcome(outputs, gradients, parts[0].form)
+        return Results(outputs, gradients, form=parts[0].form)
 
     def _require_separable(self, inputs, batch):
         """Of the original, whatever is run in its place. In float64, since libraries compute another batch in another order."""

@@ -21,18 +21,11 @@ SLICES = 8  # partial sums of a strided product
 TILE = 32  # terms that a blocked product adds at once
 CHUNK = 1 << 26  # terms that are on the host at a time
 
-# Operators whose decomposition ends in those of _Reordered: only they add.
-_DECOMPOSED = (
-    aten.native_batch_norm,
-    aten._softmax,
-    aten._log_softmax,
-    aten.mse_loss,
-    aten.smooth_l1_loss,
-    aten.huber_loss,
-    aten.nll_loss_forward,
-    aten.std,
-    aten.std_mean,
-)
+# Operators whose decomposition ends in those of Reordered: only they add.
+_DECOMPOSED = """
+    native_batch_norm cudnn_batch_norm _softmax _log_softmax logsumexp linalg_vector_norm
+    mse_loss smooth_l1_loss huber_loss nll_loss_forward std std_mean addmm baddbmm
+"""
 
 
 class Reordered(Decomposing):
@@ -47,7 +40,7 @@ class Reordered(Decomposing):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._order = "one after another" if order == "in one pass" else order
         self._one_pass = order == "in one pass"
-        self._decompositions = torch._decomp.get_decompositions(_DECOMPOSED)
+        self._decompositions = torch._decomp.get_decompositions([getattr(aten, name) for name in _DECOMPOSED.split()])
         self._own = {
             aten.sum.dim_IntList: self._sum,
             aten.sum.default: self._sum,
@@ -55,19 +48,14 @@ class Reordered(Decomposing):
             aten.mean.default: self._mean,
             aten.var.correction: lambda *args, **kwargs: self._var_mean(*args, **kwargs)[0],
             aten.var_mean.correction: self._var_mean,
-            aten.linalg_vector_norm.default: self._vector_norm,
-            aten.logsumexp.default: self._logsumexp,
             aten.cumsum.default: self._cumsum,
             aten.cumprod.default: self._cumprod,
             aten.mm.default: self._product,
             aten.bmm.default: self._product,
-            aten.addmm.default: self._added_product,
-            aten.baddbmm.default: self._added_product,
             aten.linear.default: self._linear,
             aten.convolution.default: self._convolution,
             aten.native_layer_norm.default: self._layer_norm,
             aten.native_group_norm.default: self._group_norm,
-            aten.cudnn_batch_norm.default: self._cudnn_batch_norm,
         }
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -127,17 +115,6 @@ class Reordered(Decomposing):
             squares, mean = squares.squeeze(dims), mean.squeeze(dims)
         return squares, mean
 
-    def _vector_norm(self, x, ord=2, dim=None, keepdim=False, *, dtype=None):
-        if ord not in (1, 2):
-            return aten.linalg_vector_norm.default(x, ord, dim, keepdim, dtype=dtype)
-        total = self._sum(x.abs() if ord == 1 else x.square(), dim, keepdim, dtype=dtype)
-        return total if ord == 1 else total.sqrt()
-
-    def _logsumexp(self, x, dim, keepdim=False):
-        largest = x.amax(dim, keepdim=True)
-        total = self._sum((x - largest).exp(), dim, True).log() + largest
-        return total if keepdim else total.reshape(x.amax(dim).shape)
-
     def _cumsum(self, x, dim, *, dtype=None):
         return (
             _running(np.add, x, dim) if dtype in (None, torch.float32) and x.dim() else aten.cumsum.default(x, dim, dtype=dtype)
@@ -158,9 +135,6 @@ class Reordered(Decomposing):
             return total
         parts = _parts(length, self._order)
         return _one_by_one(torch.matmul(a[..., part], b[..., part, :]) for part in parts)
-
-    def _added_product(self, bias, a, b, *, beta=1, alpha=1):
-        return beta * bias + alpha * self._product(a, b)
 
     def _linear(self, x, weight, bias=None):
         result = self._product(x.reshape(-1, x.shape[-1]), weight.T).reshape(*x.shape[:-1], weight.shape[0])
@@ -198,16 +172,6 @@ class Reordered(Decomposing):
         variance, mean = self._var_mean(x, dims, correction=0, keepdim=True)
         scale = (variance + eps).rsqrt()
         return (x - mean) * scale, mean, scale
-
-    def _cudnn_batch_norm(self, x, weight, bias, running_mean, running_var, training, momentum, eps):
-        """The library's other outputs, with a result of its own."""
-        library = aten.cudnn_batch_norm.default(x, weight, bias, running_mean, running_var, training, momentum, eps)
-        if not training:
-            return library
-        dims = [d for d in range(x.dim()) if d != 1]
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        result = self._normalised(x, dims, eps)[0] * weight.view(shape)
-        return (result if bias is None else result + bias.view(shape), *library[1:])
 
 
 def _folded(rows, count, width):

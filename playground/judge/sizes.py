@@ -4,6 +4,7 @@ A constant is free when another value changes what get_inputs gives, leaves get_
 variants stay valid), and the original still runs. Nothing else is known of an untrusted file's constants, not even their names.
 """
 
+import functools
 import math
 
 import torch
@@ -35,8 +36,7 @@ class Sizes:
         self._init_inputs = self._drawn_init_inputs(self._problems["own"])
         self._names = catalog.constants(path)
         self._changes = {self._problems["own"]: {}}  # problem -> how it was made
-        self._known_shapes = {}  # problem -> of its inputs
-        self._batch = None
+        self._shapes = functools.cache(self._drawn_shapes)
 
     def problem(self, size):
         """Return the problem's module at "own", "reduced", "batch 1" or "odd" size; None where it has no constants for that."""
@@ -49,10 +49,6 @@ class Sizes:
         self._varies = True
         return next(filter(None, map(domain.vary, filter(None, self._problems.values()))), None)
 
-    def settings(self, problem):
-        """Return {constant: value} by which the problem was made from its own size."""
-        return self._changes[problem]
-
     def _loaded(self, settings):
         loaded = tensors.in_precision(catalog.load_problem(self._path, settings), self._precision)
         if self._varies:
@@ -61,7 +57,7 @@ class Sizes:
 
     def _reduced(self):
         """A batch of 3, and the largest other constants halved until the inputs are small."""
-        batch, problem = self._batch_name(), self._problems["own"]
+        batch, problem = self._batch_name, self._problems["own"]
         if batch and getattr(problem, batch) > REDUCED_BATCH:
             problem = self._changed(problem, batch, REDUCED_BATCH) or problem
         stuck = {batch}
@@ -77,7 +73,7 @@ class Sizes:
         return problem
 
     def _batch_1(self):
-        batch = self._batch_name()
+        batch = self._batch_name
         return self._changed(self.problem("reduced"), batch, 1) if batch else None
 
     def _odd(self):
@@ -86,26 +82,25 @@ class Sizes:
         step = ODD_STEP
         for name, value in self._constants(reduced).items():
             other = value - step
-            if name != self._batch_name() and other > 0:
+            if name != self._batch_name and other > 0:
                 smaller = self._changed(problem, name, other)
                 if smaller:
                     problem = smaller
                     step += 2  # so that constants that are equal differ
         return None if problem is reduced else problem
 
+    @functools.cached_property
     def _batch_name(self):
         """The constant that is the batch: free, of a usual name, and the first dimension of an input; "" without one.
 
         One that is two dimensions of an input, as those of a square matrix, is none.
         """
-        if self._batch is None:
-            own = self._problems["own"]
-            firsts = [shape[0] for shape in self._shapes(own) if isinstance(shape, tuple) and shape]
-            named = {name: value for name, value in self._constants(own).items() if name.lower() in BATCH_NAMES}
-            likely = [name for name, value in named.items() if value > 1 and value in firsts]
-            likely.sort(key=lambda name: BATCH_NAMES.index(name.lower()))
-            self._batch = next((name for name in likely if any(self._is_batch(name, size) for size in (1, 2))), "")
-        return self._batch
+        own = self._problems["own"]
+        firsts = [shape[0] for shape in self._shapes(own) if isinstance(shape, tuple) and shape]
+        named = {name: value for name, value in self._constants(own).items() if name.lower() in BATCH_NAMES}
+        likely = [name for name, value in named.items() if value > 1 and value in firsts]
+        likely.sort(key=lambda name: BATCH_NAMES.index(name.lower()))
+        return next((name for name in likely if any(self._is_batch(name, size) for size in (1, 2))), "")
 
     def _is_batch(self, name, size):
         own = self._problems["own"]
@@ -140,11 +135,9 @@ class Sizes:
         found = {name: getattr(problem, name, None) for name in self._names}
         return {name: value for name, value in found.items() if type(value) is int}
 
-    def _shapes(self, problem):
-        if problem not in self._known_shapes:
-            inputs = tensors.made_on(self._device, problem.get_inputs)
-            self._known_shapes[problem] = [tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in inputs]
-        return self._known_shapes[problem]
+    def _drawn_shapes(self, problem):
+        inputs = tensors.made_on(self._device, problem.get_inputs)
+        return [tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in inputs]
 
     def _elements(self, problem):
         return sum(math.prod(shape) for shape in self._shapes(problem) if isinstance(shape, tuple))

@@ -1,7 +1,6 @@
 """Probes that cannot be compared element by element: NaN and infinities in some samples."""
 
-import copy
-import dataclasses
+from dataclasses import replace
 
 import torch
 
@@ -9,49 +8,32 @@ from playground.judge.tolerance import Reference
 from playground.tensors import differentiable
 
 
-class Contained:
+class Contained(Reference):
     """A Reference of the outputs that no special value reaches.
 
     What one reaches, in float64 or in eager PyTorch, is not compared: sound algorithms, such as Winograd's, spread a NaN over a
-    tile, and some of cuDNN's over other samples. But see `_reached`. `note` says whether the last result compared was finite
-    where the original's is not, `leaked` whether it was not where nothing is reached.
+    tile, and some of cuDNN's over other samples. But see `_reached`.
     """
 
-    def __init__(self, reached, reference, not_finite):
+    def __init__(self, reached, truth, eager, permitted):
         self._reached = reached
-        self._reference = reference
-        self._not_finite = not_finite
-        self.truth, self.is_blunt = reference.truth, reference.is_blunt
-        self.allowed, self.eager_error = reference.allowed, reference.eager_error
-        self.is_finite = reference.is_finite
-        self.note, self.leaked = None, False
+        self._not_finite = ~torch.isfinite(truth) & ~torch.isfinite(eager)
+        super().__init__(*(each.masked_fill(reached, 0) for each in (truth, eager, *permitted)))
 
     def permitting(self, *more):
         """As Reference.permitting."""
-        wider = copy.copy(self)
-        wider._reference = self._reference.permitting(*(result.masked_fill(self._reached, 0) for result in more))
-        wider.allowed = wider._reference.allowed
-        return wider
-
-    def accepting(self, limit):
-        """As Reference.accepting."""
-        wider = copy.copy(self)
-        wider._reference = self._reference.accepting(limit)
-        wider.allowed = wider._reference.allowed
-        return wider
+        return super().permitting(*(result.masked_fill(self._reached, 0) for result in more))
 
     def compare(self, name, actual):
         """Return a Comparison, as Reference.compare gives it."""
         if actual is None or actual.shape != self._reached.shape:
-            return self._reference.compare(name, actual)
-        lost = (self._not_finite & torch.isfinite(actual)).sum().item()
-        self.note = f"finite in {lost} elements where the original's is NaN or infinite" if lost else None
-        spread = (~self._reached & ~torch.isfinite(actual)).sum().item()
-        compared = self._reference.compare(name, actual.masked_fill(self._reached, 0))
-        self.leaked = bool(spread)
-        if spread:
+            return super().compare(name, actual)
+        compared = super().compare(name, actual.masked_fill(self._reached, 0))
+        if lost := (self._not_finite & torch.isfinite(actual)).sum().item():
+            compared = replace(compared, swallowed=f"finite in {lost} elements where the original's is NaN or infinite")
+        if spread := (~self._reached & ~torch.isfinite(actual)).sum().item():
             complaint = f"{name} is NaN or infinite in {spread} elements where the original is finite"
-            return dataclasses.replace(compared, complaint=complaint)
+            compared = replace(compared, complaint=complaint, leaked=True)
         return compared
 
 
@@ -64,9 +46,7 @@ def references(truth, clean, eager, permitted, inputs):
         reached = (true != untouched) | ~finite
         if special is not None:
             reached = _reached(reached, finite, special.to(true.device), is_number=true.is_floating_point())
-        allowed = [outcome.outputs[i].masked_fill(reached, 0) for outcome in permitted]
-        reference = Reference(true.masked_fill(reached, 0), in_eager.masked_fill(reached, 0), *allowed)
-        made.append(Contained(reached, reference, ~torch.isfinite(true) & ~torch.isfinite(in_eager)))
+        made.append(Contained(reached, true, in_eager, [outcome.outputs[i] for outcome in permitted]))
     return made
 
 

@@ -47,7 +47,8 @@ class Comparison:
 
     `permitted_error` is that of the results that the stated precision permits. `decided` says that it is right for near
     decisions alone: `max_error` is what they leave of it. `unjudged` says that nobody can tell: the original's own result moves
-    by as much.
+    by as much. Of special.Contained, `swallowed` says where it is finite and the original's is not, `leaked` that the opposite
+    is.
     """
 
     max_error: float | None
@@ -57,6 +58,8 @@ class Comparison:
     permitted_error: float | None = None
     decided: bool = False
     unjudged: bool = False
+    swallowed: str | None = None
+    leaked: bool = False
 
 
 class Reference:
@@ -118,6 +121,17 @@ class Reference:
         wider = copy.copy(self)
         wider.allowed, wider._allowed_rms = max(self.allowed, limit), max(self._allowed_rms, limit)
         return wider
+
+    def beside(self, truth, eager, decisions=None):
+        """Return a Reference for other inputs of the same distribution, which allows twice what this one does, at least.
+
+        A timed call that gives another answer (an old one, none, a constant) is off by about the spread itself. What a
+        precision mode permits costs too much to be computed again for each timing.
+        """
+        other = Reference(truth, eager, others=[self.truth, *self.others], decisions=decisions)
+        other.allowed = max(other.allowed, SLACK * self.allowed)
+        other._allowed_rms = max(other._allowed_rms, SLACK * self._allowed_rms)
+        return other
 
     def _permit(self, errors):
         self.permitted_error = max(self.permitted_error, *(largest for largest, _ in errors), 0.0)

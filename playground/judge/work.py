@@ -278,21 +278,9 @@ class Text:
         return next((number for number in found if number >= self._first_of_model), found[0] if found else None)
 
 
-def kernels_in(sources):
-    """Return the names of the __global__ functions in a list of texts."""
-    return {name for text in sources for name in kernel_names(text)}
-
-
-def launched_kernels(call):
-    """Return [{"name", "calls", "microseconds"}] of the kernels that `call` launches on the GPU, the longest first."""
-    with kernels_launched() as found:
-        call()
-    return found
-
-
 @contextlib.contextmanager
 def kernels_launched():
-    """Yield a list that holds, afterwards, what launched_kernels returns."""
+    """Yield a list that holds, afterwards, [{"name", "calls", "microseconds"}] of the kernels launched, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
     found = []

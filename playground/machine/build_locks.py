@@ -15,35 +15,20 @@ from typing import NamedTuple
 import psutil
 import torch
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
-
 JUDGED = "judged"  # the folder in torch's with one for each judged file that is not the project's
 SECOND_LOOK = 0.25  # seconds; a builder closes its lock a moment before it removes it
 NETWORK_FILE_SYSTEMS = {"afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
 
 
-class HeldLock(NamedTuple):
-    """A lock that was left in place, and who holds it or why that cannot be known."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-
 class Locks(NamedTuple):
-    """What `clear_stale_locks` did: the locks that it removed, and those that it left."""
+    """The locks that were removed, and {lock that was left in place: who holds it, or why that cannot be known}."""
 
     cleared: list[Path]
-    held: list[HeldLock]
+    held: dict[Path, str]
 
 
 def extensions_root() -> Path:
-    """The directory in which torch keeps one build directory an extension."""
+    """Return the directory in which torch keeps one build directory an extension."""
     if (directory := os.environ.get("TORCH_EXTENSIONS_DIR")) is not None:
         return Path(directory)
     from torch.utils import cpp_extension
@@ -63,66 +48,52 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     Python that started it). The second look comes when the lock is `grace` seconds old, and at least a moment later.
     Left in place are also locks whose builder may be out of sight: another user's, and those on a network file system.
     """
+    from torch.utils import cpp_extension
+
     root = extensions_root() if root is None else root
-    cleared, held = [], []
-    if not root.is_dir() or _locks_end_with_their_holder():
+    cleared, held = [], {}
+    if not hasattr(cpp_extension, "FileBaton"):  # newer ones lock through the operating system
         return Locks(cleared, held)
-    with _one_at_a_time(root):
-        unheld = {}
-        for path, made in _look(_lock_files(root), held).items():
-            if reason := _out_of_sight(path):
-                held.append(HeldLock(path, reason))
-            else:
-                unheld[path] = made
-        if unheld:
-            age = min(time.time() - made.st_mtime for made in unheld.values())
-            time.sleep(max(SECOND_LOOK, min(grace, grace - age)))
-        for path in _look(unheld, held):
-            try:
-                path.unlink()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                held.append(HeldLock(path, f"stale, but it cannot be removed ({error.strerror})"))
-            else:
-                cleared.append(path)
+    found = sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")])
+    unheld = dict(_unheld({path: status for path in found if (status := _status(path))}, held))
+    held |= {path: reason for path, status in unheld.items() if (reason := _out_of_sight(path, status))}
+    unheld = {path: status for path, status in unheld.items() if path not in held}
+    if unheld:
+        age = min(time.time() - status.st_mtime for status in unheld.values())
+        time.sleep(max(SECOND_LOOK, min(grace, grace - age)))
+    for path, _ in _unheld(unheld, held):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            held[path] = f"stale, but it cannot be removed ({error.strerror})"
+        else:
+            cleared.append(path)
     return Locks(cleared, held)
 
 
-def _locks_end_with_their_holder() -> bool:
-    """Whether this torch locks through the operating system and not through the existence of a file."""
-    from torch.utils import cpp_extension
-
-    return not hasattr(cpp_extension, "FileBaton")
-
-
-def _lock_files(root: Path) -> dict[Path, os.stat_result]:
-    """Every lock below `root`, and which file it is now: the path alone may name another one later."""
-    found = {}
-    for path in sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")]):
-        with contextlib.suppress(FileNotFoundError):
-            found[path] = path.stat()
-    return found
+def _status(path: Path) -> os.stat_result | None:
+    """Which file it is now: the path alone may name another one later."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat()
+    return None
 
 
-def _look(locks: dict[Path, os.stat_result], held: list[HeldLock]) -> dict[Path, os.stat_result]:
-    """Those of `locks` that still exist, unchanged, and have no holder. The others that exist are added to `held`."""
+def _unheld(locks: dict[Path, os.stat_result], held: dict[Path, str]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield those of `locks` that still exist, unchanged, and have no holder. The others that exist are added to `held`."""
     holders = _holders() if locks else {}
-    unheld = {}
-    for path, made in locks.items():
-        try:
-            now = path.stat()
-        except FileNotFoundError:
+    for path, before in locks.items():
+        if not (now := _status(path)):
             continue
         real = path.resolve()
         holder = holders.get(str(real)) or holders.get(str(real.parent))
-        if holder is None and (now.st_dev, now.st_ino, now.st_mtime_ns) != (made.st_dev, made.st_ino, made.st_mtime_ns):
+        if holder is None and (now.st_dev, now.st_ino, now.st_mtime_ns) != (before.st_dev, before.st_ino, before.st_mtime_ns):
             holder = "a build that has just begun"
-        if holder is None:
-            unheld[path] = made
+        if holder:
+            held[path] = f"held by {holder}"
         else:
-            held.append(HeldLock(path, f"held by {holder}"))
-    return unheld
+            yield path, before
 
 
 def _holders() -> dict[str, str]:
@@ -137,33 +108,12 @@ def _holders() -> dict[str, str]:
     return holders
 
 
-def _out_of_sight(path: Path) -> str | None:
+def _out_of_sight(path: Path, status: os.stat_result) -> str | None:
     """Why the holder of a lock might not be seen from here; None if it would be."""
-    owner = path.stat().st_uid if path.exists() else None
-    if owner is not None and hasattr(os, "geteuid") and os.geteuid() not in (0, owner):
-        return f"made by another user (uid {owner}), whose processes cannot be seen"
-    if (kind := _file_system(path, psutil.disk_partitions(all=True))) in NETWORK_FILE_SYSTEMS:
+    if hasattr(os, "geteuid") and os.geteuid() not in (0, status.st_uid):
+        return f"made by another user (uid {status.st_uid}), whose processes cannot be seen"
+    mounted = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
+    kind = next((mounted[str(above)] for above in path.resolve().parents if str(above) in mounted), None)
+    if kind in NETWORK_FILE_SYSTEMS:
         return f"on a network file system ({kind}), where another machine may hold it; remove it if none does"
     return None
-
-
-def _file_system(path: Path, partitions: list) -> str | None:
-    """The type of the file system that holds `path`: of the innermost mount point above it, the one mounted last."""
-    above = [str(parent) for parent in path.resolve().parents]
-    mounted = {partition.mountpoint: partition.fstype for partition in partitions}
-    return next((mounted[parent] for parent in above if parent in mounted), None)
-
-
-@contextlib.contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
-    """Two processes that clear the same root would remove, between the other's look and its removal, what is new."""
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without flock
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

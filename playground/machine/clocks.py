@@ -1,8 +1,9 @@
 """How fast a GPU's clock runs, and why it is held back, as nvidia-smi tells."""
 
-import os
-import subprocess
+import contextlib
 from dataclasses import asdict, dataclass
+
+from . import requirements
 
 # The bits of clocks_event_reasons.active (NVML's nvmlClocksEventReasons) that take speed away. The others say that the GPU is
 # idle (0x1), or that somebody set its clocks (0x2, 0x10, 0x100).
@@ -46,15 +47,10 @@ class Clocks:
 
 
 def sample():
-    """The Clocks of the GPU that torch calls cuda:0; None where nvidia-smi is missing or does not tell."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    """Return the Clocks of the GPU that torch calls cuda:0; None where nvidia-smi is missing or does not tell."""
     for query in QUERIES:
-        command = ["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(query)}", "--format=csv,noheader,nounits"]
-        try:
-            printed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=True)
-            return parse(printed.stdout)
-        except (OSError, subprocess.SubprocessError, ValueError):
-            continue
+        with contextlib.suppress(ValueError):
+            return parse(requirements.ask_gpu(*query) or "")
     return None
 
 

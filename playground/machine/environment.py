@@ -33,7 +33,7 @@ def describe() -> dict:
         "cuda": torch.version.cuda,
         "cudnn": _cudnn_version(),
         "nvcc": _nvcc_release(),
-        "driver": _driver_version(),
+        "driver": requirements.ask_gpu("driver_version"),
         "gpu": gpus[0]["name"] if gpus else None,
         "gpus": gpus,
         "cpu": cpu_name(),
@@ -86,15 +86,10 @@ def _nvcc_release() -> str | None:
     return toolkit.release if toolkit else None
 
 
-def _driver_version() -> str | None:
-    printed = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return printed.splitlines()[0].strip() if printed else None
-
-
 def cpu_name() -> str | None:
     """What the processor calls itself."""
     if sys.platform == "darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+        return requirements.output("sysctl", "-n", "machdep.cpu.brand_string")
     try:
         name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -113,18 +108,9 @@ def _os_name() -> str:
 
 def _git_state() -> tuple[str | None, bool | None]:
     """The commit that is checked out and whether files differ from it or are not in it; None if this is no checkout."""
-    top = _output("git", "-C", str(PROJECT), "rev-parse", "--show-toplevel")
+    top = requirements.output("git", "-C", str(PROJECT), "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != PROJECT:  # a copy of the project inside another repository
         return None, None
-    commit = _output("git", "-C", str(PROJECT), "rev-parse", "HEAD")
-    changes = _output("git", "-C", str(PROJECT), "status", "--porcelain")
+    commit = requirements.output("git", "-C", str(PROJECT), "rev-parse", "HEAD")
+    changes = requirements.output("git", "-C", str(PROJECT), "status", "--porcelain")
     return commit, None if changes is None else changes != ""
-
-
-def _output(*command: str) -> str | None:
-    """What a command prints, stripped; None if it is not there or fails."""
-    try:
-        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()

@@ -1,13 +1,13 @@
 """Memory of the host and of the GPU, which judgements side by side share."""
 
 import contextlib
-import os
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 
 import psutil
+
+from . import requirements
 
 SHARE = 0.85  # of what is free: the rest is for what an estimate leaves out
 LOOK_AGAIN = 0.5  # seconds
@@ -42,13 +42,9 @@ def limit(pid, share):
 
 
 def free_on_gpu():
-    """Bytes of the GPU that torch calls cuda:0, as nvidia-smi tells; 0 if it does not."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    command = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    try:
-        return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout) << 20
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return 0
+    """Return the bytes of the GPU that torch calls cuda:0, as nvidia-smi tells; 0 if it does not."""
+    free = requirements.ask_gpu("memory.free") or ""
+    return int(free) << 20 if free.isdecimal() else 0
 
 
 class Memory:

@@ -173,7 +173,7 @@ def named_home() -> str | None:
 
 def toolkit_at(home: Path) -> Toolkit | None:
     """The toolkit in `home`, if it has an nvcc that runs and the runtime's headers."""
-    printed = _output(str(home / "bin" / "nvcc"), "--version")
+    printed = output(str(home / "bin" / "nvcc"), "--version")
     release = re.search(r"release (\d+\.\d+)", printed or "")
     if release is None or not any((home / folder / "cuda_runtime.h").is_file() for folder in _include_folders(home)):
         return None
@@ -203,7 +203,7 @@ def _homes() -> Iterator[Path]:
     if nvcc := shutil.which("nvcc"):
         yield Path(nvcc).parent.parent
         yield Path(nvcc).resolve().parent.parent  # a link into the toolkit
-        dry_run = _output(nvcc, "--dryrun", "-x", "cu", os.devnull, stderr=True)  # fails without a host compiler
+        dry_run = output(nvcc, "--dryrun", "-x", "cu", os.devnull, stderr=True)  # fails without a host compiler
         if top := re.search(r"^#\$ TOP=(.+)$", dry_run or "", re.MULTILINE):  # a wrapper that calls the toolkit's nvcc
             yield Path(top.group(1)).resolve()
     yield INSTALL_PREFIX / "cuda"
@@ -237,15 +237,21 @@ def _put_ninja_on_path() -> None:
 
 def _runs(*command: str | None) -> bool:
     """Whether `command --version` succeeds: a command that is found need not run (a shim, a stub of an uninstalled tool)."""
-    return bool(command) and all(command) and _output(*command, "--version") is not None
+    return bool(command) and all(command) and output(*command, "--version") is not None
 
 
-def _output(*command: str, stderr: bool = False) -> str | None:
-    """What a command prints to stdout, None if it is not there or fails; or to stderr, even if it fails."""
+def output(*command: str, stderr: bool = False) -> str | None:
+    """Return what a command prints to stdout, None if it is not there or fails; or to stderr, even if it fails."""
     try:
         result = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=60, check=not stderr
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stderr if stderr else result.stdout
+    return result.stderr if stderr else result.stdout.strip()
+
+
+def ask_gpu(*fields: str) -> str | None:
+    """Return nvidia-smi's line with these fields of the GPU that torch calls cuda:0; None where it does not tell."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    return output("nvidia-smi", "-i", gpu, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits") or None

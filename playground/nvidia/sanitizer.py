@@ -8,7 +8,7 @@ from pathlib import Path
 from playground.judge import work
 from playground.nvidia import control, sanitizer_reports
 from playground.nvidia.tool import Program, Run
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 
 PROGRAM = Program(
     "compute-sanitizer",
@@ -71,13 +71,13 @@ def small_case(model, original, seed, limit):
     """
     original = original | {"settings": original["settings"] or model.settings("emulator")}
     with tempfile.TemporaryDirectory(prefix="playground-") as name:
-        truth = Truth(original, Path(name), seed, limit)
+        referee = RefereeClient(original, Path(name), seed, limit)
         try:
-            truth.prepare()
-            probes = [truth.inputs(probe) for probe in truth.probes_for_training()]
-            yield original | {"weights": truth.weights}, probes, Path(name)
+            referee.prepare()
+            probes = [referee.inputs(probe) for probe in referee.probes_for_training()]
+            yield original | {"weights": referee.weights}, probes, Path(name)
         finally:
-            truth.close()
+            referee.close()
 
 
 def examine(load, probes, folder, limit):

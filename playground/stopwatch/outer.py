@@ -13,6 +13,8 @@ import time
 
 import torch
 
+from playground.tensors import bytes_at
+
 ALIGNED = 512  # bytes: where each tensor begins, as torch's allocator aligns them
 RELEASE, DONE = 0, 64  # bytes from the start of a block: the gates of the inputs, and of the result
 HEADER = 4096  # bytes of a block in front of its tensors
@@ -45,37 +47,31 @@ class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
 
 
-class _Bytes:
-    """Bytes of GPU memory as torch.as_tensor takes them."""
-
-    def __init__(self, address, count):
-        self.__cuda_array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def bytes_at(address, count):
-    """Return a tensor of `count` bytes of GPU memory, which somebody else keeps."""
-    return torch.as_tensor(_Bytes(address, count), device="cuda")
-
-
 def extent(tensor):
     """Return the bytes from a tensor's first element to the end of its last."""
-    if not tensor.numel():
-        return 0
-    return (
-        1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    ) * tensor.element_size()
+    return _extent(tensor.dtype, tensor.shape, tensor.stride())
 
 
 def extent_of(place):
     """Return the same of a place that is claimed, see `placed`. Raises Unshareable where it is none."""
+    return _extent(*_form(place, "address")[:3])
+
+
+def _extent(dtype, shape, stride):
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return (last + 1) * dtype.itemsize if all(shape) else 0
+
+
+def _form(place, where):
+    """(dtype, shape, stride, what it says under `where`) of a place. Raises Unshareable where one is none."""
     try:
-        dtype, shape, stride = DTYPES[place["dtype"]], place["shape"], place["stride"]
-        whole = [*shape, *stride, place["address"]]
-        if len(shape) != len(stride) or not all(type(each) is int and 0 <= each < 1 << 48 for each in whole):
+        dtype, shape, stride, start = DTYPES[place["dtype"]], place["shape"], place["stride"], place[where]
+        numbers = [*shape, *stride, start]
+        if len(shape) != len(stride) or not all(type(each) is int and 0 <= each < 1 << 48 for each in numbers):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise Unshareable("a result without a place") from None
-    return extent(torch.empty_strided(shape, stride, dtype=dtype, device="meta"))
+    return dtype, shape, stride, start
 
 
 class Memory:
@@ -170,16 +166,11 @@ class Layout:
 
 def placed(block, place):
     """Return the tensor at a place of a Layout, or of a result, in a tensor of bytes. Raises Unshareable if it does not fit."""
-    dtype = DTYPES.get(place["dtype"])
-    shape, stride, offset = place["shape"], place["stride"], place["offset"]
-    whole = [*shape, *stride, offset]
-    if dtype is None or len(shape) != len(stride) or not all(isinstance(each, int) and 0 <= each < 1 << 48 for each in whole):
-        raise Unshareable("a result that is no dense tensor")
-    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
-    if offset % dtype.itemsize or offset + (last + 1) * dtype.itemsize > block.numel():
+    dtype, shape, stride, offset = _form(place, "offset")
+    end = offset + _extent(dtype, shape, stride)
+    if offset % dtype.itemsize or end > block.numel():
         raise Unshareable("a result beyond its memory")
-    typed = block[offset : offset + (last + 1) * dtype.itemsize].view(dtype)
-    return typed.as_strided(shape, stride)
+    return block[offset:end].view(dtype).as_strided(shape, stride)
 
 
 class Page:

@@ -1,5 +1,5 @@
-"""One file of a stranger's in one process: what it does there, a crash, a hang or a flag it sets, stays there."""
+"""One untrusted file in one process: what it does there, a crash, a hang or a flag it sets, stays there."""
 
-from .process import UNTIMED, Spare, WorkerFailure, WorkerProcess, kill_all, owner, spent, standstill
+from .process import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, pause_others, spent
 
-__all__ = ["UNTIMED", "Spare", "WorkerFailure", "WorkerProcess", "kill_all", "owner", "spent", "standstill"]
+__all__ = ["UNTIMED", "WorkerFailure", "WorkerProcess", "kill_all", "owner", "pause_others", "spent"]

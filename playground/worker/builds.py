@@ -67,10 +67,14 @@ class BuildWatch:
         def watched(name, *args, **kwargs):
             start, wall_clock = time.perf_counter(), time.time()
             operators = work.all_operators()
-            self.kernels |= work.kernels_in(_texts((args, kwargs)))
-            self.device_code += _device_code(function, (name, *args), kwargs)
+            self.kernels.update(*map(cuda_emulator.kernel_names, _texts((args, kwargs))))
+            given = _bound(function, (name, *args), kwargs)
+            if text := _joined(given.get("cuda_sources")):
+                implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
+                flags = [str(flag) for flag in given.get("extra_cuda_cflags") or []]
+                self.device_code.append({"text": implicit + text, "flags": flags})
             try:
-                library = self._built(function, (name, *args), kwargs)
+                library = self._built(function, given, (name, *args), kwargs)
                 self.failure = None
                 if isinstance(library, ModuleType):
                     self.own.wrap_module(library)
@@ -89,10 +93,9 @@ class BuildWatch:
 
         return watched
 
-    def _built(self, function, args, kwargs):
+    def _built(self, function, given, args, kwargs):
         """What the call returns. For a GPU it is first tried with a small part of torch's headers, where that may do."""
-        given = {} if self._emulated else _bound(function, args, kwargs)
-        light = _light_headers(given) if given.get("cuda_sources") else None
+        light = _light_headers(given) if given.get("cuda_sources") and not self._emulated else None
         if light is None:
             return function(*args, **kwargs)
         from torch.utils import cpp_extension
@@ -137,16 +140,6 @@ def _modified(file):
         return file.stat().st_mtime
     except FileNotFoundError:
         return -math.inf
-
-
-def _device_code(function, args, kwargs):
-    """The CUDA text of a build from texts, with nvcc's flags; nothing for a build from files."""
-    given = _bound(function, args, kwargs)
-    text, flags = _joined(given.get("cuda_sources")), given.get("extra_cuda_cflags")
-    if not text:
-        return []
-    implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
-    return [{"text": implicit + text, "flags": [str(flag) for flag in flags or []]}]
 
 
 def _light_headers(given):

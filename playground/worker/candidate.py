@@ -76,29 +76,30 @@ class Candidate(Clocked):
         content = content and content.encode("latin-1")
         self.text = work.Text(variant or problem, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
-        flags = behaviour.flags()
         self.form = None  # of the last result
+        flags = behaviour.flags()
         if variant:
             tensors.known_classes_only()  # those that the problem's file has made, too
-        self.kind = None  # until the file is loaded
         fresh = catalog.load_problem(problem, settings) if borrowed or not variant else None
-        names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)} if borrowed else None
+        names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)}
         self.kind = self._loaded_class(variant, content, names) if variant else fresh.Model
-        self.seed = seed
-        self.model = self._made(seed)
-        difference = None
-        if weights is not None:
-            original = tensors.load(weights)
-            try:
-                copy_weights(self.model, original)
-            except WrongInterface as complaint:
-                others = _drawn_differently(self.model.state_dict(), original)
-                drawn = f"; from the same seed it draws other values of {_some(others)}" if others else ""
-                difference = f"{complaint}{drawn}"
+        self.seed, self.model = seed, self._made(seed)
+        difference = None if weights is None else self._take_weights(tensors.load(weights))
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
         return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
+
+    def _take_weights(self, original):
+        """Copy the original's weights by name. Returns what differs where they have other names or shapes, None elsewhere."""
+        try:
+            copy_weights(self.model, original)
+        except WrongInterface as complaint:
+            own = self.model.state_dict()
+            shared = [name for name, value in original.items() if name in own and own[name].shape == value.shape]
+            others = [name for name in shared if not torch.equal(own[name].cpu(), original[name])]
+            return f"{complaint}; from the same seed it draws other values of {_some(others)}" if others else str(complaint)
+        return None
 
     def _loaded_class(self, *file):
         """ModelNew of the file, which under the emulator may put tensors on "cuda" as it is loaded."""
@@ -242,7 +243,8 @@ class Candidate(Clocked):
         }
         if self.device.type == "cuda":
             names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
-            answer["kernels"] = work.launched_kernels(lambda: self._forward(given))
+            with work.kernels_launched() as answer["kernels"]:
+                self._forward(given)
             answer["own_share"] = work.own_share(answer["kernels"], names)
         if own.calls or answer["own_share"]:  # memory that is used again holds the results of other inputs
             with contextlib.suppress(Exception):
@@ -502,12 +504,6 @@ def copy_weights(model, weights):
     if complaints:
         raise WrongInterface(f"ModelNew's parameters differ from the original's: it {_some(complaints)}")
     model.load_state_dict(weights)
-
-
-def _drawn_differently(own, weights):
-    """The names that both have, in the same shape, with other values under the same seed."""
-    shared = [name for name, value in weights.items() if name in own and own[name].shape == value.shape]
-    return [name for name in shared if not torch.equal(own[name].cpu(), weights[name])]
 
 
 def _some(complaints, most=4):

@@ -50,20 +50,9 @@ class Channel:
                 raise ChannelClosed
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
-        return _encodable(json.loads(line))
+        # Lone surrogates, which JSON can hold and UTF-8 cannot, become question marks.
+        return json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
 
     def close(self):
         os.close(self._read_fd)
         os.close(self._write_fd)
-
-
-def _encodable(value):
-    """With question marks where a text has lone surrogates, which JSON can hold and UTF-8 cannot."""
-    match value:
-        case str():
-            return value.encode(errors="replace").decode()
-        case list():
-            return [_encodable(each) for each in value]
-        case dict():
-            return {_encodable(key): _encodable(each) for key, each in value.items()}
-    return value

@@ -39,7 +39,7 @@ def describe(exception):
     It is without the playground's own frames where one of the user's is in it.
     """
     if is_of_judge(exception):
-        return JUDGE_BROKE + _reason(exception), "".join(traceback.format_exception(exception))
+        return internal_error(exception)
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
         given, _, rest = str(exception).partition("\n")
         first = _at_users_line(given, exception)
@@ -58,6 +58,11 @@ def describe(exception):
     _strip(told)
     place = f"{frames[-1].filename}:{frames[-1].lineno}: in {frames[-1].name}\n"
     return _reason(exception), place + "".join(told.format())
+
+
+def internal_error(exception):
+    """Return (reason, details) of an exception of the judge's or the driver's own."""
+    return JUDGE_BROKE + _reason(exception), "".join(traceback.format_exception(exception))
 
 
 def is_of_machine(reason):

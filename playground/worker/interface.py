@@ -36,7 +36,7 @@ def misfit(error, kind, name, given, source):
 def place_of(kind, name):
     """Return 'FILE:LINE: ', where a class has its method of that name, or else begins; "" where that is not known."""
     try:
-        found = inspect.unwrap(_own_method(kind, name) or _users_class(kind))
+        found = inspect.unwrap(_own_method(kind, name) or next(iter(_users_classes(kind)), kind))
         return f"{inspect.getsourcefile(found)}:{inspect.getsourcelines(found)[1]}: "
     except (OSError, TypeError, ValueError):
         return ""
@@ -45,10 +45,6 @@ def place_of(kind, name):
 def _own_method(kind, name):
     """The function that the user's classes have under a name; None where they leave it to torch.nn.Module."""
     return next((vars(each)[name] for each in _users_classes(kind) if name in vars(each)), None)
-
-
-def _users_class(kind):
-    return next(iter(_users_classes(kind)), kind)
 
 
 def _users_classes(kind):

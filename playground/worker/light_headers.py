@@ -40,7 +40,7 @@ def folder_for(root, cpp, cuda, has_functions, implicit):
 
     `has_functions` says that load_inline adds a binding to the C++ text, `implicit` that it adds torch's headers to both.
     """
-    texts = [_without_comments(text) for text in (cpp, cuda)]
+    texts = [re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL) for text in (cpp, cuda)]  # without comments
     if not (implicit or any(INCLUDES.search(text) for text in texts)):
         return None
     operators = set()
@@ -73,17 +73,10 @@ def _operators(text):
         return None
     names = {name for _, name in QUALIFIED.findall(text)} - KNOWN_NAMES
     names = {name for name in names if not CONSTANT.fullmatch(name)}
-    return names if all(_has_header(name) for name in names) else None
-
-
-def _has_header(operator):
-    return any((Path(folder) / "ATen" / "ops" / f"{operator}.h").is_file() for folder in _include_folders())
-
-
-def _include_folders():
     from torch.utils import cpp_extension
 
-    return cpp_extension.include_paths()
+    folders = [Path(folder) / "ATen" / "ops" for folder in cpp_extension.include_paths()]
+    return names if all(any((folder / f"{name}.h").is_file() for folder in folders) for name in names) else None
 
 
 def _headers(operators, in_cpp, in_cuda):
@@ -94,7 +87,3 @@ def _headers(operators, in_cpp, in_cuda):
     binding = [f"#if {wanted.get((in_cpp, in_cuda), '0')}", "#define LIGHT_PYBIND", "#endif"]
     extension = [*binding, f'#include "{LIGHT / "extension.h"}"']
     return {name: "\n".join(["#pragma once", *own, ""]) for name, own in (("types.h", lines), ("extension.h", extension))}
-
-
-def _without_comments(text):
-    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)

@@ -158,9 +158,9 @@ class WorkerProcess:
 
         `pid` is the number that the process has by its own account, of whose memory something is wanted.
         """
-        stopped = Stopped(self._process, pid)
-        stopped.stop()
+        stopped = Stopped([self._process], pid)
         try:
+            stopped.stop()
             stopped.has_grown()
             yield stopped
         finally:
@@ -171,9 +171,9 @@ class WorkerProcess:
     def ask(self, what, limit, **arguments):
         """The reply (a dict) to the request `what`, a name in playground.worker.requests.
 
-        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed, those of a standstill
-        not counted, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is
-        gone and every further request fails.
+        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed in which it was not
+        paused, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone
+        and every further request fails.
         """
         with self._asking:
             return self._ask(what, limit, arguments)
@@ -296,11 +296,11 @@ class WorkerProcess:
 
 
 class Stopped:
-    """A worker's processes that stand still, and the memory of one of them."""
+    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which."""
 
-    def __init__(self, process, pid):
-        self._process = process
-        self._family = _families([process])
+    def __init__(self, processes, pid=None):
+        self._processes = processes
+        self._family = _families(processes)
         self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
 
     def _host_pid(self, pid):
@@ -319,7 +319,7 @@ class Stopped:
     def has_grown(self):
         """Stop all that they have started since. Returns whether there was any."""
         known = set(self._family)
-        while new := _families([self._process]) - self._family:
+        while new := _families(self._processes) - self._family:
             _signal(new, signal.SIGSTOP)
             self._family |= new
         return self._family != known
@@ -351,29 +351,6 @@ class Stopped:
         """Close the memory."""
         if self._memory is not None:
             os.close(self._memory)
-
-
-class Spare:
-    """A worker that is started before it is needed: until PyTorch is imported there, seconds pass."""
-
-    def __init__(self):
-        self._worker = None
-
-    def start(self, room=None):
-        """Start one in the room, where there is none yet."""
-        self._worker = self._worker or WorkerProcess(room=room)
-
-    def take(self, room=None):
-        """A worker in the room, which is the caller's from now on; a new one where none was started there."""
-        worker, self._worker = self._worker, None
-        if worker and worker.room is not room:
-            worker.close()
-            worker = None
-        return worker or WorkerProcess(room=room)
-
-    def close(self):
-        if self._worker:
-            self._worker.close()
 
 
 def _part_of(file, count):
@@ -427,13 +404,13 @@ def _signal(pids, number):
 
 
 @contextlib.contextmanager
-def standstill(but, on_gpu=False):
+def pause_others(but, on_gpu=False):
     """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
 
     If it is timed on a GPU, those that bear it go on.
 
-    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker stands
-    still count against no time limit.
+    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker is
+    paused count against no time limit.
     """
     with _alone:
         with _living_lock:
@@ -442,14 +419,13 @@ def standstill(but, on_gpu=False):
         now = time.monotonic()
         for worker in others:
             worker._paused_since = now
-        stopped = set()
+        stopped = Stopped([worker._process for worker in others])
         try:
-            while new := _families([worker._process for worker in others]) - stopped if others else set():
-                _signal(new, signal.SIGSTOP)  # until none of them has started another meanwhile
-                stopped |= new
+            stopped.stop()
+            stopped.has_grown()
             yield
         finally:
-            _signal(stopped, signal.SIGCONT)
+            stopped.go_on()
             now = time.monotonic()
             for worker in others:
                 worker._paused += now - worker._paused_since

@@ -12,14 +12,14 @@ import torch
 
 from playground import catalog, tensors
 from playground.judge import accuracy, behaviour, domain, footprint, mutants, probes, special
-from playground.judge.diagnosis import likely_precision
 from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.stopwatch import timer
-from playground.worker import outer_referee, recheck
+from playground.stopwatch.workload import fresh_inputs, upstream_for
+from playground.worker import outer_referee
 from playground.worker.failures import describe, is_of_judge
 from playground.worker.interface import WrongInterface, misfit, place_of
 
@@ -68,9 +68,9 @@ class Referee:
         self.probes = {}
         self.drawings = {}  # probe -> how it is drawn, of those whose inputs no file holds
         self.references = {}
-        self.unstepped = {}  # (probe, names of parameters) -> references of the outputs where those do not take its step
-        self.wider = {}
-        self.lowered = {}
+        self._wider = functools.cache(self._widen)
+        self._lowered = functools.cache(self._lower)
+        self._before_step = functools.cache(self._leave_unstepped)
         tf32 = self.oracle.tf32_families
         own = tensors.made_on(self.device, lambda: probes.own(self.problem, seed))
         uses_tf32 = tf32 and tf32 & self.oracle.uses(own)
@@ -100,8 +100,8 @@ class Referee:
             raise WrongInterface(f"{place_of(module.Model, 'forward')}{complaint}") from None
         return {}
 
-    def habits(self):
-        """What the original itself does in a call that a variant must not do unless it does: {"habits": [check, ...]}.
+    def side_effects(self):
+        """What the original itself does in a call that a variant must not do unless it does: {"side_effects": [check, ...]}.
 
         And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
         "inference_mode" and "double()", where it does not run in that.
@@ -118,24 +118,24 @@ class Referee:
         tensors.seed_draws()
         effects = behaviour.SideEffects(model, inputs)
         outputs = called(model, inputs)
-        habits = list(effects.complaints(outputs))
+        side_effects = list(effects.complaints(outputs))
         if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval(), behaviour.copies(content))):
-            habits.append(probes.EVAL)
+            side_effects.append(probes.EVAL)
         try:
             with torch.inference_mode():
                 called(tensors.copy_model(self.model), behaviour.copies(content))
         except Exception:
-            habits.append("inference_mode")
+            side_effects.append("inference_mode")
         try:
             wide = [value.double() if tensors.differentiable(value) else value for value in behaviour.copies(content)]
             called(tensors.copy_model(self.model).double(), wide)
         except Exception:
-            habits.append("double()")
+            side_effects.append("double()")
         if not behaviour.same(outputs, called(model, behaviour.copies(content))):
-            habits.append("run to run")
+            side_effects.append("run to run")
             if behaviour.same(outputs, called(unused, content)):
-                habits.append("state")
-        return {"habits": habits}
+                side_effects.append("state")
+        return {"side_effects": side_effects}
 
     def prepare(self, probe, size, seed, inputs):
         """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.
@@ -207,7 +207,7 @@ class Referee:
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in probes.FRESH:
             eager = oracle.sampled(made, eager)
-            self.references[probe] = recheck.output_references(oracle.truth(made), eager, self.references["own"][0]), {}
+            self.references[probe] = _beside(self.references["own"][0], oracle.truth(made), eager), {}
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
@@ -223,7 +223,7 @@ class Referee:
         if made.autocast:
             with torch.autocast(self.device.type):
                 eager = oracle.eager(made)
-            eager.outputs = tensors.in_float32(eager.outputs)
+            eager = replace(eager, outputs=tensors.in_float32(eager.outputs))
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, drawing, truth)
@@ -247,7 +247,7 @@ class Referee:
             self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
 
     def _made(self, probe, problem, seed):
-        """(its Drawing, the probe, the oracle of its weights, the whole Outcome in eager PyTorch).
+        """(its Drawing, the probe, the oracle of its weights, the whole Results in eager PyTorch).
 
         Values stay positive where the problem's are and the original has no finite result, or raises, otherwise.
         """
@@ -290,23 +290,40 @@ class Referee:
         return decisions
 
     def prepare_timed(self, probe, mode, seed):
-        """Add the truth on the content of a timed call as a further probe, called `probe`; see recheck.py."""
-        made, eager, outputs = recheck.probe_of(probe, self.problem, self.oracle, mode, seed, self.device)
+        """Add the truth on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
+        made, eager, outputs = self._timed_probe(probe, mode, seed)
         self.shapes[probe] = _shapes(made, outputs)
         truth = self.oracle.truth(made)
+        decisions = self._decisions(probe, truth)
         first = next((name for name, (other, _) in self.timed.items() if other == mode), None)
         self.timed[probe] = mode, seed
         if mode == "forward":
-            references = recheck.output_references(truth, eager, self.references["own"][0]), {}
+            references = _beside(self.references["own"][0], truth, eager), {}
         elif first:
             outputs, gradients = self.references[first]
-            found = recheck.gradient_references(truth, eager, gradients, self._decisions(probe, truth))
-            references = recheck.output_references(truth, eager, outputs), found
+            found = {
+                name: checked.beside(truth.gradients[name], eager.gradients[name], lambda name=name: decisions()[name])
+                for name, checked in gradients.items()
+            }
+            references = _beside(outputs, truth, eager), found
         else:
-            permitted = self.oracle.permitted(made, self.precision)
-            references = _references(truth, eager, permitted, decisions=self._decisions(probe, truth))
+            references = _references(truth, eager, self.oracle.permitted(made, self.precision), decisions=decisions)
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
         return {}
+
+    def _timed_probe(self, name, mode, seed):
+        """(the probe with the content that workload.Workload makes of `seed` in `mode`, its Results in eager PyTorch, all of
+        the outputs).
+        """
+        probe = probes.Probe(name, fresh_inputs(self.problem, seed, self.device))
+        eager = self.oracle.whole(probe)
+        outputs = eager.outputs
+        if mode == "forward":
+            return probe, self.oracle.sampled(probe, eager), outputs
+        probe.upstream = upstream_for(outputs, seed, self.device)
+        if mode == "weights_and_input":
+            probe.wanted_inputs = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
+        return probe, self.oracle.eager(probe), outputs
 
     def outer_open(self, side, page, step):
         """Prepare the outer clock of a step (workload.MODES) for a side, and return what it has to know of it.
@@ -358,7 +375,7 @@ class Referee:
             return self.drawings[probe].make(self.problem, self.device)
         if probe not in self.timed:
             return self.probes[probe]
-        return recheck.probe_of(probe, self.problem, self.oracle, *self.timed[probe], self.device)[0]
+        return self._timed_probe(probe, *self.timed[probe])[0]
 
     def oracle_of(self, probe):
         """The oracle of the original with the weights of a probe."""
@@ -374,15 +391,12 @@ class Referee:
     def _oracle(self, model):
         return Oracle(model, self.device, self.emulated, self.sample)
 
-    def _before_step(self, probe, stale):
+    def _leave_unstepped(self, probe, stale):
         """References of the outputs on a probe of which the parameters named in `stale` do not take the step."""
-        if (probe, stale) not in self.unstepped:
-            made = self._with_inputs(probe)
-            made = replace(made, step={name: change for name, change in made.step.items() if name not in stale})
-            oracle = self.oracle_of(made)
-            outcomes = oracle.truth(made), oracle.eager(made), oracle.permitted(made, self.precision)
-            self.unstepped[probe, stale], _ = _references(*outcomes)
-        return self.unstepped[probe, stale]
+        made = self._with_inputs(probe)
+        made = replace(made, step={name: change for name, change in made.step.items() if name not in stale})
+        oracle = self.oracle_of(made)
+        return _references(oracle.truth(made), oracle.eager(made), oracle.permitted(made, self.precision))[0]
 
     def _runs(self, problem):
         """Whether the original runs on the problem's inputs; what it raises comes through."""
@@ -403,7 +417,7 @@ class Referee:
         """
         expected, _ = self._permitting(probe, declared)
         uniform = all(_is_uniform(reference.truth) for reference in expected)
-        unseen = {"note": None, "swallowed": None, "leaked": False, "stale": False, "uniform": uniform}
+        unseen = {"note": None, "stale": False, "uniform": uniform}
         if isinstance(declared, str) and probe not in (*probes.FORWARD_PROBES, probes.OF_SEEDS) and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
@@ -424,8 +438,8 @@ class Referee:
         stale = self._stale_weights(probe, actual) if compared["complaint"] else None
         if stale:
             compared = compared | {"complaint": f"the output is that of {stale} before the step"}
-        swallowed = next((reference.note for reference in expected if getattr(reference, "note", None)), None)
-        leaked = any(getattr(reference, "leaked", False) for reference in expected)
+        swallowed = next((every.swallowed for every in each if every.swallowed), None)
+        leaked = any(every.leaked for every in each)
         return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked}
 
     def own_check(self, probe, outputs):
@@ -565,25 +579,23 @@ class Referee:
         if isinstance(declared, float):
             accepted = {name: reference.accepting(declared) for name, reference in gradients.items()}
             return [reference.accepting(declared) for reference in outputs], accepted
-        if (probe, declared) not in self.wider:
-            lowered = self._lowered(probe, declared)
-            self.wider[probe, declared] = (
-                [reference.permitting(*(each.outputs[i] for each in lowered)) for i, reference in enumerate(outputs)],
-                {name: reference.permitting(*gradients_of(lowered, name)) for name, reference in gradients.items()},
-            )
-        return self.wider[probe, declared]
+        return self._wider(probe, declared)
 
-    def _lowered(self, probe, to):
+    def _widen(self, probe, to):
+        """The references of a probe for a variant of that precision."""
+        (outputs, gradients), lowered = self.references[probe], self._lowered(probe, to)
+        return (
+            [reference.permitting(*(each.outputs[i] for each in lowered)) for i, reference in enumerate(outputs)],
+            {name: reference.permitting(*gradients_of(lowered, name)) for name, reference in gradients.items()},
+        )
+
+    def _lower(self, probe, to):
         """Outcomes of a probe in a lower precision, or in "float32" with other orders of adding."""
-        if (probe, to) not in self.lowered:
-            made = self._with_inputs(probe)
-            oracle = self.oracle_of(made)
-            if to == CUT:
-                found = oracle.rounded_operands(made, to, oracle.tf32_families)
-            else:
-                found = oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
-            self.lowered[probe, to] = found
-        return self.lowered[probe, to]
+        made = self._with_inputs(probe)
+        oracle = self.oracle_of(made)
+        if to == CUT:
+            return oracle.rounded_operands(made, to, oracle.tf32_families)
+        return oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
 
     def _with_remark(self, comparison, each, probe, actual):
         """The comparison, its complaint with the precision that its error looks like."""
@@ -592,7 +604,7 @@ class Referee:
         i = each.index(comparison)
         suspects = [name for name in LOWER if name != self.precision]
         lowered = {name: [tensors.as_real(each.outputs[i]) for each in self._lowered(probe, name)] for name in suspects}
-        remark = likely_precision(self.references[probe][0][i].truth, tensors.as_real(actual[i]), lowered)
+        remark = accuracy.likely_precision(self.references[probe][0][i].truth, tensors.as_real(actual[i]), lowered)
         return replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
 
     def mutants(self, probes, gradients, declared, seed):
@@ -615,7 +627,7 @@ class Referee:
 
 
 def _differentiated(oracle, probe):
-    """The Outcome in eager PyTorch; None where the original writes to inputs that want a gradient, so that they have none."""
+    """The Results in eager PyTorch; None where the original writes to inputs that want a gradient, so that they have none."""
     try:
         return oracle.eager(probe)
     except RuntimeError as error:
@@ -633,6 +645,11 @@ def _shapes(probe, outputs):
     """{name: shape} of a probe's inputs and outputs, under the names of gradients and complaints."""
     named = {f"input{i}": value for i, value in enumerate(probe.inputs) if isinstance(value, torch.Tensor)}
     return {name: value.shape for name, value in (named | {f"output {i}": each for i, each in enumerate(outputs)}).items()}
+
+
+def _beside(checked, truth, eager):
+    """A Reference for each output of other inputs, beside what the check allowed for it."""
+    return [each.beside(*pair) for each, *pair in zip(checked, truth.outputs, eager.outputs, strict=True)]
 
 
 def _references(truth, eager, permitted, others=(), decisions=None):

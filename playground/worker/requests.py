@@ -9,14 +9,8 @@ from playground.worker.candidate import Candidate
 from playground.worker.clocked import memory_is_short
 from playground.worker.referee import Referee
 
-BETWEEN_CALLS = (
-    "time",
-    "join_outer",
-    "serve_outer",
-    "call_outer",
-    "outer_time",
-    "outer_await_quiet",
-)  # requests after which memory stays where it is
+# Requests after which memory stays where it is.
+BETWEEN_CALLS = ("time", "join_outer", "serve_outer", "call_outer", "outer_time", "outer_await_quiet")
 
 
 def answerer():

@@ -1,4 +1,4 @@
-"""Where a stranger's file runs: a worker under bubblewrap, which sees what it needs and writes to two folders of its own.
+"""Where an untrusted file runs: a worker under bubblewrap, which sees what it needs and writes to two folders of its own.
 
 It has no network, its own processes, a /tmp and a home that are empty, and none of this user's environment but what is listed
 here. Compilers run inside, too. docs/what_a_pass_proves.md says what that stops, and what it does not.
@@ -134,7 +134,7 @@ def version():
         raise Missing("bubblewrap needs Linux, and limits need a kernel with CONFIG_PROC_CHILDREN")
     if not program:
         raise Missing(f"bwrap is not on PATH: {INSTALL}")
-    with tempfile.TemporaryDirectory(prefix="playground-") as folder, Room([], folder, folder) as room:
+    with tempfile.TemporaryDirectory(prefix="playground-") as folder, contextlib.closing(Room([], folder, folder)) as room:
         command = room.command(["sh", "-c", "true"])
         tried = subprocess.run(command, capture_output=True, text=True, env=room.environment())
     if tried.returncode:
@@ -181,14 +181,8 @@ class Room:
                 self.close()
                 raise NoRoom(_no_room(folder, builds))
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
-
     def close(self):
-        """Whatever names, modes and depths a file has left there. Safe to call twice."""
+        """Remove both, whatever names, modes and depths a file has left there. Safe to call twice."""
         for group in self._groups:
             for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
                 with contextlib.suppress(OSError):

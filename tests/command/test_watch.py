@@ -10,15 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from playground import catalog
 from playground.catalog import ROOT
 from playground.driver import plan
-from playground.driver import watch as watching
-from playground.driver.runner import Options, Runner, Task
+from playground.driver.runner import Task
 
 LIMIT = 120  # seconds for one judgement on a machine that does much else
 END = "Ctrl-C ends"  # the last line of each screen
@@ -166,16 +164,3 @@ def test_failed_goes_by_name_and_by_the_standard_asked_for():
     tasks = [task(name) for name in "abcd"] + [task("e", size=size) for size in (1, 2, 3)]
     chosen = plan.failed(tasks, rows)
     assert [(each.variant.name, each.point, each.first) for each in chosen] == [("b", {}, None), ("e", {"size": 2}, "nan")]
-
-
-@pytest.mark.parametrize("isolated", [True, False])
-def test_the_worker_that_waits_is_for_no_file_of_a_sandbox(monkeypatch, isolated):
-    monkeypatch.setattr(Options, "isolates", lambda options, task: isolated)
-    monkeypatch.setattr(watching, "WorkerProcess", lambda environment: SimpleNamespace(room=None, owner=None))
-    monkeypatch.setattr(Runner, "worker_for", lambda runner, task: SimpleNamespace(room="its own", owner=None))
-    tasks = [SimpleNamespace(place="cpu"), SimpleNamespace(place="emulator")]
-    ahead = watching._Ahead(Options(), progress=None)
-    for _ in range(2):
-        assert {ahead.worker_for(task).room for task in tasks} == {"its own"}  # none waits yet, or any more
-        ahead.start_ahead(tasks)
-        assert {ahead.worker_for(task).room for task in tasks} == {"its own" if isolated else None}

@@ -1,8 +1,8 @@
 """Other people's CUDA under check mode: suites for verifiers (GPUVerify, Faial), benchmarks, samples and textbooks.
 
-    python tests/cuda_emulator/public_suites.py SUITE=FOLDER ... [--only TEXT]
+    python tests/cuda_emulator/public_suites.py SUITE=FOLDER ... [--only TEXT] [--every N]
 
-Each FOLDER is a local copy of the repository; those not named are left out, and nothing of theirs is kept here. Each program
+Each FOLDER is a local copy of the repository; suites not named are left out, and nothing of theirs is kept here. Each program
 runs in the forward schedule, with sizes and repetitions made smaller where its text names them (check mode is slow). Prints a
 line for each program, then the table for cuda_emulator/README.md.
 """
@@ -41,7 +41,7 @@ class Case:
     replacements: list = field(default_factory=list)  # (pattern, text) for the program's own files
     folder: Path | None = None  # whose files are copied before they are changed
     defines: list = field(default_factory=list)
-    absent: str = ""  # in its output: it is built without what its arguments ask for
+    absent: str = "(?!)"  # in its output: it is built without what its arguments ask for
     fails: str = r"\b(test failed|mismatch|error)\b"  # in its output: the result is wrong
 
 
@@ -76,6 +76,7 @@ __device__ void synchronize(const Group& group) {{ group.sync(); }}
 #define __non_temporal_loads_end()
 #include "{file}"
 {bodies}
+{addresses}
 template <class T>
 T harness_argument(unsigned threads) {{
     if constexpr (std::is_pointer<T>::value) {{
@@ -158,6 +159,11 @@ def harnessed(suite, name, path, options, expected, work):
             pointers=pointers,
             required=required(text, kernels[-1]),
             bodies=bodies(text),
+            addresses="".join(
+                f"__device__ auto address_of_{name} = {name};\n"
+                for name in device_functions(text)
+                if re.search(rf"(__requires|__assume)\(\w+ == {name}\b", text)
+            ),
             # What asks GPUVerify's own functions cannot be evaluated.
             assertion="" if re.search(r"__assert\(.*\b__\w+\(", text) else "assert(__VA_ARGS__)",
         )
@@ -178,9 +184,19 @@ def required(text, kernel):
             re.findall(rf"(?:__requires|__assume)\(({name}) (==|<) (\w+)\b|^//({name}) (=) (\d+)$", text, re.M) if name else []
         )
         for *_, relation, value in ([each for each in found if each] for found in asked):
-            if value.isdigit() or re.search(rf"__device__[^;{{}}]*\b{value}\(", text):
+            if value.isdigit():
                 statements.append(f"if constexpr (I == {at}) return (T)({value}{' - 1' if relation == '<' else ''});")
+            elif value in device_functions(text):
+                copied = (
+                    f"std::decay_t<decltype(address_of_{value})> f; cudaMemcpyFromSymbol(&f, address_of_{value}, sizeof f);"
+                )
+                statements.append(f"if constexpr (I == {at}) {{ {copied} return (T)f; }}")
     return " ".join(statements)
+
+
+def device_functions(text):
+    """Their names."""
+    return set(re.findall(r"__device__[^;{}()]*\b(\w+)\(", text))
 
 
 def bodies(text):
@@ -223,7 +239,7 @@ def llm_c(folder, work):
         (r"\b(repeat_times) = \d+", r"\1 = 1"),
         (r"block_sizes\[\] = \{[^}]*\}", "block_sizes[] = {128, 512}"),
     ]
-    absent = "Invalid kernel number"  # cuDNN's, and those of another precision
+    absent = "Invalid kernel number|only supported for"  # cuDNN's, and those of another precision
     for path in sorted(here.glob("*.cu")):
         if path.stem == "nccl_all_reduce":  # for several devices
             continue
@@ -418,7 +434,58 @@ def hecbench(folder, work):
             yield Case("HeCBench", here.name.removesuffix("-cuda"), files, folders, arguments, folder=here, fails=fails)
 
 
+def indigo(folder, work):
+    """The codes that IndigoSuite's generator has written ("Bug" in the name: wrong), on one small graph."""
+    graphs = (folder / "inputs").rglob("undirect_power_law_*.egr")
+    graph = max((path for path in graphs if path.stat().st_size < 2000), key=lambda path: path.stat().st_size)
+    for path in sorted((folder / "CUDA").rglob("*.cu")):
+        expected = "wrong" if "Bug" in path.stem else "right"
+        yield Case("Indigo", path.stem, [path], [folder / "include"], [str(graph), "64", "2"], expected, fails="differs")
+
+
+def indigo2(folder, work):
+    """All of its CUDA codes, on the largest of its small graphs."""
+    graph = max((folder / "small-inputs").iterdir(), key=lambda path: path.stat().st_size)
+    for path in sorted((folder / "codes" / "cuda").rglob("*.cu")):
+        behind = {"bfs": ["0", "1"], "sssp": ["0", "1"], "pr": []}.get(path.stem.split("_")[0].lower(), ["1"])
+        yield Case("Indigo2", path.stem, [path], [folder / "include"], [str(graph), *behind], "right")
+
+
+def scor(folder, work):
+    """The microbenchmarks, which say in their names whether they race."""
+    for path in sorted((folder / "microbenchmarks" / "src").glob("*.cu")):
+        yield Case("ScoR", path.stem, [path], [], expected="wrong" if path.stem.startswith("race") else "right")
+
+
+def plain(suite, place, smaller=(), fails=r"test failed|\bmismatch|do(n't| not) match|\*\*\* FAILED"):
+    """A suite whose programs are one file each, in `place` of its folder, with a shared folder called common."""
+
+    def cases(folder, work):
+        for path in sorted((folder / place).rglob("*.cu")):
+            text = path.read_text(errors="replace")
+            if "FIXME" in text or "main" not in text:  # for the reader to complete; a part of another
+                continue
+            name = str(path.relative_to(folder / place).with_suffix(""))
+            yield Case(suite, name, [path], [path.parent], folder=folder / place, replacements=list(smaller), fails=fails)
+
+    return cases
+
+
+POWERS = (r"(?<!\w)1 ?<< ?(?:1[7-9]|2\d|3\d)\b", "(1 << 14)")
+SQUARES = (r"\b(n[xy]|[MNK]) = (\(?)1 << (?:9|1[0-4])\b", r"\1 = \g<2>1 << 7")
+PROFESSIONAL = [SQUARES, POWERS, (r"#define N 300000", "#define N 300"), (r"#define N 100000", "#define N 1000")]
+OLCF = [(r"DSIZE = (?:4096|8192|16384)\b", "DSIZE = 128"), (r"32 ?\* ?1048576", "4096")]
+OLCF += [(r"8ULL ?\* ?1024ULL ?\* ?1024ULL", "16384ULL"), (r"#define N 500000", "#define N 5000"), POWERS]
+BLOG = [POWERS, (r"NUM_REPS = 100", "NUM_REPS = 1"), (r"\b(n|N) = 1048576", r"\1 = 16384"), (r"4 ?\* ?1024 ?\* ?256", "16384")]
+
 SUITES = {
+    "indigo": indigo,
+    "indigo2": indigo2,
+    "scor": scor,
+    "professional-cuda": plain("Professional CUDA C Programming", ".", PROFESSIONAL),
+    "olcf": plain("OLCF's training", "exercises", OLCF),
+    "nvidia-blog": plain("NVIDIA's blog", ".", BLOG),
+    "crash-course": plain("CUDA Crash Course", ".", [SQUARES, POWERS]),
     "gpuverify": gpuverify,
     "faial": faial,
     "llm.c": llm_c,
@@ -475,7 +542,7 @@ def run(case, work, seconds):
     printed = output.read().decode(errors="replace")
     if finding:
         return ("no end" if finding.kind == "time limit" else "finding"), str(finding)
-    if case.absent and case.absent in printed:
+    if re.search(case.absent, printed):
         return None, ""
     if status < 0:
         return "crash", f"signal {-status}"
@@ -486,11 +553,14 @@ def run(case, work, seconds):
     )  # 2: a sample that waives itself
 
 
+VERIFIED = ("GPUVerify", "Faial", "Indigo", "Indigo2", "ScoR")  # those that say what is right and what is wrong
+
+
 def table(rows):
     suites = collections.defaultdict(collections.Counter)
     for case, outcome in rows:
         expected = {"right": ", expected right", "wrong": ", expected wrong"}.get(case.expected, "")
-        suites[case.suite + (expected if case.suite in ("GPUVerify", "Faial") else "")][outcome] += 1
+        suites[case.suite + (expected if case.suite in VERIFIED else "")][outcome] += 1
     lines = ["| | programs | " + " | ".join(OUTCOMES) + " |", "|---" * (len(OUTCOMES) + 2) + "|"]
     for suite, counts in suites.items():
         cells = [str(counts[outcome] or "") for outcome in OUTCOMES]
@@ -502,6 +572,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="+", metavar="SUITE=FOLDER", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--only", default="", metavar="PATTERN", help="the programs in whose name it is found")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="of those the first and each Nth behind it")
     parser.add_argument("--seconds", type=float, default=300, help="that a program may run")
     given = parser.parse_args()
     runtime.library()
@@ -512,7 +583,8 @@ def main():
             name, _, place = suite.partition("=")
             if name not in SUITES or not Path(place).is_dir():
                 parser.error(f"{suite}: SUITE=FOLDER is expected, with one of {', '.join(SUITES)} and a folder that is there")
-            cases += [case for case in SUITES[name](Path(place).resolve(), work) if re.search(given.only, case.name)]
+            found = [case for case in SUITES[name](Path(place).resolve(), work) if re.search(given.only, case.name)]
+            cases += found[:: given.every]
         rows = []
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for case, (outcome, line) in zip(cases, pool.map(lambda case: run(case, work, given.seconds), cases), strict=True):

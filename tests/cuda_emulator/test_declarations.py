@@ -5,7 +5,6 @@ import pytest
 from cuda_emulator import debugging
 from cuda_emulator.declarations import kernel_names
 from cuda_emulator.rewrite import rewrite
-from playground.judge import work
 
 DECLARATIONS = {
     "plain": "__global__ void k(float* p) {}",
@@ -32,7 +31,6 @@ DECLARATIONS = {
 def test_one_name_wherever_it_is_asked_for(text):
     assert kernel_names(text) == ["k"]
     assert set(rewrite(text).kernels) == {"k"}
-    assert work.kernels_in([text]) == {"k"}
     assert debugging.first_kernel(f"CUDA = r'''\n{text}'''").name == "k"
 
 

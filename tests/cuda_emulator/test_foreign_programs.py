@@ -113,6 +113,52 @@ RIGHT = {
         {},
         "2\n",
     ),
+    "ldmatrix with its qualifiers in any order": (
+        "__global__ void k(int* p) {\n    __shared__ __align__(16) short tile[64];\n    for (int i = threadIdx.x; i < 64; i += 32) "
+        "tile[i] = i;\n    __syncthreads();\n    const unsigned at = __cvta_generic_to_shared(tile + threadIdx.x % 8 * 8);\n"
+        "    unsigned a, b;\n"
+        '    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(a) : "r"(at));\n'
+        '    asm volatile("ldmatrix.sync.aligned.x1.trans.m8n8.shared.b16 {%0}, [%1];" : "=r"(b) : "r"(at));\n'
+        "    p[threadIdx.x] = a == b ? a : 0;\n}",
+        {"config": "1, 32", "print": r'printf("%x\n", host[1]);'},
+        "180010\n",
+    ),
+    "what is no text, in #if 0": (
+        "#if 0\nThat isn't code { ( [ <<<1\n#if 1\n}\n#endif\n#elif 1\n__global__ void k(int* p) { p[0] = 4; }\n#endif",
+        {},
+        "4\n",
+    ),
+    "what CUDA no longer has, under a name that nobody defines": (
+        "#ifdef BEFORE_CUDA_12\ntexture<float, 1> row;\n__global__ void old(float* p) { p[0] = __shfl(tex1Dfetch(row, 0), 1); }\n"
+        "#endif\n__global__ void k(int* p) { p[0] = 7; }",
+        {},
+        "7\n",
+    ),
+    "declarations for an editor alone": (
+        "#ifdef EDITOR\nvoid __syncthreads();\nint atomicAdd(int*, int);\nint size;\n#endif\n__device__ int size = 3;\n"
+        "__global__ void k(int* p) { __syncthreads(); atomicAdd(p, size); }",
+        {},
+        "3\n",
+    ),
+    "members and template parameters with names of the host's": (
+        "int n = 3, depth;\nint width() { return 1; }\nstruct Tile { int n; __device__ int width() const { return 2; }\n"
+        "    __device__ int area() const { return n * width(); } };\n"
+        "template <int depth> __device__ int deep() { return depth; }\n"
+        "__global__ void k(int* p) { Tile t{5}; p[0] = t.area() + deep<4>(); }",
+        {"print": r'printf("%d\n", host[0] + n + depth + width());'},
+        "18\n",
+    ),
+    "a qualifier under a condition": (
+        "#ifdef FOR_THE_DEVICE\n__device__\n#endif\ninline int half(int x) { return x / 2; }\n"
+        "__global__ void k(int* p) { p[0] = 6; }",
+        {"print": r'printf("%d\n", half(host[0]));'},
+        "3\n",
+    ),
+    "an array of the host's own size in host code": (
+        "__global__ void k(int* p) { p[0] = 6; }\nint last(int n) { int a[n]; a[n - 1] = n; return a[n - 1]; }",
+        {"print": r'printf("%d\n", host[0] + last(2));'},
+        "8\n",
+    ),
     "unused headers": (
         "#include <cub/block/block_scan.cuh>\n#include <curand_kernel.h>\n#include <cuda_fp8.h>\n#include <mma.h>\n"
         "__global__ void k(int* p) { p[0] = 6; }",
@@ -141,6 +187,12 @@ RIGHT = {
         "__global__ void k(int* p) { p[0] = 1; }",
         {"print": "int* q; cudaMalloc(&q, 8); fresh<<<1, 1>>>(q); cudaMemcpy(host, q, 8, cudaMemcpyDeviceToHost); " + FIRST},
         "6\n",
+    ),
+    "exchanges in a loop's step, of the block's scope and cast to void": (
+        "__global__ void fresh(int* q) {\n    for (int i = 0; i < 4; atomicExch(q + i, 2), ++i) {}\n"
+        "    atomicExch_block(q + 4, 3);\n    static_cast<void>(atomicExch(q + 5, 4));\n}\n__global__ void k(int* p) { p[0] = 1; }",
+        {"print": "int* q; cudaMalloc(&q, 24); fresh<<<1, 1>>>(q); cudaMemcpy(host, q, 24, cudaMemcpyDeviceToHost); " + FIRST},
+        "2\n",
     ),
     "a mask with ended lanes": (
         "__global__ void k(int* p) {\n    if (threadIdx.x % 4 >= 2) return;\n"
@@ -356,12 +408,85 @@ def test_a_place_in_front_of_an_allocation_is_told_by_its_distance(tmp_path):
         run(tmp_path, with_main("__global__ void k(int* p) { p[-16] = 1; }"))
 
 
+def test_a_value_from_the_host_may_be_that_of_unwritten_memory(tmp_path):
+    text = r"""
+#include <cstdio>
+__device__ int given = -655371;
+__global__ void k(int* to, const int* from) { to[0] = from[0] + given; }
+int main() {
+    int *a, *b, *to, host = -655371;
+    cudaMalloc(&a, 8), cudaMalloc(&b, 8), cudaMalloc(&to, 4);
+    cudaMemcpy(a, &host, 4, cudaMemcpyHostToDevice);
+    cudaMemcpy(b, a, 4, cudaMemcpyDeviceToDevice);
+    k<<<1, 1>>>(to, b);
+    cudaMemcpy(&host, to, 4, cudaMemcpyDeviceToHost);
+    printf("%d\n", host);
+    k<<<1, 1>>>(to, b + 1);  // which nothing has written
+    cudaDeviceSynchronize();
+}
+"""
+    with pytest.raises(Finding, match="uninitialised global read: reads byte 4 of an allocation of 8 bytes"):
+        run(tmp_path, text)
+    assert (tmp_path / "printed").read_text() == "-1310742\n"
+
+
 # line, text, the beginning of what is said of it
 REFUSED = [
     (2, "int twice(int x) { return 2 * x; }\n__global__ void k(int* p) { p[0] = twice(1); }", "error: device code calls twice"),
     (2, "__device__ int f() { return 1; }\nint g() { return f(); }\n__global__ void k(int* p) {}", "error: host code calls f"),
     (2, "static int size = 3;\n__global__ void k(int* p) { p[0] = size; }", "error: size is a variable of the host"),
     (2, "#include <map>\n__global__ void k(int* p) { std::map<int, int> m; }", "error: std::map in device code"),
+    (
+        3,
+        "#include <algorithm>\n#include <cstdlib>\n__global__ void k(int* p) { p[0] = rand(); }",
+        "error: device code calls rand",
+    ),
+    (2, "#include <algorithm>\n__global__ void k(int* p) { std::sort(p, p + 2); }", "error: std::sort in device code"),
+    (
+        3,
+        "#include <iostream>\nusing namespace std;\n__global__ void k(int* p) { cout << p[0]; }",
+        "error: std::cout in device code",
+    ),
+    (
+        2,
+        "namespace math { int twice(int x) { return 2 * x; } }\n__global__ void k(int* p) { p[0] = math::twice(1); }",
+        "error: device code calls twice",
+    ),
+    (
+        2,
+        "struct Sum { int n = 0; int next() { return ++n; } };\n__global__ void k(int* p) { Sum s; p[0] = s.next(); }",
+        "error: device code calls Sum::next",
+    ),
+    (
+        2,
+        "struct Sum { int n; Sum(int x) : n(x) {} };\n__global__ void k(int* p) { Sum s(2); p[0] = s.n; }",
+        "error: device code calls the constructor of Sum",
+    ),
+    (
+        2,
+        "const float taps[] = {1, 2};\n__global__ void k(float* p) { p[0] = taps[1]; }",
+        "error: taps is a variable of the host",
+    ),
+    (2, "__global__ void k(int* p) {}\nvoid f() { __syncthreads(); }", "error: host code calls __syncthreads"),
+    (2, "__global__ void k(int* p) {}\nvoid f(int* p) { k(p); }", "error: k is a kernel and is called as a function"),
+    (1, "__global__ void k(int* p) { if (p[0]) throw 1; }", "error: throw in device code"),
+    (1, "__global__ void k(int* p) { int* q; cudaMalloc(&q, 4); }", "error: device code calls cudaMalloc"),
+    (
+        1,
+        "__device__ int f(int n) { int a[n]; return a[0] = n; }\n__global__ void k(int* p) {}",
+        "error: the array a has a size",
+    ),
+    (
+        2,
+        "__device__ int f(int x) { return x; }\nint (*table[])(int) = {f};\n__global__ void k(int* p) {}",
+        "error: host code takes the address of f",
+    ),
+    (
+        2,
+        "extern __shared__ float s[];\n__global__ void k(int* p) { extern __shared__ int s[]; p[0] = s[0]; }",
+        "error: extern __shared__ s is declared with two types",
+    ),
+    (2, "#include <cub/cub.cuh>\nusing namespace cub;\n__global__ void k(int* p) {}", "the emulator does not support cub"),
     (1, "__global__ int k(int* p) { return 1; }", "error: a kernel that returns something (k)"),
     (2, "__global__ void k(int* p) {\n    __shared__ int s[gridDim.x]; s[0] = 1; }", "error: the shared array s has a size"),
     (
@@ -408,6 +533,12 @@ def test_refused(tmp_path, line, text, said):
     with pytest.raises(EmulatorError) as raised:
         run(tmp_path, with_main(text))
     assert str(raised.value).startswith(f"{tmp_path / 'program.cu'}:{line}: {said}")
+
+
+def test_a_static_function_of_another_file_may_have_a_device_functions_name(tmp_path):
+    other = "static int umin(int a, int b) { return a < b ? a : b; }\nint f() { return umin(1, 2); }\n"
+    text = with_main("int f();\n__global__ void k(int* p) { p[0] = umin(4u, 5u); }", print=r'printf("%d\n", host[0] + f());')
+    assert run(tmp_path, text, **{"other.cpp": other}) == "5\n"
 
 
 def test_a_file_of_cpp_without_the_header_is_told_so(tmp_path):

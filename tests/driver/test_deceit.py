@@ -1,4 +1,7 @@
-"""Files written to deceive the outer clock: each is found out, or gains nothing. On the CPU, and on a GPU if there is one."""
+"""Files written to deceive the outer clock: each is found out, or gains nothing. Right ones like them are timed.
+
+On the CPU, and on a GPU if there is one.
+"""
 
 import contextlib
 
@@ -7,7 +10,7 @@ import torch
 
 from playground.driver import outer
 from playground.worker import WorkerProcess
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 
 PROBLEM = """
 import torch
@@ -126,6 +129,60 @@ GAINS_NOTHING = {
         return self.work(x)""",
     "works as the original does": "return self.work(x)",
 }
+RIGHT = {
+    "works in memory that it keeps": """
+        if self.kept is None or self.kept.shape != x.shape:
+            self.kept = torch.empty_like(x)
+        for _ in range(12):
+            torch.addmm(self.linear.bias, x, self.linear.weight.t(), out=self.kept)
+            x = torch.tanh(self.kept)
+        return x""",
+    "tries two ways in its first call": """
+        if self.kept is None:
+            self.kept = min((time.perf_counter() - began, way) for way in (12, 12) for began in [time.perf_counter()]
+                            if self.work(x, way) is not None)[1]
+        return self.work(x, self.kept)""",
+    "returns a view of padded memory": """
+        padded = x.new_empty(len(x), x.shape[1] + 8)
+        padded[:, : x.shape[1]] = self.work(x)
+        return padded[:, : x.shape[1]]""",
+    "returns a result of other strides": "return self.work(x).t().contiguous().t()",
+    "has threads that it waits for": """
+        out = torch.empty_like(x)
+        threads = [threading.Thread(target=self.late, args=(part, into)) for part, into in zip(x.chunk(2), out.chunk(2))]
+        [each.start() for each in threads]
+        [each.join() for each in threads]
+        return out""",
+    "compiles itself": """
+        if self.kept is None:
+            self.kept = torch.compile(self.work)
+        return self.kept(x)""",
+}
+RIGHT_ON_A_GPU = {
+    "works on a stream that it joins": """
+        self.stream = getattr(self, "stream", None) or torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            out = self.work(x)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return out""",
+    "replays a CUDA graph": """
+        if self.kept is None:
+            self.seen, self.graph = x.clone(), torch.cuda.CUDAGraph()
+            self.work(x)
+            with torch.cuda.graph(self.graph):
+                self.kept = self.work(self.seen)
+        self.seen.copy_(x)
+        self.graph.replay()
+        return self.kept.clone()""",
+    "returns memory of cudaMallocAsync": """
+        import ctypes
+        address, stream = ctypes.c_void_p(), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        assert not ctypes.CDLL("libcudart.so").cudaMallocAsync(ctypes.byref(address), ctypes.c_size_t(x.nbytes), stream)
+        class Memory:
+            __cuda_array_interface__ = {"shape": tuple(x.shape), "typestr": "<f4", "data": (address.value, False), "version": 3}
+        return torch.as_tensor(Memory(), device=x.device).copy_(self.work(x))""",
+}
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 LIMIT = 60
 
@@ -138,7 +195,7 @@ class Measured:
         problem = folder / "problem.py"
         problem.write_text(PROBLEM)
         original = {"problem": str(problem), "settings": {}, "place": place, "seed": 1, "precision": None}
-        self._truth = Truth(original, folder, 5, LIMIT)
+        self._truth = RefereeClient(original, folder, 5, LIMIT)
         self._open.callback(self._truth.close)
         self._truth.prepare()
         if step != "forward":
@@ -186,6 +243,15 @@ def test_work_that_is_moved_gains_nothing(measured, what):
     found = measured.of(GAINS_NOTHING[what])
     assert found["rounds"] >= outer.FEWEST_ROUNDS and found["ms"] > 0
     assert found["low"] < 1.3, found  # that it is faster than the original would be shown by the whole interval
+
+
+@pytest.mark.parametrize("what", [*RIGHT, *RIGHT_ON_A_GPU])
+def test_a_right_one_is_timed(measured, what):
+    if what in RIGHT_ON_A_GPU and measured.place != "cuda":
+        pytest.skip("needs a GPU")
+    found = measured.of((RIGHT | RIGHT_ON_A_GPU)[what])
+    assert found["rounds"] >= outer.FEWEST_ROUNDS
+    assert 0.1 < found["ratio"] < 3 and found["low"] <= found["ratio"] <= found["high"], found
 
 
 @pytest.mark.parametrize("place", PLACES)

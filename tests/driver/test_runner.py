@@ -13,15 +13,15 @@ import torch
 
 from playground import catalog
 from playground.driver import plan, runner
-from playground.driver.bench import SharedBench, candidate_arguments
 from playground.driver.runner import Options, Runner, Task
+from playground.driver.session import SharedSession, candidate_arguments
 from playground.driver.verdict import give
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once
 from playground.report.progress import Progress
 from playground.worker import WorkerFailure
 
 
-class Bench:
+class Session:
     def __init__(self):
         self.closed = 0
 
@@ -34,16 +34,16 @@ def test_a_bench_is_made_once_and_closed_after_the_last_use():
 
     def make(granted):
         granted()
-        made.append(Bench())
+        made.append(Session())
         return made[-1]
 
-    shared = SharedBench(make, 3)
+    shared = SharedSession(make, 3)
     assert not made
 
     def use(_):
         with shared:
             together.wait()
-            return shared.bench(), made[0].closed
+            return shared.session(), made[0].closed
 
     with ThreadPoolExecutor(3) as pool:
         used = list(pool.map(use, range(3)))
@@ -60,11 +60,11 @@ def test_a_whole_run_waits_longer_for_a_machine_that_is_busy(monkeypatch):
 
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
-    shared = SharedBench(lambda granted: made.append(Bench()) or made[-1], 2)
+    shared = SharedSession(lambda granted: made.append(Session()) or made[-1], 2)
     shared.close()
     assert not made
     with shared:
-        shared.bench()
+        shared.session()
     assert not made[0].closed
     shared.close()
     assert made[0].closed == 1
@@ -170,9 +170,9 @@ def on_gpu(tmp_path, monkeypatch):
         for file in files:
             file.write_text("class ModelNew: ...")
         tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
-        bench = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
+        session = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
         monkeypatch.setattr(Runner, "build", build)
-        monkeypatch.setattr(Runner, "bench_for", lambda *_: bench)
+        monkeypatch.setattr(Runner, "session_for", lambda *_: session)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
         kept = []
         with Progress() as progress:
@@ -221,7 +221,7 @@ def test_what_goes_wrong_in_the_driver_costs_one_result(on_gpu):
         give(result, "pass", None)
 
     broken, full, other = on_gpu(judge, 3)
-    assert (broken["verdict"], broken["reason"]) == ("error", "the judge failed, not the variant: OSError: no such luck")
+    assert (broken["verdict"], broken["reason"]) == ("error", "internal error (report it): OSError: no such luck")
     assert full["verdict"] == "error" and full["reason"].startswith(f"no room in {tempfile.gettempdir()}, ")
     assert other["verdict"] == "pass"
 
@@ -236,6 +236,19 @@ def test_an_interrupt_ends_all_lanes(on_gpu):
     with pytest.raises(KeyboardInterrupt):
         on_gpu(judge, 50)
     assert len(judged) < 50
+
+
+def test_a_worker_that_waits_is_for_its_own_sandbox(monkeypatch):
+    monkeypatch.setattr(runner, "WorkerProcess", lambda environment, room: SimpleNamespace(untimed=environment, room=room))
+    monkeypatch.setattr(Runner, "room", lambda self, task: task.room)
+    tasks = [SimpleNamespace(place=place, room=room) for place in ("cpu", "emulator") for room in (None, "its own")]
+    one = Runner(Options(), progress=None)
+    for task in tasks:
+        one.start_ahead(task)
+    waiting = list(one._ready.values())
+    assert [one.worker_for(task) for task in tasks] == waiting and not one._ready
+    assert [(bool(worker.untimed), worker.room) for worker in waiting] == [(each.place != "cpu", each.room) for each in tasks]
+    assert one.worker_for(tasks[0]) is not waiting[0]
 
 
 def test_a_file_that_changes_in_a_run_is_an_error(write_variant):

@@ -126,7 +126,7 @@ def run(problem, variants, baselines=("eager",), others=0.0):
         return worker
 
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
-        patch.setattr("playground.driver.bench.judge", no_probes)
+        patch.setattr("playground.driver.session.judge", no_probes)
         patch.setattr(Runner, "build", lambda *_: None)
         patch.setattr(timing, "judge", lambda *_: None)
         patch.setattr(timing, "names_for", lambda *_: baselines)
@@ -667,12 +667,12 @@ def test_on_a_gpu_that_another_process_uses_the_drivers_clock_says_nothing(tmp_p
         gpu.in_a_row = 2.0 if shared else 1.0
         return 100.0 if side.name == "variant" else side.median
 
-    def standstill(but, *_):
+    def pause_others(but, *_):
         runs_on.append(gpu in but)
         return contextlib.nullcontext()
 
     monkeypatch.setattr(timing, "own_clock", slow)
-    monkeypatch.setattr(timing, "standstill", standstill)
+    monkeypatch.setattr(timing, "pause_others", pause_others)
     stopwatch = gpu.stopwatch(tmp_path, monkeypatch)
     if not shared:
         with pytest.raises(Rejected, match="the driver's clock sees 100 ms"):
@@ -778,11 +778,11 @@ def test_where_launches_bind_a_graph_tells(tmp_path, monkeypatch, control):
 def test_a_wrong_replay_is_rejected(tmp_path, monkeypatch):
     gpu = FakeGpu(MS)
     stopwatch = gpu.stopwatch(tmp_path, monkeypatch)
-    honest = stopwatch._truth.compare
+    honest = stopwatch._referee.compare
 
     def compare(what, probe, *rest):
         return {"w": {"complaint": "is off"}} if "graphed weights" in probe else honest(what, probe, *rest)
 
-    stopwatch._truth.compare = compare
+    stopwatch._referee.compare = compare
     with pytest.raises(Rejected, match="wrong when it is timed: is off"):
         stopwatch.time(gpu, gpu.result())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.worker import WorkerFailure, WorkerProcess
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 
 SEED, PROBE_SEED, LIMIT = 20261120, 4711, 60
 
@@ -25,7 +25,7 @@ def judged(worker, problem, variants, settings=None, place="cpu", accept=None, p
     original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": SEED, "precision": precision}
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        truth = Truth(original, Path(folder), PROBE_SEED, LIMIT)
+        truth = RefereeClient(original, Path(folder), PROBE_SEED, LIMIT)
         try:
             original["varied"] = truth.prepare()["varied"]
             for variant in variants:

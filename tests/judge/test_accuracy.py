@@ -8,7 +8,7 @@ import torch
 from judged import judged, one_worker
 
 from playground import tensors
-from playground.judge import accuracy, diagnosis
+from playground.judge import accuracy
 from playground.judge.oracle import Oracle
 from playground.judge.precision import cut_to_tf32
 from playground.judge.probes import Probe
@@ -176,7 +176,7 @@ def test_an_approximation_fails_with_its_class(court):
     assert result["verdict"] == "fail"
     assert result["accuracy"]["class"] in accuracy.CLASSES[2:-1]
     named = f"(accuracy: {accuracy.named(result['accuracy']['class'])})" in result["reason"]
-    assert named != diagnosis.names_one(result["reason"])
+    assert named != accuracy.names_one(result["reason"])
     assert {found["verdict"] for found in result["standards"].values()} == {"fail"}
 
 

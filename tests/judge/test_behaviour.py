@@ -280,13 +280,13 @@ def get_init_inputs():
 """
 
 
-@pytest.mark.parametrize("change, habits", [("0", []), ("1e-7", ["run to run", "state"])])
-def test_an_original_whose_result_depends_on_the_calls_before(change, habits, tmp_path):
+@pytest.mark.parametrize("change, side_effects", [("0", []), ("1e-7", ["run to run", "state"])])
+def test_an_original_whose_result_depends_on_the_calls_before(change, side_effects, tmp_path):
     path = tmp_path / "problem.py"
     path.write_text(UNSTEADY.format(change=change))
     referee = Referee()
     referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
-    assert referee.habits()["habits"] == habits
+    assert referee.side_effects()["side_effects"] == side_effects
 
 
 def test_an_original_that_changes_buffers_excuses_no_changed_weights(tmp_path):
@@ -295,7 +295,7 @@ def test_an_original_that_changes_buffers_excuses_no_changed_weights(tmp_path):
     path.write_text(text.replace("return x +", "return self.norm(x) +"))
     referee = Referee()
     referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
-    assert referee.habits()["habits"] == ["buffers unchanged", "eval"]
+    assert referee.side_effects()["side_effects"] == ["buffers unchanged", "eval"]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     truth = SimpleNamespace(
         folder=tmp_path,
         answers=lambda worker: tmp_path,
-        habits=[],
+        side_effects=[],
         prepared=lambda probe: {"unusable": None, "differentiable": True},
         inputs=lambda probe: "",
         compare=lambda what, *_, **__: (

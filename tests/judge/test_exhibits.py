@@ -20,14 +20,14 @@ import torch
 from exhibits import cases
 
 from playground import catalog
-from playground.driver.bench import load_candidate
 from playground.driver.runner import Options, Runner, Task, blank_result
+from playground.driver.session import load_candidate
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.machine import environment, requirements
 from playground.report.document import write_whole
 from playground.report.progress import Progress
 from playground.worker import WorkerFailure, WorkerProcess
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 
 FOLDER = Path(__file__).parent / "exhibits"
 PROBLEM = FOLDER / "problem.py"
@@ -108,7 +108,7 @@ def court(tmp_path_factory):
         def truth_at(place):
             if place not in truths:
                 original = runner.original(task(exhibits()[0], place))
-                truths[place] = Truth(original, tmp_path_factory.mktemp(place), runner.probe_seed, options.time_limit)
+                truths[place] = RefereeClient(original, tmp_path_factory.mktemp(place), runner.probe_seed, options.time_limit)
                 stack.callback(truths[place].close)
                 truths[place].prepare()
             return truths[place]

@@ -133,7 +133,7 @@ def tried_in_a_graph():
         worker = SimpleNamespace(pid=0, ask=lambda *_, **__: done)
         truth = SimpleNamespace(
             answers=lambda worker: Path("nowhere"),
-            habits=[],
+            side_effects=[],
             inputs=lambda probe: "",
             compare=lambda what, probe, *_, **__: {"complaint": "off" if probe == "ramp" else None, "unjudged": unjudged},
         )

@@ -90,10 +90,9 @@ def test_stale_and_held_locks_are_told_apart(tmp_path):
     with holder(lock_in(tmp_path, "c")) as living:
         cleared, held = build_locks.clear_stale_locks(tmp_path, grace=0)
         assert cleared == stale
-        assert [lock.path for lock in held] == [tmp_path / "c" / "lock"]
-        assert f"(pid {living.pid})" in str(held[0])
-        assert str(tmp_path / "c" / "lock") in str(held[0])
-    assert [path.exists() for path in (*stale, held[0].path)] == [False, False, True]
+        assert list(held) == [tmp_path / "c" / "lock"]
+        assert f"(pid {living.pid})" in held[tmp_path / "c" / "lock"]
+    assert [path.exists() for path in (*stale, *held)] == [False, False, True]
     assert FileBaton(str(stale[0])).try_acquire(), "the next build still waits"
 
 
@@ -102,9 +101,9 @@ def test_a_lock_of_this_process_is_held(tmp_path):
     assert baton.try_acquire()
     cleared, held = build_locks.clear_stale_locks(tmp_path, grace=0)
     assert not cleared
-    assert f"(pid {os.getpid()})" in held[0].reason
+    assert [f"(pid {os.getpid()})" in reason for reason in held.values()] == [True]
     baton.release()
-    assert build_locks.clear_stale_locks(tmp_path) == ([], [])
+    assert build_locks.clear_stale_locks(tmp_path) == ([], {})
 
 
 def test_a_root_that_is_reached_through_a_link(tmp_path):
@@ -115,7 +114,7 @@ def test_a_root_that_is_reached_through_a_link(tmp_path):
 
 
 def test_no_root(tmp_path):
-    assert build_locks.clear_stale_locks(tmp_path / "nowhere") == ([], [])
+    assert build_locks.clear_stale_locks(tmp_path / "nowhere") == ([], {})
 
 
 def test_other_files_stay(tmp_path):
@@ -128,7 +127,7 @@ def test_other_files_stay(tmp_path):
 def test_a_young_lock_is_looked_at_again_when_it_has_aged(tmp_path):
     lock = leave_stale(lock_in(tmp_path, "a"))
     made = lock.stat().st_mtime
-    assert build_locks.clear_stale_locks(tmp_path, grace=1.0) == ([lock], [])
+    assert build_locks.clear_stale_locks(tmp_path, grace=1.0) == ([lock], {})
     assert time.time() - made >= 1.0
 
 
@@ -144,7 +143,7 @@ def test_a_build_that_begins_between_the_looks_keeps_its_lock(tmp_path):
     timer.start()
     cleared, held = build_locks.clear_stale_locks(tmp_path, grace=1.5)
     timer.join()
-    assert (cleared, [one.path for one in held]) == ([], [lock])
+    assert (cleared, list(held)) == ([], [lock])
     baton.release()
 
 
@@ -160,15 +159,15 @@ def test_a_lock_that_is_replaced_by_one_without_a_visible_holder_is_kept(tmp_pat
     timer.start()
     cleared, held = build_locks.clear_stale_locks(tmp_path, grace=1.5)
     timer.join()
-    assert (cleared, [one.path for one in held]) == ([], [lock])
-    assert "a build that has just begun" in held[0].reason
+    assert (cleared, list(held)) == ([], [lock])
+    assert "a build that has just begun" in held[lock]
 
 
 def test_a_lock_that_is_released_between_the_looks_is_no_ones(tmp_path):
     lock = leave_stale(lock_in(tmp_path, "a"))
     timer = threading.Timer(0.3, lock.unlink)
     timer.start()
-    assert build_locks.clear_stale_locks(tmp_path, grace=1.5) == ([], [])
+    assert build_locks.clear_stale_locks(tmp_path, grace=1.5) == ([], {})
     timer.join()
 
 
@@ -198,14 +197,17 @@ def test_another_users_lock_is_kept(tmp_path):
     finally:
         os.seteuid(0)
     assert (cleared, lock.exists()) == ([], True)
-    assert "made by another user (uid 0)" in held[0].reason
+    assert "made by another user (uid 0)" in held[lock]
 
 
-def test_the_file_system_is_that_of_the_innermost_mount_point(tmp_path):
+def test_the_file_system_is_that_of_the_innermost_mount_point(tmp_path, monkeypatch):
+    locks = [leave_stale(lock_in(tmp_path / root, "a")) for root in ("local", "shared")]
     mount = psutil.disk_partitions(all=True)[0]
-    mounts = [mount._replace(mountpoint=point, fstype=kind) for point, kind in [("/", "ext4"), (str(tmp_path), "nfs4")]]
-    assert build_locks._file_system(tmp_path / "a" / "lock", mounts) == "nfs4"
-    assert build_locks._file_system(tmp_path.parent / "lock", mounts) == "ext4"
+    mounts = [mount._replace(mountpoint=point, fstype=kind) for point, kind in [("/", "ext4"), (f"{tmp_path}/shared", "nfs4")]]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    found = [build_locks.clear_stale_locks(lock.parents[1], grace=0) for lock in locks]
+    assert [(cleared, list(held)) for cleared, held in found] == [([locks[0]], []), ([], [locks[1]])]
+    assert "on a network file system (nfs4)" in found[1].held[locks[1]]
 
 
 def test_a_real_build_that_is_killed(tmp_path):
@@ -227,7 +229,7 @@ def test_a_real_build_that_is_killed(tmp_path):
         build.kill()
         build.wait()
         cleared, held = build_locks.clear_stale_locks(root, grace=0)
-        assert (cleared, [one.path for one in held]) == ([], [lock])
+        assert (cleared, list(held)) == ([], [lock])
         kill_session(build.pid)
         wait_until(lambda: not build_locks.clear_stale_locks(root, grace=0).held)
     assert not lock.exists()

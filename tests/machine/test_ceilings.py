@@ -43,7 +43,7 @@ def check(setting):
     for matmul in (CUDA, ONEDNN, CONVOLUTION):
         for precision in ("ieee", "tf32"):
             try:
-                with ceilings._fp32_precision(matmul, precision):
+                with ceilings._setting(matmul, "fp32_precision", precision):
                     assert matmul.fp32_precision == precision
                     raise KeyboardInterrupt
             except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from playground.driver.bench import NOT_PROVED
+from playground.driver.session import NOT_PROVED
 from playground.report import document, figures, terminal
 
 

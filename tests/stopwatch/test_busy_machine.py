@@ -21,7 +21,7 @@ def hardly_judged(folder, device, copies):
     model = catalog.find_model(problem)
     variants = [catalog.Variant(path.name.split(".")[0], path, device) for path in paths]
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
-        patch.setattr("playground.driver.bench.judge", accept)
+        patch.setattr("playground.driver.session.judge", accept)
         patch.setattr(Runner, "build", lambda *_: None)
         patch.setattr(timing, "judge", lambda *_: None)
         patch.setattr(timing.Stopwatch, "_floor", lambda *_: {"floor_ms": None, "floor_bound": None})

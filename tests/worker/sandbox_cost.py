@@ -16,14 +16,14 @@ import time
 import numpy
 
 from playground import catalog
-from playground.driver.bench import load_candidate
 from playground.driver.race import new_seed
 from playground.driver.runner import Options, Runner, Task, blank_result
+from playground.driver.session import load_candidate
 from playground.driver.verdict import give_loaded, judge
 from playground.machine import requirements
 from playground.report.progress import Progress
 from playground.worker import WorkerProcess
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 from tests.judge.exhibits import cases
 
 EXHIBITS = catalog.ROOT / "tests" / "judge" / "exhibits"
@@ -38,7 +38,7 @@ class Side:
         self.seconds = {}
         self.runner = Runner(Options(quick=True, sandbox="require" if sandboxed else "off"), Progress())
         self.task, self.result = task, blank_result(task)
-        self.truth = Truth(self.runner.original(task), self.runner.folder(task.group), self.runner.probe_seed, 300)
+        self.truth = RefereeClient(self.runner.original(task), self.runner.folder(task.group), self.runner.probe_seed, 300)
         self.truth.prepare()
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from playground.worker import WorkerFailure, WorkerProcess, kill_all, owner, standstill
+from playground.worker import WorkerFailure, WorkerProcess, kill_all, owner, pause_others
 
 HARMLESS = "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, *_): super().__init__()\n"
 
@@ -236,7 +236,7 @@ def test_in_a_standstill_the_others_do_nothing_and_lose_no_time(lasting, load, t
         loaded = pool.submit(load, lasting, "writes", WRITES.format(folder=tmp_path, then=HARMLESS))
         while not all(file.exists() for file in files):
             time.sleep(0.01)
-        with standstill({timed}):
+        with pause_others({timed}):
             before = [file.stat().st_size for file in files]
             time.sleep(0.5)
             assert [file.stat().st_size for file in files] == before
@@ -250,7 +250,7 @@ def test_the_time_limit_is_that_of_the_time_in_which_it_may_run(lasting, load):
     """It sleeps for less than its limit, and stands still for longer."""
     load(lasting, "harmless", HARMLESS)
     with ThreadPoolExecutor(1) as pool:
-        with standstill(set()):
+        with pause_others(set()):
             asked = pool.submit(lasting.ask, "nonsense.load", 1.0)
             time.sleep(2.0)
             assert not asked.done()
@@ -271,10 +271,10 @@ def test_no_worker_starts_in_a_standstill_and_one_follows_the_other():
             order.append("started")
 
     def stand():
-        with standstill(set()):
+        with pause_others(set()):
             order.append("second")
 
-    with standstill(set()):
+    with pause_others(set()):
         threads = [threading.Thread(target=start), threading.Thread(target=stand)]
         for thread in threads:
             thread.start()

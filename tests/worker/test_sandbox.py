@@ -20,13 +20,13 @@ from hostile_files import HOSTILE, declared, text_of
 
 from playground import catalog
 from playground.command import main
-from playground.driver.bench import load_candidate
 from playground.driver.runner import Options, Runner, Task, blank_result, sweep
+from playground.driver.session import load_candidate
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.machine import requirements
 from playground.report.progress import Progress
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, sandbox, standstill
-from playground.worker.truth import Truth
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, pause_others, sandbox
+from playground.worker.referee_client import RefereeClient
 
 PROBLEM = Path(__file__).parents[1] / "judge" / "problems" / "gelu" / "problem.py"
 OPTIONS = Options(quick=True, time_limit=60, sandbox="require")
@@ -186,7 +186,7 @@ def test_what_the_referee_reads(aims, runner):
     """Results that are none, and the verdict of an honest file afterwards."""
     with contextlib.ExitStack() as stack:
         honest = task_of(aims.aimed("honest"))
-        truth = Truth(runner.original(honest), runner.folder(honest.group), runner.probe_seed, OPTIONS.time_limit)
+        truth = RefereeClient(runner.original(honest), runner.folder(honest.group), runner.probe_seed, OPTIONS.time_limit)
         stack.callback(truth.close)
         truth.prepare()
         names = [name for name in files_that_need("the whole check") if name != "honest"]
@@ -227,7 +227,7 @@ def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_var
         deadline = time.monotonic() + 20
         while not count.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        with standstill(set()):
+        with pause_others(set()):
             time.sleep(0.1)
             before = count.stat().st_size
             time.sleep(0.3)

@@ -124,7 +124,12 @@ EMULATOR_INLINE T atomicCAS_system(T* address, ::emulator::Given<T> compare, ::e
 // atomicExch whose result nobody looks at: a store, which needs nothing to have been there (rewrite.py).
 template <class T>
 EMULATOR_INLINE void emulator_atomic_store(T* address, ::emulator::Given<T> value) {
-    ::emulator::note_strong_write(address, sizeof(T));
+    ::emulator::note_atomic_store(address, sizeof(T), false);
+    ::emulator::atomic_update(address, [&](T) EMULATOR_UNCHECKED -> T { return value; });
+}
+template <class T>
+EMULATOR_INLINE void emulator_atomic_store_block(T* address, ::emulator::Given<T> value) {
+    ::emulator::note_atomic_store(address, sizeof(T), true);
     ::emulator::atomic_update(address, [&](T) EMULATOR_UNCHECKED -> T { return value; });
 }
 

@@ -85,7 +85,8 @@ void* copy_memory(void* to, const void* from, size_t bytes);  // also where they
 void* fill_memory(void* to, int value, size_t bytes);
 void note_strong_read(const void* address, unsigned bytes);
 void note_strong_write(void* address, unsigned bytes);
-void block_fence();  // for the block's own threads
+void note_atomic_store(void* address, unsigned bytes, bool of_block);  // an exchange whose result is not used
+void block_fence();                                                    // for the block's own threads
 void device_fence();
 void proxy_fence();  // fence.proxy.async
 // The thread may be waiting for another one: let others run.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from playground.judge.diagnosis import likely_precision
+from playground.judge.accuracy import likely_precision
 from playground.judge.precision import LOWER
 
 A, B = (torch.randn(40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in (1, 2))

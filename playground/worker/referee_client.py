@@ -42,7 +42,7 @@ class RefereeFailure(WorkerFailure):
     """The referee's own: no fault of a variant's."""
 
 
-class Truth:
+class RefereeClient:
     """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
 
     `folder` holds the tensors that are exchanged; what variants are to see of them is in `given`, below it. `original` are the
@@ -53,7 +53,7 @@ class Truth:
         self.folder, self.given = folder, folder / GIVEN
         self.given.mkdir(exist_ok=True)
         self.weights = str(self.given / "weights")
-        self.habits, self.domain, self.ways = (), [], []
+        self.side_effects, self.domain, self.ways = (), [], []
         self.checks_itself = False  # whether the problem's file has a check of its own
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
@@ -69,7 +69,7 @@ class Truth:
         return sized_up(self.worker, self._original, self._limit)
 
     def prepare(self, share=1.0):
-        """Compute the truth on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure.
+        """Compute the reference on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure.
 
         A `share` of large results is kept and compared; it is another secret than the probes' seeds.
         """
@@ -78,7 +78,7 @@ class Truth:
         secret = secrets.randbits(63)
         description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
-        self.habits = self._ask("habits")["habits"]
+        self.side_effects = self._ask("side_effects")["side_effects"]
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
@@ -86,7 +86,7 @@ class Truth:
         return description
 
     def prepared(self, probe):
-        """{"differentiable", "unusable", "form"} of a probe, whose truth is computed when it is first asked for."""
+        """{"differentiable", "unusable", "form"} of a probe, whose reference is computed when it is first asked for."""
         with self._lock:
             if probe not in self._prepared:
                 seed, file = self._seed_of(probe.removesuffix(AT_OWN_SIZE)), self.inputs(probe)
@@ -124,7 +124,7 @@ class Truth:
         return self._ask("grade", probe=probe, outputs=file)["class"]
 
     def prepare_timed(self, probe, mode, seed):
-        """Compute the truth on the content of a timed call, as a further probe."""
+        """Compute the reference on the content of a timed call, as a further probe."""
         self._ask("prepare_timed", probe=probe, mode=mode, seed=seed)
 
     def outer(self, what, **arguments):

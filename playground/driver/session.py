@@ -19,7 +19,7 @@ from playground.machine import build_locks
 from playground.nvidia.sanitizer import examine, small_case
 from playground.report.figures import TIMED
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
-from playground.worker.truth import Truth
+from playground.worker.referee_client import RefereeClient
 
 # A finding of the emulator's.
 UNWRITTEN = re.compile(
@@ -28,11 +28,11 @@ UNWRITTEN = re.compile(
 NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
 
 
-class Bench:
-    """What the variants of one model share at one place and size: the truth, the baselines, and the stopwatch.
+class Session:
+    """What the variants of one model share at one place and size: the reference, the baselines, and the stopwatch.
 
     `original` are the arguments with which a worker makes the original; `run` is the Runner; `granted()` is called when
-    there is memory. Threads may share a bench.
+    there is memory. Threads may share a session.
     """
 
     def __init__(self, task, original, options, progress, run, granted):
@@ -46,20 +46,20 @@ class Bench:
         memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
         folder = run.folder(task.group)
         self._open.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._truth = Truth(original, folder, run.probe_seed, options.time_limit)
-        self._open.callback(self._truth.close)
-        self._original = original | {"weights": self._truth.weights}
+        self._referee = RefereeClient(original, folder, run.probe_seed, options.time_limit)
+        self._open.callback(self._referee.close)
+        self._original = original | {"weights": self._referee.weights}
         room = run.new_room(task, []) if options.isolates(task) and task.place != "emulator" else None
         if room:
             self._open.callback(room.close)
-        self._stopwatch = Stopwatch(task, self._original, self._truth, options, progress, run.measured, room)
+        self._stopwatch = Stopwatch(task, self._original, self._referee, options, progress, run.measured, room)
         self._open.callback(self._stopwatch.close)
         try:
-            room, share = run.room_for_judgement(task, self._truth.size_up)
+            room, share = run.room_for_judgement(task, self._referee.size_up)
             memory.enter_context(room)
             granted()
             progress.started("truth", *task.names("float64"))
-            self._description = self._truth.prepare(share)
+            self._description = self._referee.prepare(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
             progress.finished("truth", *task.names("float64"), "ready")
             warming = ThreadPoolExecutor(max_workers=1)
@@ -103,7 +103,7 @@ class Bench:
     def _with_shapes(self, failure):
         """The failure; where an element of a result was never written, and its shape is none of the original's, that first."""
         match = failure.is_finding and UNWRITTEN.match(str(failure))
-        shapes = [tuple(shape) for shape in self._truth.prepared("own").get("shapes", [])] if match else []
+        shapes = [tuple(shape) for shape in self._referee.prepared("own").get("shapes", [])] if match else []
         if not match or match["shape"] in map(str, shapes):
             return failure
         differ = f"a result has the shape {match['shape']}, and the original's {', '.join(map(str, shapes))}"
@@ -133,7 +133,7 @@ class Bench:
 
         def load(worker):
             """Load what is built. Whether the emulator's memory is a file's "cuda" shows in its first call."""
-            loaded = load_candidate(worker, self._original, task, self._options, self._truth.weights)
+            loaded = load_candidate(worker, self._original, task, self._options, self._referee.weights)
             if task.place == "emulator":
                 worker.ask("candidate.build", self._options.time_limit, seed=self._run.seed)
             return loaded
@@ -147,7 +147,7 @@ class Bench:
 
         self._progress.started("build" if build else "check", *names)
         if build:
-            give_loaded(result, load_candidate(worker, self._original, task, self._options, self._truth.weights))
+            give_loaded(result, load_candidate(worker, self._original, task, self._options, self._referee.weights))
             self._run.build_in(worker, task, result)
             self._progress.finished("build", *names, "built")
             self._describe(task, result)
@@ -161,7 +161,7 @@ class Bench:
 
         limit, accept = self._options.time_limit, self._options.accept
         borrowed = catalog.borrowed_names(task.variant.path, task.model.path)
-        worker = judge(worker, self._truth, result, limit, task.variant.path, renew, accept, task.first, tell, borrowed)
+        worker = judge(worker, self._referee, result, limit, task.variant.path, renew, accept, task.first, tell, borrowed)
         if task.place == "emulator":
             result["accepted_races"] = worker.ask("candidate.accepted_races", self._options.time_limit)["lines"]
         self._progress.finished("check", *names, result["verdict"])
@@ -184,8 +184,8 @@ class Bench:
         self._open.close()
 
 
-class SharedBench:
-    """A bench for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
+class SharedSession:
+    """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
 
     def __init__(self, make, uses):
         self.granted = threading.Event()  # its memory is, or never will be
@@ -195,8 +195,8 @@ class SharedBench:
         self._bench = None
         self._lock = threading.Lock()
 
-    def bench(self):
-        """The bench, which is made when it is first asked for; None when all uses are over."""
+    def session(self):
+        """The session, which is made when it is first asked for; None when all uses are over."""
         with self._lock:
             try:
                 if self._uses_left and not self._bench:
