@@ -260,7 +260,7 @@ def test_the_command_rewrites_and_checks(root, record, capsys):
     assert text.endswith("arithmetic rate allow.\n<!-- best:end -->\n\nThe rest.\n")
     text = (root / LADDER).read_text()
     assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
-    assert text.endswith("may still compute in full float32.\n<!-- results:end -->\n\nThe rest.\n")
+    assert text.endswith("'The best' is the fastest baseline.\n<!-- results:end -->\n\nThe rest.\n")
     plot = root / DARK
     plot.write_text(plot.read_text().replace("0.142", "0.141"))
     assert publish.main(["--check"], root) == 1
