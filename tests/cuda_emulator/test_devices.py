@@ -215,6 +215,7 @@ class ModelNew(nn.Module):
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
 def test_a_file_that_goes_on_without_its_kernel_where_there_is_no_gpu_runs_it(tiny_problem, write_variant):
     original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}

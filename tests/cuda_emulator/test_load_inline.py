@@ -106,6 +106,7 @@ def built(folder):
 """
 
 
+@pytest.mark.full
 def test_cuda_in_headers_beside_the_files_given_to_load(tmp_path):
     """Shared memory and a barrier in a header; its mistake is named there; an edited header is another module."""
     (tmp_path / "parts").mkdir()

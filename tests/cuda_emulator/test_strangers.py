@@ -97,6 +97,7 @@ n = 40
 """
 
 
+@pytest.mark.full
 def test_what_a_kernel_prints_and_which_races_it_accepts_are_in_the_result(tmp_path):
     (tmp_path / "problem.py").write_text(PROBLEM)
     (tmp_path / "prints.py").write_text(PRINTS)

@@ -245,6 +245,7 @@ def test_work_that_is_moved_gains_nothing(measured, what):
     assert found["low"] < 1.3, found  # that it is faster than the original would be shown by the whole interval
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", [*RIGHT, *RIGHT_ON_A_GPU])
 def test_a_right_one_is_timed(measured, what):
     if what in RIGHT_ON_A_GPU and measured.place != "cuda":
