@@ -57,7 +57,7 @@ def _accuracy(result, check):
     yield "max error", f"{own}; PyTorch's {eager}; {permits}allowed {allowed}"
     if found := result.get("accuracy"):
         error, limit = scientific(found["error"]), scientific(found["limit"])
-        yield "accuracy", f"{accuracy_named(found['class'])}: off by {error} of the spread; as PyTorch is up to {limit}"
+        yield "accuracy", f"{accuracy_named(found['class'])}: off by {error} of the spread at most; up to {limit} is as PyTorch"
     unsupported, word = figures.gradients_unsupported(check.get("gradients")), figures.gradient_verdict(check)
     yield "gradients", f"none: {unsupported}" if unsupported is not None else "not checked" if word == NOTHING else word
     yield from (("reference", way) for way in check.get("reference") or [])
