@@ -1131,7 +1131,11 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
     class Fused(Gradient):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            ctx.plan = plan(kernels, *arguments, needs_of(ctx))
+            try:
+                ctx.plan = plan(kernels, *arguments, needs_of(ctx))
+            except TypeError:  # sizes are torch.compile's symbols: what is compiled is for these numbers
+                known = [each.new_empty([int(n) for n in each.shape]) if torch.is_tensor(each) else each for each in arguments]
+                ctx.plan = plan(kernels, *known, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
             output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)

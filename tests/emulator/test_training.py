@@ -56,6 +56,11 @@ with emulator.install(mode="fast", source_file=path, time_limit=60):
     for expected, of_input in ((everything, True), (of_parameters, False)):
         found = gradients(list(expected), compiled, of_input)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+    torch.compiler.reset()
+    compiled = torch.compile(new, fullgraph=True, backend="aot_eager", dynamic=True)  # sizes are symbols
+    for count in (1, len(x)):
+        found = torch.autograd.grad(compiled(x[:count]).sum(), list(parameters.values()))
+        assert all(map(torch.equal, found, torch.autograd.grad(new(x[:count]).sum(), list(parameters.values()))))
     with torch.no_grad():
         without = new(x)
         assert not without.requires_grad and torch.equal(compiled(x), without)
