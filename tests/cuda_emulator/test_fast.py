@@ -142,7 +142,8 @@ def test_endless_loop(library):
 def test_barriers_without_end(library):
     with pytest.raises(Finding, match="time limit: the launch has not ended in time: 1 of its 1 blocks") as found:
         library.call("run_barriers_forever", torch.zeros(1), time_limit=1.0)
-    assert found.value.line == 1 + Path(__file__).read_text().split("\n").index("    while (true) __syncthreads();")
+    loop = 1 + Path(__file__).read_text().split("\n").index("    while (true) __syncthreads();")
+    assert found.value.line in (loop - 1, loop)  # the compiler counts some of its instructions to the kernel's first line
 
 
 def test_a_launch_that_is_too_large_for_its_time(library):
