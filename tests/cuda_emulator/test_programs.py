@@ -75,6 +75,7 @@ def test_a_race_that_a_program_accepts_is_counted(tmp_path):
         ("freed inside", "mistakes.cu", "// freed inside", "invalid argument"),
         ("product", "mistakes.cu", "// product", "uninitialised global read"),
         ("set on host", "mistakes.cu", "// set on host", "invalid argument"),
+        ("pinned", "mistakes.cu", "// pinned", "not supported"),
     ],
 )
 def test_mistakes_are_found_in_their_file_and_line(mistakes, mistake, file, marked, kind):
