@@ -447,6 +447,9 @@ def hecbench(folder, work):
         files = sorted(path for path in here.iterdir() if path.suffix in (".cu", ".cpp", ".cc"))
         texts = {path: path.read_text(errors="replace") for path in files}
         files = [path for path in files if not any(f'"{path.name}"' in text for text in texts.values())]
+        mains = [path for path in files if re.search(r"\bmain\s*\(", texts[path])]
+        if "main.cu" in (path.name for path in mains):  # the others are programs of their own
+            files = [path for path in files if path not in mains or path.name == "main.cu"]
         made = here / "Makefile"
         asked = re.sub(r"\\\s*\n", " ", made.read_text(errors="replace")) if made.is_file() else ""
         line = re.search(r"\./\$\(program\)(.*)", asked)

@@ -103,6 +103,14 @@ def test_what_the_command_line_gets_wrong(tmp_path):
     assert "no such file" in command(tmp_path / "missing.cu").stderr
 
 
+def test_two_files_with_a_main_are_explained_by_the_line_of_the_second(tmp_path):
+    (tmp_path / "one.cu").write_text("int main() { return 0; }\n")
+    (tmp_path / "two.cu").write_text("\nint main() { return 1; }\n")
+    done = command(tmp_path / "one.cu", tmp_path / "two.cu")
+    first, *_ = done.stderr.splitlines()
+    assert first == f"{tmp_path / 'two.cu'}:2: error: main is defined in another of the program's files, too"
+
+
 def test_a_broken_program_is_explained_by_its_own_line(tmp_path):
     (tmp_path / "helper.cuh").write_text("#pragma once\n__device__ int twice(int x) { return 2 * y; }\n")
     (tmp_path / "broken.cu").write_text('#include "helper.cuh"\nint main() {}\n')
