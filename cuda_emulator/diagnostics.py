@@ -10,6 +10,7 @@ INCLUDE = Path(__file__).parent / "include"
 UNSUPPORTED = "the emulator does not support "
 ERROR = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<text>.*)")
 UNDEFINED = re.compile(r"(?:[^\n]*: )?(?P<file>[^\n:]+):(?P<line>\d+): (?P<text>undefined reference to .*)")
+DEFINED_TWICE = re.compile(r"(?:[^\n]*: )?(?P<file>[^\n:]+):(?P<line>\d+): (?P<text>multiple definition of `[^\n]*'); ")
 UNDEFINED_SOMEWHERE = re.compile(r"[^\n]*: (?P<text>undefined reference to .*)")
 # Lines that lead from an error in a header to the text: instantiations and includes stand before it, macros behind.
 BEFORE = re.compile(
@@ -57,7 +58,7 @@ def errors_in(messages, is_own):
     """The Diagnostics of the compiler's output. `is_own` tells of a file's name whether it is the text's."""
     found, leading, last_is_foreign = [], None, False
     for message in messages.splitlines():
-        if match := ERROR.match(message) or UNDEFINED.match(message):
+        if match := ERROR.match(message) or UNDEFINED.match(message) or DEFINED_TWICE.match(message):
             place = match.groupdict()
             last_is_foreign = not is_own(place["file"])
             if not last_is_foreign:
@@ -139,6 +140,8 @@ def told_of(error, missing):
         return f"error: the array {array[1]} has a size that no constant is; a thread's own arrays have constant sizes"
     if twice := re.search(r"conflicting declaration [^‘]*‘.*emulator_dynamic_(\w+)", error.text):
         return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
+    if twice := re.search(r"multiple definition of `(.*)'", error.text):
+        return f"error: {twice[1]} is defined in another of the program's files, too"
     return re.sub(r"^error: (#error |static assertion failed: )?(?=the emulator does not support )", "", f"error: {error.text}")
 
 

@@ -71,6 +71,9 @@ bool in_bounds(const void* begin, size_t bytes, const char* function, int line);
 // Has something written all the words that host code is about to compute with? Reports where not.
 bool written(const void* begin, size_t bytes, const char* function, int line);
 
+// Is it host memory that cudaHostRegister has pinned?
+bool is_registered(const void* address);
+
 // Called before an allocation's shadow disappears.
 void forget_split_cells(const Allocation& allocation);
 

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <new>
 #include <string>
 
@@ -19,6 +21,15 @@ namespace emulator {
 namespace {
 
 std::atomic<size_t> allocated_bytes{0};
+
+std::mutex registered_mutex;
+std::map<const char*, size_t> registered;  // what cudaHostRegister has pinned: begin, bytes
+
+// The range that begins last at or before `address`, if it reaches behind it; under the mutex.
+bool in_registered(const char* address) {
+    const auto after = registered.upper_bound(address);
+    return after != registered.begin() && address < std::prev(after)->first + std::prev(after)->second;
+}
 
 std::string count_of_bytes(size_t bytes) { return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes"); }
 
@@ -141,10 +152,28 @@ void memory_info(size_t* available, size_t* total) {
     *available = *total - std::min(*total, allocated_bytes.load());
 }
 
+bool host_register(void* begin, size_t bytes) {
+    std::lock_guard<std::mutex> lock(registered_mutex);
+    const char* const first = (const char*)begin;
+    const auto next = registered.lower_bound(first);
+    if (in_registered(first) || (next != registered.end() && next->first < first + bytes)) return false;
+    return registered[first] = bytes, true;
+}
+
+bool host_unregister(void* begin) {
+    std::lock_guard<std::mutex> lock(registered_mutex);
+    return registered.erase((const char*)begin);
+}
+
+bool is_registered(const void* address) {
+    std::lock_guard<std::mutex> lock(registered_mutex);
+    return in_registered((const char*)address);
+}
+
 int memory_type(const void* pointer) {
     if (!options.checked()) return cudaMemoryTypeDevice;  // nothing is known of it, and all of it may be used
     const Allocation* a = device_memory.contains(pointer) ? device_memory.find(pointer) : nullptr;
-    if (!a) return cudaMemoryTypeUnregistered;
+    if (!a) return is_registered(pointer) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
     return a->owner == Owner::device ? cudaMemoryTypeDevice
            : a->owner == Owner::host ? cudaMemoryTypeHost
                                      : cudaMemoryTypeManaged;

@@ -231,6 +231,10 @@ __attribute__((noinline)) void note_uninitialised(const Site& s) {
 }
 
 [[noreturn]] __attribute__((noinline)) void report_bounds(const Site& s) {
+    if (!s.shared && is_registered((const void*)s.address))
+        worker->stop(finding(s, "not supported",
+                             std::string("a kernel ") + verb(s.access) +
+                                 " host memory pinned by cudaHostRegister; in check mode use cudaHostAlloc"));
     worker->stop(finding(s, s.shared ? "shared memory out of bounds" : "global memory out of bounds",
                          std::string(verb(s.access)) + " " + bytes_text(s.bytes) + " at " + place_text(s)));
 }

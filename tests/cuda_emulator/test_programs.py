@@ -75,6 +75,7 @@ def test_a_race_that_a_program_accepts_is_counted(tmp_path):
         ("freed inside", "mistakes.cu", "// freed inside", "invalid argument"),
         ("product", "mistakes.cu", "// product", "uninitialised global read"),
         ("set on host", "mistakes.cu", "// set on host", "invalid argument"),
+        ("pinned", "mistakes.cu", "// pinned", "not supported"),
     ],
 )
 def test_mistakes_are_found_in_their_file_and_line(mistakes, mistake, file, marked, kind):
@@ -100,6 +101,14 @@ def test_a_call_from_another_file_is_named(mistakes):
 def test_what_the_command_line_gets_wrong(tmp_path):
     assert command(tmp_path / "missing.cu").returncode == 2
     assert "no such file" in command(tmp_path / "missing.cu").stderr
+
+
+def test_two_files_with_a_main_are_explained_by_the_line_of_the_second(tmp_path):
+    (tmp_path / "one.cu").write_text("int main() { return 0; }\n")
+    (tmp_path / "two.cu").write_text("\nint main() { return 1; }\n")
+    done = command(tmp_path / "one.cu", tmp_path / "two.cu")
+    first, *_ = done.stderr.splitlines()
+    assert first == f"{tmp_path / 'two.cu'}:2: error: main is defined in another of the program's files, too"
 
 
 def test_a_broken_program_is_explained_by_its_own_line(tmp_path):

@@ -23,6 +23,9 @@ bool host_release(void* pointer, const char* function, int line);
 bool symbol_holds(size_t symbol_bytes, size_t offset, size_t bytes, const char* function, int line);
 void memory_info(size_t* available, size_t* total);
 int memory_type(const void* pointer);  // a cudaMemoryType
+// Host memory that is pinned where it lies. False: a part is pinned already; nothing is pinned at this beginning.
+bool host_register(void* begin, size_t bytes);
+bool host_unregister(void* begin);
 inline cudaError_t status(bool succeeded) { return succeeded ? cudaSuccess : cudaErrorInvalidValue; }
 inline cudaError_t allocated(const void* pointer, size_t bytes) {
     return pointer || !bytes ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -75,9 +78,14 @@ template <class T>
 inline cudaError_t cudaHostGetDevicePointer(T** device, void* host, unsigned) {
     return *device = (T*)host, cudaSuccess;
 }
-// Memory of malloc has no shadow, so kernels cannot be given it here.
-inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaErrorNotSupported; }
-inline cudaError_t cudaHostUnregister(void*) { return cudaErrorHostMemoryNotRegistered; }
+// Copies take it; in check mode kernels cannot, for want of a shadow, and are told so.
+inline cudaError_t cudaHostRegister(void* begin, size_t bytes, unsigned) {
+    if (!begin || !bytes) return cudaErrorInvalidValue;
+    return ::emulator::host_register(begin, bytes) ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
+}
+inline cudaError_t cudaHostUnregister(void* begin) {
+    return ::emulator::host_unregister(begin) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+}
 
 struct cudaMemLocation {
     int type, id;

@@ -31,6 +31,17 @@ static void managed_and_pinned() {
     EXPECT(cudaMemPrefetchAsync(managed, 64, 0) == cudaSuccess);
     EXPECT(cudaFree(managed) == cudaSuccess && cudaFreeHost(pinned) == cudaSuccess);
     EXPECT(cudaMallocHost(&pinned, 64) == cudaSuccess && cudaFreeHost(pinned) == cudaSuccess);
+    int pages[16] = {1, 2, 3}, *on_device;
+    EXPECT(cudaHostRegister(pages, sizeof pages, cudaHostRegisterDefault) == cudaSuccess);
+    EXPECT(cudaPointerGetAttributes(&about, pages + 15) == cudaSuccess && about.type == cudaMemoryTypeHost);
+    EXPECT(cudaHostRegister(pages + 8, 4, cudaHostRegisterDefault) == cudaErrorHostMemoryAlreadyRegistered);
+    EXPECT(cudaMalloc(&on_device, sizeof pages) == cudaSuccess);
+    EXPECT(cudaMemcpyAsync(on_device, pages, sizeof pages, cudaMemcpyHostToDevice) == cudaSuccess);
+    add<<<1, 16>>>(on_device, 16, 1);
+    EXPECT(cudaMemcpyAsync(pages, on_device, sizeof pages, cudaMemcpyDeviceToHost) == cudaSuccess && pages[2] == 4);
+    EXPECT(cudaHostUnregister(pages + 1) == cudaErrorHostMemoryNotRegistered);
+    EXPECT(cudaHostUnregister(pages) == cudaSuccess && cudaFree(on_device) == cudaSuccess);
+    EXPECT(cudaHostUnregister(pages) == cudaErrorHostMemoryNotRegistered);
     count<<<1, 4>>>();
     EXPECT(managed_count == 13);
 }

@@ -15,6 +15,9 @@ __global__ void race(int* out) {
 __global__ void endless(volatile int* flag, int* out) {
     for (int i = 0; !*flag; ++i) *out = i;  // endless
 }
+__global__ void fill(int* out) {
+    out[threadIdx.x] = 1;  // pinned
+}
 __global__ void speak(const int* in) { printf("thread %d of %d\n", in[threadIdx.x], blockDim.x); }
 
 void product(int* written) {
@@ -39,6 +42,7 @@ int main(int count, char** arguments) {
     if (mistake == "set on host") cudaMemset(host, 0, sizeof host);  // set on host
     if (mistake == "freed inside") cudaFree(device + 1);  // freed inside
     if (mistake == "product") product(device);
+    if (mistake == "pinned") cudaHostRegister(many, sizeof many, cudaHostRegisterMapped), fill<<<1, 8>>>(many);
     speak<<<1, 4>>>(device);
     cudaMemcpy(host, device, sizeof host, cudaMemcpyDeviceToHost);
     printf("sum %d\n", host[0] + host[1] + host[2] + host[3]);
