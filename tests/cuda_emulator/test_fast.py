@@ -140,10 +140,13 @@ def test_endless_loop(library):
 
 
 def test_barriers_without_end(library):
-    with pytest.raises(Finding, match="time limit: the launch has not ended in time: 1 of its 1 blocks") as found:
-        library.call("run_barriers_forever", torch.zeros(1), time_limit=1.0)
     loop = 1 + Path(__file__).read_text().split("\n").index("    while (true) __syncthreads();")
-    assert found.value.line in (loop - 1, loop)  # the compiler counts some of its instructions to the kernel's first line
+    for _ in range(3):  # a starved machine's time may be over while a thread is still in front of the loop
+        with pytest.raises(Finding, match="time limit: the launch has not ended in time: 1 of its 1 blocks") as found:
+            library.call("run_barriers_forever", torch.zeros(1), time_limit=0.3)
+        if found.value.line != loop - 1:
+            break
+    assert found.value.line == loop
 
 
 def test_a_launch_that_is_too_large_for_its_time(library):
