@@ -48,9 +48,8 @@ IN_A_GRAPH = "its launches bind, and take longer in one process than in another:
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
 NOT_MEASURED = "not measured"
-ROOM_MIB = (
-    4096  # of GPU memory, or what eager PyTorch takes if that is less: where cuDNN finds less, it chooses other algorithms
-)
+# Of GPU memory, or what eager PyTorch takes if that is less: where cuDNN finds less, it chooses other algorithms.
+ROOM_MIB = 4096
 TRIES = 2  # of a timing that something disturbed
 
 # Beyond these a variant's own times are not believed; see `own_clock`.
