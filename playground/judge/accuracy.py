@@ -48,31 +48,31 @@ def named(found):
 
 
 def _is_of_another_form(reference, value):
-    return tensors.as_real(value).shape != reference.truth.shape
+    return tensors.as_real(value).shape != reference.float64.shape
 
 
-def likely_precision(truth, actual, lowered):
+def likely_precision(reference, actual, lowered):
     """A remark on the error of `actual`, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
     `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
     of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
     all elements as those of rounding do.
     """
-    finite = torch.isfinite(truth) & torch.isfinite(actual)
-    if not truth.is_floating_point() or not finite.any():
+    finite = torch.isfinite(reference) & torch.isfinite(actual)
+    if not reference.is_floating_point() or not finite.any():
         return None
 
     def rms(difference):
         return torch.where(finite, difference, 0.0).square().mean().sqrt().item()
 
-    error = rms(actual.double() - truth)
+    error = rms(actual.double() - reference)
     distance, ratio = {}, {}
     for name, result in ((name, each.double()) for name, results in lowered.items() for each in results):
-        own = rms(result - truth)
+        own = rms(result - reference)
         if 0 < own < math.inf and error > 0:
             nearness, factor = rms(actual.double() - result) / error, max(error / own, own / error)
             distance[name] = min(nearness, distance.get(name, nearness))
-            if factor < SIZE and _is_alike((actual.double() - truth)[finite], (result - truth)[finite]):
+            if factor < SIZE and _is_alike((actual.double() - reference)[finite], (result - reference)[finite]):
                 ratio[name] = min(factor, ratio.get(name, factor))
     if distance and min(distance.values()) < 0.5:
         return f"{OPERANDS} {_names(distance)} give"

@@ -91,7 +91,7 @@ class Oracle:
         gradients = {name: None if value is None else kept(value) for name, value in outcome.gradients.items()}
         return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
-    def truth(self, probe):
+    def reference(self, probe):
         """Return the Results in float64, the reference."""
         return self._in_float64(probe, contextlib.nullcontext())
 
@@ -145,19 +145,19 @@ class Oracle:
         """As many results of the float32 model with everything off by a few units in the last place."""
         return [self._perturbed(probe, Perturbed(seed)) for seed in range(count)]
 
-    def decisions(self, probe, truth):
+    def decisions(self, probe, reference):
         """Return {gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
         float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
         What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
-        of the two, and what it moves remains. `truth` is the probe's Results. No gradient that is not finite goes anywhere.
+        of the two, and what it moves remains. `reference` is the probe's Results. No gradient that is not finite goes anywhere.
         """
-        moved = {name: torch.zeros_like(gradient) for name, gradient in truth.gradients.items() if gradient is not None}
+        moved = {name: torch.zeros_like(gradient) for name, gradient in reference.gradients.items() if gradient is not None}
         for seed in range(DECISIONS):
             runs = [self._in_float64(probe, Nudged(seed, units)).gradients for units in (NEARNESS, -NEARNESS)]
             for name, largest in moved.items():
-                jump = (runs[0][name] + runs[1][name] - 2 * truth.gradients[name]).abs()
+                jump = (runs[0][name] + runs[1][name] - 2 * reference.gradients[name]).abs()
                 torch.maximum(largest, torch.nan_to_num(jump, nan=0.0, posinf=0.0), out=largest)
         return moved
 

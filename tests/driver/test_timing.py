@@ -617,7 +617,7 @@ class FakeGpu:
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
         variant, model = SimpleNamespace(is_catalogued=True), SimpleNamespace(name="model")
         task = SimpleNamespace(place="cuda", model=model, variant=variant, names=lambda what: ("model", what))
-        return timing.Stopwatch(task, {}, self.truth(tmp_path), Options(training=True), silent, Measured(Patience(10.0)))
+        return timing.Stopwatch(task, {}, self.reference(tmp_path), Options(training=True), silent, Measured(Patience(10.0)))
 
     def control(self, mode, not_graphed):
         """As fast as eager, which it is."""
