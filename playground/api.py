@@ -122,7 +122,10 @@ def compare(
         raise ValueError(f"accept is {accept!r}, expected a share of the output's spread up to {plan.LEAST_ACCURACY:g}")
     _prepare(device)
     if sandbox == "require":
-        _require_sandbox()
+        try:
+            version()
+        except Missing as missing:
+            raise CannotCompare(f"sandbox='require': {missing}") from None
     with tempfile.TemporaryDirectory(prefix="playground-") as folder:
         model = catalog.find_model(_file(problem, Path(folder) / "problem.py"))
         catalog.require_constants(model.path, f"settings: {model.name}", settings or {})
@@ -197,13 +200,6 @@ def _told(result):
 def _require(name, value, choices):
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-
-
-def _require_sandbox():
-    try:
-        version()
-    except Missing as missing:
-        raise CannotCompare(f"sandbox='require': {missing}") from None
 
 
 def _prepare(device):

@@ -153,12 +153,9 @@ def find_model(name_or_path):
 
 def variants(model):
     """The project's variants of a model, as a reader should learn them: v1, v2, ..., those for training, then the CPU's."""
-    paths = sorted((KERNELS / model.name).glob("*.py"), key=_learning_order)
-    return [_variant(path) for path in paths if not path.stem.startswith("_")]
-
-
-def _learning_order(path):
-    return path.stem.startswith("cpu_"), path.stem.startswith("training_"), natural_order(path.stem)
+    names = {path.stem: path for path in (KERNELS / model.name).glob("[!_]*.py")}
+    order = sorted(names, key=lambda name: (name.startswith("cpu_"), name.startswith("training_"), natural_order(name)))
+    return [_variant(names[name]) for name in order]
 
 
 def natural_order(name):

@@ -26,18 +26,20 @@ def grade(references, outputs, permitted, skipped=()):
     `permitted(name)` gives Outcomes of "float32" in other orders of adding, or of a lower precision. Classes in `skipped` are
     those that the original has itself.
     """
-    if len(outputs) != len(references) or any(_is_of_another_form(*pair) for pair in zip(references, outputs, strict=True)):
+    if [tensors.as_real(value).shape for value in outputs] != [reference.float64.shape for reference in references]:
         return WRONG
+
+    def is_right(wider):
+        return not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True))
+
     for name in (FLOAT32, *LOWER):
         if name in skipped:
             continue
         outcomes = permitted(name)
-        wider = [each.permitting(*(outcome.outputs[i] for outcome in outcomes)) for i, each in enumerate(references)]
-        if not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True)):
+        if is_right(each.permitting(*(outcome.outputs[i] for outcome in outcomes)) for i, each in enumerate(references)):
             return name
     for limit in APPROXIMATE:
-        wider = [each.accepting(limit) for each in references]
-        if not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True)):
+        if is_right(each.accepting(limit) for each in references):
             return f"approximate to {limit:g}"
     return WRONG
 
@@ -45,10 +47,6 @@ def grade(references, outputs, permitted, skipped=()):
 def named(found):
     """Return a class as people read it: fp16 and bf16 are half precision."""
     return HALF if found in ("fp16", "bf16") else found
-
-
-def _is_of_another_form(reference, value):
-    return tensors.as_real(value).shape != reference.float64.shape
 
 
 def likely_precision(reference, actual, lowered):

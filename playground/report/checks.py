@@ -78,26 +78,38 @@ def shown(name):
     return SHOWN.get(name, name)
 
 
-def explained_probes(check):
-    """Yield (probe, "ok", "fail" or "-", error, PyTorch's, allowed, what it is, and what is worth knowing)."""
-    for name, entry in ((check or {}).get("probes") or {}).items():
+def tables(check):
+    """Yield (heads, rows) of texts on every probe, every check of the behaviour and every kernel; no table without rows.
+
+    The second cell is "ok", "fail" or "-", but for kernels: of one forward pass on the GPU, the longest first.
+    """
+    check = check or {}
+    kernels = [
+        (str(each["calls"]), f"{each['microseconds']:.1f}", each["name"])
+        for each in (check.get("work") or {}).get("kernels") or []
+    ]
+    behaviour = [
+        (name, _word(entry, not entry["note"]), entry["complaint"] or entry["note"] or "")
+        for name, entry in (check.get("behaviour") or {}).items()
+    ]
+    found = {
+        ("probe", "right", "max error", "PyTorch's", "allowed", "what it is, or why not"): list(
+            _probes(check.get("probes") or {})
+        ),
+        ("behaviour", "right", "remark"): behaviour,
+        ("launches", "us", "kernel on the GPU"): kernels,
+    }
+    yield from ((heads, rows) for heads, rows in found.items() if rows)
+
+
+def _probes(entries):
+    """Yield the rows; the last cell says what a probe is, or what is worth knowing."""
+    for name, entry in entries.items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
         known = BY_NAME.get(name.removesuffix(AT_OWN_SIZE))
         is_reduced = known and known.size == REDUCED and not name.endswith(AT_OWN_SIZE)
         about = f"{known.about}{' (reduced size)' * is_reduced}" if known else ""
         yield name, _word(entry, entry["max_error"] is not None), *figures, entry["complaint"] or entry["note"] or about
-
-
-def explained_behaviour(check):
-    """Yield (check, "ok", "fail" or "-", what is worth knowing)."""
-    for name, entry in ((check or {}).get("behaviour") or {}).items():
-        yield name, _word(entry, not entry["note"]), entry["complaint"] or entry["note"] or ""
-
-
-def explained_kernels(check):
-    """Yield (kernel, launches, microseconds) of one forward pass on the GPU, the longest first."""
-    for kernel in ((check or {}).get("work") or {}).get("kernels") or []:
-        yield kernel["name"], str(kernel["calls"]), f"{kernel['microseconds']:.1f}"
 
 
 def _word(entry, is_right):
