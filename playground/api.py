@@ -146,7 +146,6 @@ def compare(
 
 
 def _run(model, variant, settings, device, standard, options):
-    """The result of the only task."""
     standard = standard or plan.standard_of(variant)
     place = plan.place_of(variant, device)
     if place is None:
@@ -176,7 +175,6 @@ def _file(given, text_file):
 
 
 def _told(result):
-    """The Comparison of a result."""
     time, outcome = result["time_ms"] or {}, result["outcome"] or {}
     return Comparison(
         verdict=result["verdict"],
