@@ -1,6 +1,6 @@
 """What the checks of a variant found: a few lines for every reader, and all of it for whoever asks for an explanation."""
 
-from playground.judge.checks import BY_NAME, REDUCED
+from playground.judge.checks import BY_NAME, REDUCED, SHOWN
 from playground.judge.probes import AT_OWN_SIZE
 from playground.report.text import NOTHING, scientific, with_unit
 
@@ -8,14 +8,14 @@ NOT_RUN = "not run: "
 DOUBLE = "double()"  # which nearly all refuse
 EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
 REFUSED = "refused by an exception, as it may"
-SHOWN = {"a late producer": "stream ordering", "a side stream": "another stream"}
 
 
 def lines(check):
     """Yield (label, text) of the probes, the behaviour and the work of a result's check, as short as they can be."""
     for key in ("probes", "behaviour"):
         if entries := (check or {}).get(key):
-            found = {word: ", ".join(map(shown, names)) for word, names in sorted_out(entries).items() if names}
+            sorted_ = sorted_out(entries).items()
+            found = {word: ", ".join(SHOWN.get(name, name) for name in names) for word, names in sorted_ if names}
             told = [f"{word}: {names}" for word, names in found.items() if word != "right"]
             yield key, "; ".join([f"{len(sorted_out(entries)['right'])} right", *told])
             for name, entry in entries.items():
@@ -73,11 +73,6 @@ def refused(check):
     return sorted_out({**((check or {}).get("probes") or {}), **((check or {}).get("behaviour") or {})})[REFUSED]
 
 
-def shown(name):
-    """Return the name of a check as people read it; that in the JSON stays."""
-    return SHOWN.get(name, name)
-
-
 def tables(check):
     """Yield (heads, rows) of texts on every probe, every check of the behaviour and every kernel; no table without rows.
 
@@ -89,7 +84,7 @@ def tables(check):
         for each in (check.get("work") or {}).get("kernels") or []
     ]
     behaviour = [
-        (name, _word(entry, not entry["note"]), entry["complaint"] or entry["note"] or "")
+        (SHOWN.get(name, name), _word(entry, not entry["note"]), entry["complaint"] or entry["note"] or "")
         for name, entry in (check.get("behaviour") or {}).items()
     ]
     found = {

@@ -21,7 +21,7 @@ def test_a_few_lines():
     assert list(checks.lines(CHECK)) == [
         ("probes", "2 right; wrong: ramp; not run: odd sizes; refused by an exception, as it may: batch 1"),
         ("note", "nan: finite in 1"),
-        ("behaviour", "1 right; not run: another stream; refused by an exception, as it may: torch.compile"),
+        ("behaviour", "1 right; not run: a side stream; refused by an exception, as it may: torch.compile"),
         (
             "work",
             "2 calls of its own code in a forward pass, and the result depends on it; its kernels take 97.3% of the GPU's time",
