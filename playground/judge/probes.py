@@ -123,7 +123,8 @@ def _ramp(value):
     if value.dim() == 0 or value.numel() == 0:
         return torch.randn_like(value)
     along = torch.linspace(-1, 1, value[0].numel()).view(value.shape[1:])
-    return (along + _one_a_sample(torch.randn, value.float())).to(value.dtype)
+    offset = torch.randn((value.shape[0],) + (1,) * (value.dim() - 1))
+    return (along + offset).to(value.dtype)
 
 
 def _impulse(value):
