@@ -212,28 +212,6 @@ def test_a_changed_weight_is_noticed(model, variant):
 
 
 @ALL
-@pytest.mark.parametrize("of", ["x", "weight"])
-@pytest.mark.parametrize("variable_upstream", [False, True])
-def test_second_derivatives_are_right(model, variant, of, variable_upstream):
-    original, new, x = make(model, variant)
-
-    def first(model):
-        wanted = x.requires_grad_() if of == "x" else weight_of(model)
-        out = model(x)
-        upstream = torch.ones_like(out, requires_grad=variable_upstream)
-        return wanted, torch.autograd.grad(out, wanted, upstream, create_graph=True)[0]
-
-    expected, found = (
-        torch.autograd.grad(gradient.square().sum(), wanted, allow_unused=True)[0]
-        for wanted, gradient in map(first, (original, new))
-    )
-    if expected is None:  # the gradient of a linear function does not depend on its argument
-        assert found is None
-        return
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
-
-
-@ALL
 def test_gradients_of_an_empty_batch(model, variant):
     original, new, x = make(model, variant, batch_size=0)
     assert new(x).shape == original(x).shape
@@ -358,41 +336,6 @@ def test_the_sigmoids_error(model, variant, march):
         extremes = torch.tensor([-1e30, -200.0, 200.0, 1e30, -torch.inf, torch.inf, torch.nan])
         found = new(extremes.view(-1, 1, 1, 1))
     torch.testing.assert_close(found, torch.sigmoid(extremes), atol=3e-38, rtol=0, equal_nan=True)
-
-
-@only("conv_pool_sigmoid_sum")
-def test_wrong_arguments_of_the_operator(model, variant):
-    _, new, x = make(model, variant)
-    forward = getattr(torch.ops, new.namespace()).forward
-    weight, bias = new.conv.weight.detach(), new.conv.bias.detach()
-    for message, call in {
-        r"a window of \[2, 2\] .* does not fit": lambda: forward(x, weight, bias, 2),
-        r"a window of \[4\] .* does not fit": lambda: forward(x, weight, bias, [4]),
-        "expected bias as": lambda: forward(x, weight, bias[1:], 4),
-        "expected weight as .* got torch.float64": lambda: forward(x, weight.double(), bias, 4),
-    }.items():
-        with pytest.raises(RuntimeError, match=message):
-            call()
-
-
-@only("conv_pool_sigmoid_sum")
-@pytest.mark.parametrize("frozen", [(), ("x",), ("conv.weight",), ("conv.bias",), ("conv.weight", "conv.bias")], ids=str)
-def test_second_derivatives_by_whatever_path(model, variant, frozen):
-    original, new, given = make(model, variant)
-    found = []
-    for each in (original.double(), new):
-        x = given.to(next(each.parameters()).dtype).clone()
-        leaves = {"x": x.requires_grad_(), **dict(each.named_parameters())}
-        for name in frozen:
-            leaves.pop(name).requires_grad_(False)
-        out, second = each(x), []
-        for first in leaves.values():
-            (gradient,) = torch.autograd.grad(out.sum(), first, create_graph=True)
-            total = gradient.square().sum() + out.sum()
-            second += torch.autograd.grad(total, list(leaves.values()), retain_graph=True)
-        found.append(second)
-    for exact, new in zip(*found, strict=True):
-        torch.testing.assert_close(new.double(), exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
 
 
 @only("alexnet_conv1")
