@@ -517,7 +517,7 @@ driver/race.py: disturbed rounds count
 +        if disturbed:
 
 driver/race.py: a control that is off is no sign
-    driver/test_timing.py::test_a_control_that_is_not_itself_is_a_disturbance
+    driver/test_timing.py::test_signs_of_a_disturbance
 -if ratio and abs(ratio["ratio"] - 1) > allowed
 +if False
 
