@@ -22,7 +22,7 @@ from playground.judge.precision import forbid_tf32
 
 PARAMS = project_variants.variants()
 FUSED = [param for param in PARAMS if shared_text.FUSED in project_variants.text_of(param.values[1])]  # own gradients
-# alexnet_conv1's training_tensor_core keeps nothing for its gradient, which is of the backward pass's precision, as PyTorch's is.
+# alexnet_conv1's training_tensor_core keeps nothing for its gradient, which is of the backward pass's precision, as PyTorch's.
 KEEP_NOTHING = {"alexnet_conv1/training_tensor_core"}
 STRICT = [p for p in PARAMS if "STRICT" in project_variants.text_of(p.values[1]) and p.id not in KEEP_NOTHING]
 # Raises IndexError for a window of fewer than two numbers, where the others say what they expected.
