@@ -661,7 +661,8 @@ def test_on_a_gpu_that_another_process_uses_the_drivers_clock_says_nothing(timed
         return
     found = stopwatch.time(variant, timed.result(training=False) | {"caveats": [{"tag": "no-graph"}]})
     assert (found["outcome"]["verdict"], found["outcome"]["reason"]) == ("not measured", timing.SHARED)
-    assert (found["time_ms"]["median"], found["speedup"], runs_on[:3]) == (0.3, {}, [True, True, False])
+    assert (found["time_ms"]["median"], found["speedup"]) == (0.3, {})
+    assert runs_on == [True, True, False, False], "in the race, beside the clock; not while that is looked at, nor for ceilings"
 
 
 def test_one_timing_does_not_use_up_what_a_whole_run_has_for_a_busy_machine(timed, monkeypatch):
