@@ -50,7 +50,9 @@ class OwnCode:
                 setattr(module, name, self._watched(name, function))
 
     def _watched(self, name, function):
-        """The function in whose place the calls are counted, by this OwnCode alone."""
+        """The function in whose place the calls are counted, by this OwnCode alone and once."""
+        if getattr(getattr(function, "__wrapped__", None), "counted_by", None) is self:  # the emulator looks at results around it
+            return function
         function = getattr(function, "of_own_code", function)
         self.names[function] = name
 
@@ -58,7 +60,7 @@ class OwnCode:
         def watched(*args, **kwargs):
             return self.run(function, args, kwargs)
 
-        watched.of_own_code = function
+        watched.of_own_code, watched.counted_by = function, self
         return watched
 
     def run(self, function, args, kwargs):
