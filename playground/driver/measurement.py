@@ -22,7 +22,7 @@ class CannotMeasure(Exception):
 
 
 def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, show=None, cluster=None):
-    """The document of a run, here or on a cluster.Cluster.
+    """Return the document of a run, here or on a cluster.Cluster.
 
     Every result is written to `file`, an Output, as soon as it is there; of a run of thousands, where writing takes time, by
     and by, but always before the run ends, interrupted or not. Results that the document in the file `resume` has of these

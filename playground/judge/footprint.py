@@ -57,8 +57,7 @@ class Footprint:
         return {"host": 2 * bytes_of_call + HOST_BYTES[place], "files": 0, "device": on_device}
 
     def share_for(self, place, host, most=math.inf):
-        """The share of all results that can be compared with so many bytes of host memory, and in the time that `most` bytes of
-        one of them take."""
+        """Return the share of all results for which so many bytes of host memory, and the time for `most` bytes of one, do."""
         largest = max(self.inputs, self.outputs, self.parameters)
         if largest > most:
             return min(self.share_for(place, host), max(LEAST, min(MOST, most / largest)))

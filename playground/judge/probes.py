@@ -48,7 +48,7 @@ def reseeded(problem, seed):
 
 
 def within(problem, seed):
-    """The problem's own inputs, of which each sample covers another part, an eighth or more, of the range of all of them.
+    """Return the problem's own inputs, each sample within another part, an eighth or more, of the range of all of them.
 
     A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these inputs, which no
     right kernel may refuse, the samples' outputs differ by much more than a kernel's error.
@@ -57,7 +57,7 @@ def within(problem, seed):
 
 
 def scaled(problem, seed):
-    """Normal values, with a scale (1/4 to 4) and an offset (-1 to 1) of its own for each sample.
+    """Return normal values, with a scale (1/4 to 4) and an offset (-1 to 1) of its own for each sample.
 
     Inputs that are not of a floating-point type stay the problem's own.
     """
@@ -65,12 +65,12 @@ def scaled(problem, seed):
 
 
 def normal(problem, seed):
-    """Normal values."""
+    """Return normal values."""
     return _each_float("normal", problem, seed, torch.randn_like)
 
 
 def large(problem, seed):
-    """Normal values times 100 000: float16 ends at 65504, and what saturates does. The last sample's are negative.
+    """Return normal values times 100 000: float16 ends at 65504, and what saturates does. The last sample's are negative.
 
     In that one a maximum that starts from zero shows, and a softmax from which it is subtracted.
     """
@@ -90,7 +90,7 @@ def small(problem, seed):
 
 
 def ramp(problem, seed):
-    """Values that rise along each sample, from an offset of its own: shows shifts by any distance."""
+    """Return values that rise along each sample, from an offset of its own: shows shifts by any distance."""
     return _each_float("ramp", problem, seed, _ramp)
 
 
@@ -100,7 +100,7 @@ def impulse(problem, seed):
 
 
 def nan(problem, seed):
-    """One NaN in the last sample of the first float input; of three samples or more, half of the first is minus infinity.
+    """Return a NaN in the last sample of the first float input; of three samples or more, half of the first is minus infinity.
 
     A row that begins with it, as under a mask, spoils a softmax whose first maximum is minus infinity.
     """
@@ -116,7 +116,7 @@ def nan(problem, seed):
 
 
 def infinity(problem, seed):
-    """One infinity in the last sample of the first float input; of three samples or more, the first is minus infinity.
+    """Return an infinity in the last sample of the first float input; of three samples or more, the first is minus infinity.
 
     The second is zeros, with and without the infinities. Such a sample shows from which number a maximum starts, and what is
     added to keep a division finite, or is not.
@@ -138,13 +138,13 @@ def infinity(problem, seed):
 
 
 def weights(problem, seed, parameters):
-    """Normal values, under weights that are 8 times as large: non-linear functions leave their linear zone."""
+    """Return normal values, and weights that are 8 times as large: non-linear functions leave their linear zone."""
     step = {name: -7 * value.detach().cpu() for name, value in parameters.items() if tensors.differentiable(value)}
     return replace(normal(problem, seed), name="weights", step=step)
 
 
 def step(problem, seed, parameters):
-    """Normal values after an optimiser's step that changes every weight by about its own size, in place."""
+    """Return normal values, and an optimiser's step that changes every weight by about its own size, in place."""
     made = replace(normal(problem, seed), name="step")
     for name, value in parameters.items():
         if tensors.differentiable(value):
@@ -159,7 +159,7 @@ def autocast(problem, seed):
 
 
 def evaluated(problem, seed):
-    """Normal values in eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
+    """Return normal values for eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
     return replace(normal(problem, seed), name=EVAL, evaluates=True)
 
 
@@ -313,7 +313,7 @@ class Drawing:
 
 
 def take_step(model, step):
-    """What torch.optim.SGD does: changes the parameters in place, under the names in `step`.
+    """Change the parameters in place as torch.optim.SGD does, under the names in `step`.
 
     Making one would import torch._dynamo, which takes a referee longer than all that it computes on a small probe.
     """

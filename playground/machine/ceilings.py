@@ -30,7 +30,7 @@ class Ceilings:
 
 
 def measure(device: str | torch.device) -> Ceilings:
-    """The ceilings of `device`, 'cpu' (with torch.get_num_threads() threads) or a CUDA device, in 3 seconds at most or so.
+    """Measure the ceilings of `device`, 'cpu' (torch.get_num_threads() threads) or a CUDA device, in about 3 seconds.
 
     Bytes: a sum over n float32 values reads 4 n bytes; a copy of them reads 4 n and writes 4 n, 8 n in all. n is far larger
     than the caches. FLOPs: a product of two matrices of m x m takes m multiplications and m additions for each of its m^2
