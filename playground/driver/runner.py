@@ -91,12 +91,10 @@ class Options:
     """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request. With
     `check_only` nothing is timed.
 
-    `max_autotune` adds torch.compile's max-autotune to the baselines.
-
-    `debug` has the emulator build without optimisation. `strict` forbids TF32 in every process. `sanitize` has NVIDIA's
-    compute-sanitizer look at what runs on a GPU. `ptxas` has nvcc say what registers and memory kernels take. `accept` is the
-    error, of the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of
-    models and inputs.
+    `max_autotune` adds torch.compile's max-autotune to the baselines, `sanitize` compute-sanitizer, `ptxas` what registers and
+    memory kernels take. `debug` has the emulator build without optimisation. `strict` forbids TF32. `accept` is the error, in
+    the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of models and
+    inputs.
 
     `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
     torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs

@@ -36,8 +36,8 @@ class Footprint:
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
         candidate and the referee have them, the weights; of what is compared, the float64 reference with its masks for each
         probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs;
-        the others take less, and not at the same time. Repeated probes are only there where everything is compared; where it
-        is a part, each process draws the inputs, on the device.
+        the others take less, and not at the same time. Where only a part is compared, each process draws the inputs, on the
+        device.
         """
         in_part = share < 1.0
         own = OWN_PROBES + (0 if in_part else REPEATED)

@@ -67,11 +67,10 @@ class Reference:
 
     `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements;
     their largest magnitude where they do not vary; the size of the terms that cancel where they are zero but for rounding; 1
-    where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation: that of three
-    elements alone may be tiny by chance. Elements that overflow in eager alone count as not finite: no error can be measured
-    there, and an infinite one would permit everything elsewhere. `decisions()` gives how far near decisions may move each
-    element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none. Of complex
-    tensors the two parts are compared: `truth` has them along a last dimension.
+    where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation, which may be
+    tiny by chance. Elements that overflow in eager alone count as not finite. `decisions()` gives how far near decisions may
+    move each element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none.
+    Of complex tensors the two parts are compared: `truth` has them along a last dimension.
     """
 
     def __init__(self, truth, eager, *permitted, others=(), decisions=None):

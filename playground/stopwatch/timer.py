@@ -90,8 +90,7 @@ class CudaClock:
     """`flush()` and `time(step)` with CUDA events on the stream that is current when the step begins.
 
     The GPU waits a moment before the first event, so that the host has launched all of a short step when it begins: what takes
-    4 us on the device would otherwise take anything up to 50, as fast as the host happens to be. It waits longer where the host
-    was slower of late: on a busy one the same eight launches take 0.1 ms or 0.5.
+    4 us on the device would otherwise take up to 50. It waits longer where the host was slower of late.
 
     Other streams wait with it, and are waited for, on the device alone (`_AllStreams`). On an NVIDIA H200 such an end is 1.3
     to 2 us after that of a stream that was alone, beside another process at work, too.

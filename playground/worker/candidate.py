@@ -50,14 +50,13 @@ class Candidate(Clocked):
     ):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
-        Where names or shapes of its parameters are not the original's, both have the weights that the seed gives. Returns
-        {"precision": the declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None}.
-        Without a `variant` the original itself is taken for one. `precision` is that of weights and inputs, one of HALF.
-        `place` is "cuda", "cpu" or "emulator", which builds without optimisation for `debug`. Nothing of ours is built before
-        the first call. `builds` is the folder where its extensions are built, below torch's own unless it is absolute. Raises
-        CatalogError, WrongInterface (for a `precision` that there is not) and whatever the file raises. `content` are the bytes
-        of the variant's file, as latin-1, that run in the place of what is in it by now; `borrowed` are the names that it has
-        from the problem's. `varied` says that the problem's inputs are varied: see judge.domain.
+        Where names or shapes of its parameters are not the original's, both have the seed's weights. Returns {"precision": the
+        declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None}. Without a `variant` the
+        original itself is taken. `precision` is that of weights and inputs, one of HALF. `place` is "cuda", "cpu" or
+        "emulator", which builds without optimisation for `debug`. `builds` is the folder of its extensions, below torch's own
+        unless it is absolute. `content` are the file's bytes, as latin-1, that run whatever is in it by now; `borrowed` are
+        names that it has from the problem's. `varied`: see judge.domain. Raises CatalogError, WrongInterface and whatever the
+        file raises.
         """
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
