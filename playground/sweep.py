@@ -65,7 +65,7 @@ def _is_its_own(result):
 
 
 def lines_along(results, axes, axis):
-    """Results of one variant, grouped by all axes but one: [({name: value} of the others, [results along the axis])]."""
+    """Return the results of a variant, grouped by all axes but one: [({name: value} of the others, [results along it])]."""
     others = [name for name in axes if name != axis]
     groups = {}
     for result in sorted(results, key=lambda result: [place_on(axes, name, result) for name in (*others, axis)]):
@@ -75,7 +75,7 @@ def lines_along(results, axes, axis):
 
 
 def value(settings, name):
-    """Of a constant, the same before and after JSON."""
+    """Return the value of a constant, the same before and after JSON."""
     found = settings[name]
     return tuple(found) if isinstance(found, list) else found
 

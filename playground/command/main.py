@@ -27,7 +27,7 @@ PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
 
 
 def run_all(arguments=None):
-    """Everything, one table. Returns the exit status."""
+    """Judge everything, in one table. Returns the exit status."""
     given = run_all_parser().parse_args(arguments)
     if given.list:
         return _status(lambda: look.list_all(given.models.split(",") if given.models else None))
@@ -43,7 +43,7 @@ def run_all(arguments=None):
 
 
 def compare(arguments=None):
-    """One model in depth, many pairs, or a look at a variant. Returns the exit status."""
+    """Judge one model in depth or many pairs, or look at a variant. Returns the exit status."""
     does, given = parse_compare(arguments)
     if extra := EXTRAS.get(does):
         return _status(lambda: extra(given))

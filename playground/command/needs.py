@@ -18,7 +18,7 @@ class Impossible(Exception):
 
 
 def require_eval_results(file, pairs):
-    """KernelBench's format has its numbers for keys, and one file a level."""
+    """Raise Impossible for pairs without KernelBench's numbers, or one file for several levels."""
     unnumbered = [pair.solution for pair in pairs.pairs if pair.level is None or pair.problem_id is None]
     if unnumbered:
         raise Impossible(
@@ -59,7 +59,7 @@ def tell_how_to_step(tasks, device):
 
 
 def missing_folder(places):
-    """Of those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
+    """Return the first folder of builds or temporary files that cannot be used: every variant would be blamed for it."""
     emulator = ("the emulator's builds", cuda_emulator.CACHE_VARIABLE, cuda_emulator.cache_folder)
     folders = [emulator] if "emulator" in places else []
     if places - {"emulator"}:
@@ -68,7 +68,7 @@ def missing_folder(places):
 
 
 def clear_locks():
-    """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
+    """Remove what builds that were killed have left: a lock on which the next one would wait for ever, folders."""
     cuda_emulator.sweep()
     runner.sweep()
     locks = build_locks.clear_stale_locks()

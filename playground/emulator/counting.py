@@ -21,7 +21,7 @@ def traffic(found, unit):
 
 
 def figures():
-    """{kernel: {figure: number}} of what has run since the last reset; memory that a kernel does not use is left out."""
+    """Return {kernel: {figure: number}} of what has run since the last reset; memory that a kernel does not use is left out."""
     result = {}
     for kernel, found in emulator.counts().items():
         accesses = {
@@ -40,14 +40,14 @@ def figures():
 
 
 def counted(function):
-    """(function's result, the figures of the kernels that it ran)"""
+    """Return (function's result, the figures of the kernels that it ran)"""
     emulator.reset_counts()
     result = function()
     return result, figures()
 
 
 def measure(model, variant, settings):
-    """{"settings", "compiler", "source_sha256", "forward", "training forward", "backward"}.
+    """Return {"settings", "compiler", "source_sha256", "forward", "training forward", "backward"}.
 
     The last two are None for one that does not train.
 
@@ -82,7 +82,7 @@ def command(model, variant):
 
 
 def measure_apart(model, variant):
-    """measure() in a process of its own. Raises RuntimeError with what it printed when it fails."""
+    """Return measure() of a process of its own. Raises RuntimeError with what it printed when it fails."""
     done = subprocess.run([sys.executable, *command(model, variant)], cwd=catalog.ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"counting {model.name}/{variant.name} failed:\n{done.stderr[-2000:]}")

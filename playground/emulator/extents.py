@@ -16,7 +16,7 @@ from playground.emulator.step import parse
 
 
 def run(model, variant, settings, training=False, seconds=5.0):
-    """One forward pass, with `training` a backward one too. Returns the launches; raises Finding."""
+    """Run one forward pass, with `training` a backward one too. Returns the launches; raises Finding."""
     checked = emulator.install(mode="check", source_file=str(variant.path), time_limit=seconds)
     with emulator.without_values(), checked:
         problem = catalog.load_problem(model.path, settings)

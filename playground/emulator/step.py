@@ -35,14 +35,14 @@ def parse(module, about, arguments, *more, sets=True):
 
 
 def arguments_for(model, variant, settings):
-    """The arguments of Python that run this module on a model's variant at these settings."""
+    """Return the arguments of Python that run this module on a model's variant at these settings."""
     chosen = [f"{name}={value!r}" for name, value in settings.items()]
     command = ["-m", "playground.emulator.step", "--model", str(model.path), "--variant", str(variant.path)]
     return [*command, *(["--set", *chosen] if chosen else [])]
 
 
 def recipe(model, variant, settings):
-    """The text that tells how to step through the variant."""
+    """Return the text that tells how to step through the variant."""
     kernel = emulator.first_kernel(variant.path.read_text())
     if kernel is None:
         return (

@@ -50,7 +50,7 @@ def named(found):
 
 
 def likely_precision(reference, actual, lowered):
-    """A remark on the error of `actual`, such as "its error is that of operands in bf16"; None where it resembles nothing.
+    """Return a remark on an error, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
     `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
     of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on

@@ -112,7 +112,7 @@ def _differing(before, after):
 
 
 def changed(before, after, names=None):
-    """One line on what differs between two states, or on those of `names`; None when nothing does."""
+    """Return one line on what differs between two states, or on those of `names`; None when nothing does."""
     names = _differing(before, after) if names is None else names
     if not names:
         return None
@@ -125,7 +125,7 @@ def changed(before, after, names=None):
 
 
 class SideEffects:
-    """The side effects of one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
+    """Find the side effects of one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
 
     Or a backward pass: `upstream` are the gradients of its outputs; ask `writes` after.
     """
@@ -154,7 +154,7 @@ class SideEffects:
         return of_flags | {check: reason for check, reason in reasons.items() if reason}
 
     def writes(self):
-        """Return what was written to of all that it was given, in one line; None where nothing was."""
+        """Return one line on what was written to of all that the call was given; None where nothing was."""
         return self._written(self._tensors)
 
     def _written(self, names):
@@ -490,7 +490,7 @@ class _Operators(_Counting, TorchDispatchMode):
 
 
 def copies(inputs):
-    """Return the same in other memory."""
+    """Return a list of inputs in other memory."""
     return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
 
 
@@ -500,7 +500,7 @@ def _without_content(inputs):
 
 
 def other_content(value):
-    """Something of the same form that no call has seen."""
+    """Return something of a value's form that no call has seen."""
     if tensors.differentiable(value):
         return 0.75 * value
     return value.flip(0) if isinstance(value, torch.Tensor) and value.dim() else value

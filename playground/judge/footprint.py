@@ -36,8 +36,8 @@ class Footprint:
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
         candidate and the referee have them, the weights; of what is compared, the float64 reference with its masks for each
         probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs;
-        the others take less, and not at the same time. Repeated probes are only there where everything is compared; where it
-        is a part, each process draws the inputs, on the device.
+        the others take less, and not at the same time. Where only a part is compared, each process draws the inputs, on the
+        device.
         """
         in_part = share < 1.0
         own = OWN_PROBES + (0 if in_part else REPEATED)
@@ -57,8 +57,7 @@ class Footprint:
         return {"host": 2 * bytes_of_call + HOST_BYTES[place], "files": 0, "device": on_device}
 
     def share_for(self, place, host, most=math.inf):
-        """The share of all results that can be compared with so many bytes of host memory, and in the time that `most` bytes of
-        one of them take."""
+        """Return the share of all results for which so many bytes of host memory, and the time for `most` bytes of one, do."""
         largest = max(self.inputs, self.outputs, self.parameters)
         if largest > most:
             return min(self.share_for(place, host), max(LEAST, min(MOST, most / largest)))

@@ -62,7 +62,7 @@ def install():
 
 @contextlib.contextmanager
 def watched(run):
-    """While active, a call of an own library's function through ctypes is run(function, args, kwargs)."""
+    """Have run(function, args, kwargs) make each call of an own library's function through ctypes while this is active."""
 
     def call(function, *args, **kwargs):
         def plain(*args, **kwargs):
@@ -172,7 +172,7 @@ def is_own(address):
 
 @functools.cache
 def is_own_library(path):
-    """Whether a library is none of the system's, of Python's and its packages', of CUDA's, or of a compiler of Python's."""
+    """Return whether a library is none of the system's, of Python's and its packages', of CUDA's or a Python compiler's."""
     if "/" not in path:
         return False  # the program itself
     spellings = Path(path).absolute(), Path(path).resolve()
@@ -210,12 +210,12 @@ def tensors_at(args):
 
 
 def gives_memory(args):
-    """Whether there is an address among the arguments of a call, or a number as large as one."""
+    """Return whether there is an address among the arguments of a call, or a number as large as one."""
     return any(address >= LEAST for address in _addresses(args))
 
 
 def tensors_of_result(result):
-    """As tensors_at, of the pointer that a function gave; nothing for what is no pointer, or points to unknown memory."""
+    """Return tensors_at the pointer that a function gave; nothing for what is no pointer, or points to unknown memory."""
     if not isinstance(result, ctypes._Pointer | ctypes.c_void_p) and _of_cffi(result) is None:
         return []
     return _Memory().pointed_to([result])

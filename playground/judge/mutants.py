@@ -258,7 +258,7 @@ _OF_THE_WHOLE = (
 
 
 def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
-    """[(probe, Results in float64)] on inputs that are not the check's, to tell which mutants differ from the original at all.
+    """Return [(probe, Results in float64)] on other inputs than the check's, to tell which mutants differ from the original.
 
     Those that the original does not take, as multinomial takes no negative ones, are left out; there is always one.
     """

@@ -115,13 +115,13 @@ class Call:
 
     @property
     def first(self):
-        """The operand on which the operator works, if it is a tensor, else None."""
+        """Return the operand on which the operator works, if it is a tensor, else None."""
         value = self.get(self._operand)
         return value if isinstance(value, torch.Tensor) else None
 
     @property
     def input(self):
-        """The first tensor; raises Unfit where the call has none."""
+        """Return the first tensor; raises Unfit where the call has none."""
         return _tensor(self.first)
 
     def with_input(self, value):

@@ -64,11 +64,11 @@ class Oracle:
         self._draws = False  # whether a call was seen to draw random numbers
 
     def eager(self, probe):
-        """As PyTorch runs it by default. On a copy, since a call may change the model."""
+        """Return the Results of the original as PyTorch runs it by default, on a copy, since a call may change the model."""
         return self._run(tensors.copy_model(self._model), self._given(probe), probe)
 
     def whole(self, probe):
-        """As eager, all of it; a large result stays on the device where there is room."""
+        """Return what `eager` does, all of it; a large result stays on the device where there is room."""
         oracle = Oracle(self._model, self._device, stays_on_device=self._sample.is_part)
         try:
             outcome = oracle.eager(probe)
@@ -94,7 +94,7 @@ class Oracle:
         return self._in_float64(probe, contextlib.nullcontext())
 
     def rounded_operands(self, probe, to="tf32", families=frozenset(FAMILIES)):
-        """In float64, with the operands of the operators of these families rounded to a precision; several, if outputs are few.
+        """Return Results in float64 with operands of these families rounded to a precision; several, if outputs are few.
 
         The largest error of three outputs says little about the error of another kernel's three; that of many tries does. All
         but the first are in float32, whose own error is small beside the precision's, several times as fast, and have None for
@@ -111,14 +111,14 @@ class Oracle:
         return results
 
     def lowered(self, probe, precision):
-        """What "tf32", "fp16" or "bf16" permits, in float64: operands of products, or else every result, rounded to it."""
+        """Return what "tf32", "fp16" or "bf16" permits, in float64: operands of products, or else results, rounded to it."""
         operands = self.rounded_operands(probe, precision)
         if precision == "tf32":
             return operands
         return [*operands, *(self._in_float64(probe, RoundedResults(precision, seed)) for seed in RESULTS)]
 
     def permitted(self, probe, precision):
-        """Results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits.
+        """Return results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits.
 
         "fp16" and "bf16" are those of a model that is all in them: each step may be rounded.
         """
@@ -141,7 +141,7 @@ class Oracle:
         return found + [self._perturbed(probe, Reordered(ORDERS[0], seed)) for seed in more]
 
     def perturbed(self, probe, count, **how):
-        """As many results of the float32 model with everything off by a few units in the last place; see Perturbed."""
+        """Return `count` results of the float32 model with everything off by a few units in the last place; see Perturbed."""
         return [self._perturbed(probe, Perturbed(seed, **how)) for seed in range(count)]
 
     def decisions(self, probe, reference):
@@ -161,7 +161,7 @@ class Oracle:
         return moved
 
     def rounded_at_each_step(self, probe, count, dtype):
-        """As many results of the float32 model in which every step is off by all that rounding to `dtype` can do."""
+        """Return `count` results of the float32 model in which each step is off by all that rounding to `dtype` can do."""
         return self.perturbed(probe, count, dtype=dtype, units=0.5)
 
     def _perturbed(self, probe, mode, kept=None):
@@ -184,7 +184,7 @@ class Oracle:
         return families.found & set(FAMILIES)
 
     def mutated(self, mutate, probe):
-        """As eager, of what `mutate` makes of a copy of the model."""
+        """Return what `eager` does, of what `mutate` makes of a copy of the model."""
         return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe)
 
     def mutated_in_float64(self, mutate, probe):
@@ -327,7 +327,7 @@ def _raising_alike():
 
 
 def gradients_of(outcomes, name):
-    """Return those of that name that the outcomes have."""
+    """Return the gradients of that name that the outcomes have."""
     return [outcome.gradients[name] for outcome in outcomes if outcome.gradients[name] is not None]
 
 

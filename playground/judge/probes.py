@@ -188,13 +188,13 @@ impulse, nan, infinity = _first(_impulse), _special(_with_nan), _special(_with_i
 
 
 def weights(problem, seed, parameters):
-    """Normal values, under weights that are 8 times as large: non-linear functions leave their linear zone."""
+    """Return normal values, and weights that are 8 times as large: non-linear functions leave their linear zone."""
     step = {name: -7 * value.detach().cpu() for name, value in parameters.items() if tensors.differentiable(value)}
     return replace(normal(problem, seed), step=step)
 
 
 def step(problem, seed, parameters):
-    """Normal values after an optimiser's step that changes every weight by about its own size, in place."""
+    """Return normal values, and an optimiser's step that changes every weight by about its own size, in place."""
     made = normal(problem, seed)
     for name, value in parameters.items():
         if tensors.differentiable(value):
@@ -209,7 +209,7 @@ def autocast(problem, seed):
 
 
 def evaluated(problem, seed):
-    """Normal values in eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
+    """Return normal values for eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
     return replace(normal(problem, seed), evaluates=True)
 
 

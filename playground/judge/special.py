@@ -21,7 +21,7 @@ class Contained(Reference):
         super().__init__(*(each.masked_fill(reached, 0) for each in (reference, eager, *permitted)))
 
     def permitting(self, *more):
-        """As Reference.permitting."""
+        """Return what Reference.permitting does."""
         return super().permitting(*(result.masked_fill(self._reached, 0) for result in more))
 
     def compare(self, name, actual):

@@ -67,11 +67,10 @@ class Reference:
 
     `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements;
     their largest magnitude where they do not vary; the size of the terms that cancel where they are zero but for rounding; 1
-    where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation: that of three
-    elements alone may be tiny by chance. Elements that overflow in eager alone count as not finite: no error can be measured
-    there, and an infinite one would permit everything elsewhere. `decisions()` gives how far near decisions may move each
-    element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none. Of complex
-    tensors the two parts are compared: `float64` has them along a last dimension.
+    where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation, which may be
+    tiny by chance. Elements that overflow in eager alone count as not finite. `decisions()` gives how far near decisions may
+    move each element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none.
+    Of complex tensors the two parts are compared: `float64` has them along a last dimension.
     """
 
     def __init__(self, reference, eager, *permitted, others=(), decisions=None):
@@ -107,7 +106,7 @@ class Reference:
             self._blunt_eager = eager
 
     def permitting(self, *more):
-        """This Reference where a variant's own precision permits these results as well, and overflows where they do."""
+        """Return this Reference where a variant's own precision permits these results as well, and overflows where they do."""
         wider = copy.copy(self)
         more = [as_real(result) for result in more]
         for result in more:
@@ -117,7 +116,7 @@ class Reference:
         return wider
 
     def accepting(self, limit):
-        """This Reference where errors up to `limit`, of its spread, were accepted."""
+        """Return this Reference where errors up to `limit`, of its spread, were accepted."""
         wider = copy.copy(self)
         wider.allowed, wider._allowed_rms = max(self.allowed, limit), max(self._allowed_rms, limit)
         return wider
@@ -165,7 +164,7 @@ class Reference:
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
     def takes(self, values):
-        """Whether these values would be right, of whatever type they are; complex ones have their parts in a last dimension."""
+        """Return whether these values, of any type, would be right; complex ones have their parts in a last dimension."""
         if values.shape != self.float64.shape or self._wrongly_special("", values := values.cpu()):
             return False
         return self._too_far("", values)[1] is None
@@ -236,7 +235,7 @@ def _blocks(tensor):
 
 
 def largest_difference(actual, expected):
-    """Of two tensors of one form, in their own units; infinite where only one has a NaN, or another infinity."""
+    """Return that of two tensors of one form, in their units; infinite where only one has a NaN, or another infinity."""
     largest = 0.0
     for value, other in zip(*map(_blocks, map(as_real, (actual, expected))), strict=True):
         other = other.to(value.device)

@@ -26,7 +26,7 @@ def lines(check):
 
 
 def work(found):
-    """One line on the variant's own kernels."""
+    """Return one line on the variant's own kernels."""
     if found["note"]:
         return found["note"]
     share, calls = found.get("own_share"), found["own_calls"]

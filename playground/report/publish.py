@@ -12,6 +12,7 @@ plot leave it out, and the ladders' tables name it.
 import argparse
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,7 @@ OTHER_KERNELS = {  # those that are not the variant's, by a part of their names
     "elementwise_kernel": "PyTorch: elementwise",
 }
 OUTSIDE, LEAST_SHARE = "outside the profiled kernels", 0.02  # what these leave of the measured time; of it, to be told
+LONGEST_REASON = 100  # characters of a cell
 KERNELS_HEAD = ("step", "where its time goes, by PyTorch's profiler")
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
 PICTURE = (
@@ -212,7 +214,8 @@ def _ladder(root, run, path, model):
         caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs."
     caption += " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
     steps = [(_link(path, model, each["variant"]), *_kernels(each)) for each in results if each["time_ms"]]
-    kernels = f"\n\n{markdown_table(KERNELS_HEAD, steps)}" if any(len(step) > 1 for step in steps) else ""
+    several = [step for step in steps if "%, " in "".join(step[1:])]
+    kernels = f"\n\n{markdown_table(KERNELS_HEAD, several)}" if several else ""
     return f"{title}\n\n{markdown_table(HEAD, rows)}\n\n{caption}{kernels}"
 
 
@@ -248,7 +251,7 @@ def _figures(result):
     if result is None:
         yield "not measured yet"
     elif result["verdict"] != "pass":
-        yield markdown_cell(f"{result['verdict']}: {result['reason']}")
+        yield markdown_cell(textwrap.shorten(f"{result['verdict']}: {result['reason']}", LONGEST_REASON, placeholder=" ..."))
     elif result["time_ms"] is None:
         yield "passed, not timed"
     else:

@@ -40,7 +40,7 @@ class Point:
 
     @property
     def rate(self):
-        """FLOPs a second."""
+        """Return FLOPs a second."""
         return self.work["flops"] / self.milliseconds * 1e3
 
 

@@ -23,7 +23,7 @@ class Sweep(View):
 
 
 def show(report, axes, console):
-    """Everything about a swept document; `axes` are {name: values}."""
+    """Print everything about a swept document; `axes` are {name: values}."""
     print_folded(console, figures.machine(report["environment"]), style="dim")
     for (model, variant), results in by_variant(report["results"]).items():
         console.print()

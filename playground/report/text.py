@@ -6,7 +6,7 @@ NOTHING = "-"
 
 
 def significant(value):
-    """Three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
+    """Return three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
     if value is None or not math.isfinite(value):
         return NOTHING
     exponent = int(f"{value:.2e}".partition("e")[2])
@@ -16,7 +16,7 @@ def significant(value):
 
 
 def scientific(value):
-    """Three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
+    """Return three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:

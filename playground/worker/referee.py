@@ -33,7 +33,7 @@ class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
     def size_up(self, problem, settings, place, precision=None):
-        """The problem's footprint.Footprint, as a dict, before anything of it is computed."""
+        """Return the problem's footprint.Footprint, as a dict, before anything of it is computed."""
         module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
         return vars(footprint.measure(module, by_running=place == "cuda"))  # elsewhere one is judged at a time
 
@@ -101,7 +101,7 @@ class Referee:
         return {}
 
     def side_effects(self):
-        """What the original itself does in a call that a variant must not do unless it does: {"side_effects": [check, ...]}.
+        """Return what the original itself does in a call, so that a variant may do it, too: {"side_effects": [check, ...]}.
 
         And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
         "inference_mode" and "double()", where it does not run in that.
@@ -166,7 +166,7 @@ class Referee:
         return {"differentiable": differentiable, "unusable": unusable, "form": self.forms[probe], "shapes": shapes}
 
     def tells_nothing(self):
-        """{"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation at all; or None}.
+        """Return {"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation; or None}.
 
         Where only samples of them are kept, they are compared within one probe.
         """
@@ -195,7 +195,7 @@ class Referee:
         ]
 
     def ways(self):
-        """{"ways": in which the reference was computed where it could not be in float64, on the device, at once}."""
+        """Return {"ways": in which the reference was computed where it could not be in float64, on the device, at once}."""
         return {"ways": sorted(self.oracle.ways | ({self.sample.text} if self.sample.is_part else set()))}
 
     def _is_finite(self, probe):
@@ -342,7 +342,7 @@ class Referee:
         return {}
 
     def outer_time(self, side, step, calls, compares, declared, seconds):
-        """{"calls": OnGpu.time's}; `declared` is what the variant is permitted, as in compare_outputs."""
+        """Return {"calls": OnGpu.time's}; `declared` is what the variant is permitted, as in compare_outputs."""
         references = self._of_timed(step, declared) if compares else None
         return {"calls": self.outer.time(side, calls, references, seconds)}
 
@@ -352,7 +352,7 @@ class Referee:
         return {}
 
     def outer_compare(self, step, places, declared):
-        """{"complaint": what is wrong with the results that are at these places of their file}."""
+        """Return {"complaint": what is wrong with the results that are at these places of their file}."""
         return {"complaint": self.outer.compare(places, self._of_timed(step, declared))}
 
     def outer_close(self):
@@ -378,7 +378,7 @@ class Referee:
         return self._timed_probe(probe, *self.timed[probe])[0]
 
     def oracle_of(self, probe):
-        """The oracle of the original with the weights of a probe."""
+        """Return the oracle of the original with the weights of a probe."""
         if probe.model_seed is not None:
             model = tensors.make_model(self.problem, self.problem.Model, probe.model_seed, self.device)
             return self._oracle(model)
@@ -406,7 +406,7 @@ class Referee:
         return True
 
     def compare_outputs(self, probe, outputs, declared=None, remark=True):
-        """{"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
+        """Return {"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
         "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
         original's are not, "leaked" that the opposite is where it must not be, "uniform" that each of the
@@ -443,7 +443,7 @@ class Referee:
         return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked}
 
     def own_check(self, probe, outputs):
-        """{"complaint": what the problem's own check_outputs(inputs, outputs) says against the outputs in a file, or None}."""
+        """Return {"complaint": what the problem's own check_outputs(inputs, outputs) says of outputs in a file, or None}."""
         try:
             whole = self._results(probe, outputs).outputs
         except tensors.NotTensors as complaint:
@@ -511,7 +511,7 @@ class Referee:
         return None
 
     def compare_gradients(self, probe, gradients, declared=None, shared=False):
-        """{name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
+        """Return {name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
 
         `declared` is as above; with `shared` only those count whose name and shape both models have; "decided" says that a
         gradient is right for near decisions alone (see tolerance.py).
@@ -554,7 +554,7 @@ class Referee:
         return vars(compared) | {"class": accuracy.WRONG}
 
     def grade(self, probe, outputs):
-        """{"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
+        """Return {"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
         references, _ = self.references[probe]
         try:
             whole = self._results(probe, outputs)

@@ -14,7 +14,7 @@ MOST_SOURCE = 200_000  # characters; of longer sources in all, only the lines ar
 
 
 def page(document, known):
-    """Everything the template needs. `known` are Files, in any order."""
+    """Return everything the template needs. `known` are Files, in any order."""
     results, environment, is_suite = document["results"], document["environment"], bool(document.get("suite"))
     pairs = [(result, *_files(result, known)) for result in results]
     files = {path for *_, path in pairs if path and path.is_file()}
