@@ -10,7 +10,6 @@ import functools
 import hashlib
 import math
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -24,15 +23,15 @@ from pathlib import Path
 import cuda_emulator
 from playground import catalog
 from playground.driver.race import Patience
-from playground.driver.session import Session, SharedSession, load_candidate, submit
-from playground.driver.timing import Measured
+from playground.driver.session import Session, SharedSession, load_candidate
+from playground.driver.timing import OUT_OF_MEMORY, Measured
 from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
 from playground.tensors import NoRoom, is_full, no_room_in
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
 
@@ -40,7 +39,6 @@ LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
 PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose reference and baselines are made ready, or in use
-OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ class Runner:
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
         self._ready = {}  # {(is it never timed?, its Room): a worker that waits}
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
         self._folder, self._hold = None, contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
         self._rooms = {}  # {id(task): (task, its Room)}
@@ -185,7 +183,7 @@ class Runner:
         self._turns = {}  # id(task): the place in the order in which tasks are judged
         self._judged = 0  # of these
         self._shared = {}  # {group: SharedSession}
-        self._footprints = {}  # by group
+        self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
         self._is_over = False
         self._niceness = 0  # of builds
 
@@ -404,9 +402,10 @@ class Runner:
         self._progress.finished("build", *task.names(), result["verdict"] or "built")
 
     def footprint(self, task, size_up):
-        """The Footprint of the task's problem, which the first who needs it asks for."""
-        if task.group not in self._footprints:
-            self._footprints[task.group] = size_up()
+        """The Footprint of the task's problem, which the first who needs it asks for; the others wait."""
+        with self._sizing.setdefault(task.group, threading.Lock()):
+            if task.group not in self._footprints:
+                self._footprints[task.group] = size_up()
         return self._footprints[task.group]
 
     def _room_for_call(self, task):
@@ -480,8 +479,9 @@ class Runner:
     def start_ahead(self, task):
         """Have a process wait for a task: until PyTorch is imported there, seconds pass."""
         kind = task.place == "emulator", self.room(task)
-        if kind not in self._ready:
-            self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
+        with self._taking:
+            if kind not in self._ready:
+                self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
 
     def _leave(self, task):
         """It has its process, or needs none any more."""

@@ -9,8 +9,10 @@ import copy
 import functools
 import math
 import os
+import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import psutil
@@ -35,7 +37,7 @@ from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
-from playground.worker import WorkerFailure, WorkerProcess, pause_others
+from playground.worker import WorkerFailure, WorkerProcess, pause_others, submit
 from playground.worker.referee_client import remove
 
 VARIANT, CONTROL = "variant", "control"
@@ -59,6 +61,7 @@ TRY_MS, SHORT_TRY_MS = 100, 5
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
+OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 OUTER_PAGE = "outer-page"  # the file by which the outer clock's two sides talk
 OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
@@ -93,6 +96,7 @@ class Stopwatch:
         self._room = room
         self._worker = None
         self._control_worker = None
+        self._is_loaded = self._is_control_loaded = False  # whether they have the original
         self._control_fails = None  # why
         self._is_given_up = False
         self._started = {}
@@ -103,14 +107,28 @@ class Stopwatch:
         # Baselines and control have graphs of one mode at a time: a second thread's would end those that are being timed.
         self._in_use = threading.Lock()
 
-    def warm_up(self):
-        """Start what the first timing compares with, which it does otherwise.
+    def start_processes(self):
+        """Start the processes of baselines and control, before there is anything that they could load."""
+        self._worker, self._control_worker = self._new_worker(), WorkerProcess(room=self._room)
 
-        The control comes first: beside a GPU's timings torch.compile goes on for the CPU's baselines, and nothing else does.
+    def warm_up(self):
+        """Start what the first timing compares with, which it does otherwise: the baselines, and beside them the control.
+
+        What finds no memory is tried again then, when fewer processes need some.
         """
-        with self._in_use:
-            self._start_control("forward", ())
+        with self._in_use, ThreadPoolExecutor(1) as beside:
+            control = submit(beside, self._start_control, "forward", ())
             self._start_baselines("forward", ())
+            if not self._is_given_up:
+                self._count_work("forward")
+            control.result()
+            unavailable = self._unavailable["forward"]
+            for name in [name for name, why in unavailable.items() if OUT_OF_MEMORY.search(why)]:
+                del unavailable[name]
+                if name == "floor":
+                    del self._work["forward"]
+            if OUT_OF_MEMORY.search(self._control_fails or ""):
+                self._control_fails = None
 
     def give_up(self):
         """End what `warm_up` has not finished: nobody needs it any more."""
@@ -418,11 +436,12 @@ class Stopwatch:
         if self._control_fails:
             return None
         try:
-            if self._control_worker is None:
-                self._control_worker = WorkerProcess(room=self._room)
+            if not self._is_control_loaded:
+                self._control_worker = self._control_worker or WorkerProcess(room=self._room)
                 self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
                 like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
                 judge(self._control_worker, self._referee, like_a_variant, self._options.time_limit)
+                self._is_control_loaded = True
             mode = step_of(mode) if "eager" in not_graphed else mode
             side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))
             if not self._is_warm(side):
@@ -435,7 +454,7 @@ class Stopwatch:
         """No control any more: where one process could not run the original, the next one will not."""
         self._control_fails = reason
         self._control_worker.close()
-        self._control_worker = None
+        self._control_worker, self._is_control_loaded = None, False
 
     def _asker(self, worker):
         def ask(request, **arguments):
@@ -446,33 +465,48 @@ class Stopwatch:
     def _ask_baselines(self, request, **arguments):
         """Ask the process of the baselines; a new one when the last one died."""
         try:
-            if self._worker is None:
-                self._worker = WorkerProcess(bears_a_gpu=self._task.place == "cpu")
+            if not (self._worker and self._is_loaded):
+                self._worker = self._worker or self._new_worker()
                 self._worker.ask("baselines.load", self._options.time_limit, **self._original)
+                self._is_loaded = True
             return self._worker.ask(f"baselines.{request}", self._options.time_limit, **arguments)
         except WorkerFailure:
             self._worker.close()
-            self._worker = None
-            self._started = {}
+            self._worker, self._is_loaded, self._started = None, False, {}
             raise
+
+    def _new_worker(self):
+        """A process for the baselines. What torch.compile makes there for the CPU goes on beside a GPU's timings."""
+        return WorkerProcess(bears_a_gpu=self._task.place == "cpu")
 
     def _floor(self, result, mode):
         """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
         place = self._task.place
-        try:
-            if place not in self._measured.ceilings:
-                with self._alone(None):
-                    self._measured.ceilings[place] = self._ask_baselines("ceilings")
-            if mode not in self._work:
-                self._work[mode] = self._ask_baselines("work", name=self._task.model.catalogued_as, counted=mode)
-        except WorkerFailure as failure:
-            self._work[mode] = None  # not tried again: the process of the baselines went with it
-            self._unavailable.setdefault(mode, {})["floor"] = str(failure)
-        work = self._work[mode]
-        if work is None:
+        work = self._count_work(mode)
+        if work and place not in self._measured.ceilings:
+            with self._alone(None):
+                ceilings = self._ask_for_floor(mode, "ceilings")
+            if ceilings:
+                self._measured.ceilings[place] = ceilings
+            else:
+                work = self._work[mode] = None
+        if not work:
             return {"floor_ms": None, "floor_bound": None, "work": None}
         found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
         return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+
+    def _count_work(self, mode):
+        """What `baselines.work` says of a mode; None where it cannot be counted."""
+        if mode not in self._work:
+            self._work[mode] = self._ask_for_floor(mode, "work", name=self._task.model.catalogued_as, counted=mode)
+        return self._work[mode]
+
+    def _ask_for_floor(self, mode, request, **arguments):
+        """A reply of the baselines; None where there is none, with the reason in `_unavailable`: their process went with it."""
+        try:
+            return self._ask_baselines(request, **arguments)
+        except WorkerFailure as failure:
+            self._unavailable.setdefault(mode, {})["floor"] = str(failure)
 
     def _certain(self, work):
         """The arguments of floors.impossible but for the time."""
