@@ -245,9 +245,9 @@ class Runner:
             try:
                 built = {}
                 for task, result in (pair for pairs in models for pair in _in_building_order(pairs)):
-                    emulated = functools.partial(self._build_and_check, task, result, finish)
-                    build = emulated if task.place == "emulator" else functools.partial(self._build_in_turn, task, result)
-                    built[id(result)] = submit(building, build)
+                    emulated = functools.partial(self._check_and_time, finish=finish, build=True)
+                    build = emulated if task.place == "emulator" else self._build_in_turn
+                    built[id(result)] = submit(building, build, task, result)
                 if at_once > 1:
                     self._prepare_ahead(preparing, self._coming)
                 self._judge_all(built, judging, in_turn, finish, beside_others=at_once > 1)
@@ -274,7 +274,7 @@ class Runner:
         """
         earlier = None
         for task in {task.group: task for task in tasks}.values():
-            submit(preparing, functools.partial(self._prepare, task, earlier))
+            submit(preparing, self._prepare, task, earlier)
             earlier = self._shared[task.group]
 
     def _prepare(self, task, earlier):
@@ -296,18 +296,14 @@ class Runner:
             else:
                 finish(task, result)
 
-        judged = [
-            submit(judging, functools.partial(self._judge, built[id(result)], task, result, finish_or_postpone))
-            for task, result in in_turn
-        ]
+        judged = [submit(judging, self._judge, built[id(result)], task, result, finish_or_postpone) for task, result in in_turn]
         for call in [*judged, *built.values()]:
             call.result()
         for task, result in postponed:
             built = {key: result[key] for key in ("build_seconds", "built", "ptxas")}
             result.update(blank_result(task) | built)
             self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
-            self._check_and_time(task, result)
-            finish(task, result)
+            self._check_and_time(task, result, finish)
 
     def _judge(self, build, task, result, finish):
         build.result()
@@ -316,14 +312,14 @@ class Runner:
         with self._turn:
             self._judged += 1
             self._turn.notify_all()
-        self._check_and_time(task, result)
-        self._leave(task)
-        finish(task, result)
+        self._check_and_time(task, result, finish)
 
-    def _check_and_time(self, task, result, **how):
+    def _check_and_time(self, task, result, finish, build=False):
         with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
-                shared.session().check_and_time(task, result, **how)
+                shared.session().check_and_time(task, result, build)
+        self._leave(task)
+        finish(task, result)
 
     def close(self):
         """End what the variants of the last model shared, and what waits for the next."""
@@ -379,10 +375,6 @@ class Runner:
             if worker := self._ready.pop((task.place == "emulator", room), None):
                 worker.close()
             room.close()
-
-    def _build_and_check(self, task, result, finish):
-        self._check_and_time(task, result, build=True)
-        finish(task, result)
 
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""

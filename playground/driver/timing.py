@@ -228,7 +228,10 @@ class Stopwatch:
             try:
                 race = self._race(worker, result, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
-                self._note_failure(failed, mode)
+                if failed.side.name == CONTROL:
+                    self._give_up_control(failed.reason)
+                else:
+                    self._unavailable[mode][failed.side.name] = failed.reason
                 continue
             tries -= 1
             disturbance = race.disturbance()
@@ -264,8 +267,11 @@ class Stopwatch:
     def _short_of_memory(self, others):
         """Why PyTorch may be slower than it is, beside a variant's process that stands still; None where nothing says so."""
         eager = next((side for side in others if side.name == "eager"), None)
-        if eager and self._task.place == "cuda":
-            return memory_complaint(self._ask_baselines("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib))
+        if not eager or self._task.place != "cuda":
+            return None
+        free, needed = self._ask_baselines("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib)
+        said = f"only {free:.3g} MiB of GPU memory are free beside it, PyTorch may need {needed:.3g}"
+        return said if free < needed else None
 
     def _pausing(self, worker):
         """What the variant's processes stand still under; those of the project's own files need not."""
@@ -287,19 +293,22 @@ class Stopwatch:
 
     def _conclude(self, worker, result, mode, race, control, disturbance):
         """The timings that follow from a race."""
-        variant, others = race.variant, race.others
+        variant, others, eager = race.variant, race.others, race.reference
         if not control:
             why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
             disturbance = f"there is no control: {why}"
         disturbance = result.get("unvaried") or race.short_of_memory or disturbance
         notes = clocks.notes(*race.clocks)
-        eager = next((side for side in others if side.name == "eager"), None)
         if sum(variant.late) > OFTEN * len(variant.late):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
             back_to_back, limit = self._own_clock(variant, eager, load, self._pausing(worker))
-        if back_to_back > limit and self._is_shared(race):
+        is_shared = False
+        if back_to_back > limit:  # by whoever works on the GPU while the variant stands still: its own work excuses nothing
+            with self._alone(None):
+                is_shared = race.is_shared()
+        if is_shared:
             disturbance = disturbance or SHARED
         else:
             notes += self._heed_own_clock(variant, back_to_back, limit, load)
@@ -328,12 +337,6 @@ class Stopwatch:
             **floor,
         }
 
-    def _note_failure(self, failed, mode):
-        if failed.side.name == CONTROL:
-            self._give_up_control(failed.reason)
-        else:
-            self._unavailable[mode][failed.side.name] = failed.reason
-
     def _secrets(self, mode):
         """Seeds whose results the referee knows: the same for all variants, each of which meets them at a time of its own.
 
@@ -356,11 +359,6 @@ class Stopwatch:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
 
-    def _is_shared(self, race):
-        """Whether another process works on the GPU while the variant's stands still: its own work excuses nothing."""
-        with self._alone(None):
-            return race.is_shared()
-
     def _own_clock(self, variant, eager, load, paused):
         """(milliseconds a call back to back, how many there may be by the variant's own times).
 
@@ -381,7 +379,11 @@ class Stopwatch:
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
             if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
-            notes.append(busy_note(claimed, seen, load))
+            notes.append(
+                f"the machine was busy: other processes used {load.share:.0%} of the cores while the clocks were compared, so "
+                f"the {claimed:.3g} ms a call that its process reports may be true, or not: the driver's clock sees "
+                f"{seen:.3g} ms; run again when it is quiet"
+            )
         if seen > limit and place == "cuda":
             variant.rounds[:] = [[sample + seen - claimed for sample in samples] for samples in variant.rounds]
             notes.append(f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts")
@@ -417,15 +419,13 @@ class Stopwatch:
 
     def _is_warm(self, side):
         """Whether its process has run it before, and still can."""
-        started = self._started.get((side.name, side.mode))
-        if started:
+        if started := self._started.get((side.name, side.mode)):
             side.resume(started)
         return bool(started)
 
     def _warm_up(self, side):
-        """A graph is captured each time, since a worker keeps those of one mode only."""
         started = side.start()
-        if not side.mode.startswith(GRAPHED):
+        if not side.mode.startswith(GRAPHED):  # a worker keeps graphs of one mode only: each time one is captured
             self._started[side.name, side.mode] = started
 
     def _start_control(self, mode, not_graphed):
@@ -547,13 +547,11 @@ def too_slow_to_graph(baselines_ms):
 
 def graph_notes(eager, graphed):
     """What to say about a step under a CUDA graph where the baseline that counts without one is missing."""
-    notes = []
-    usual = (eager["outcome"] or {}).get("against")
-    if usual in graphed["baselines_unavailable"]:
-        against = (graphed["outcome"] or {}).get("against")
-        instead = f"the ratio is over {baseline_name(against)}" if against else "there is no ratio"
-        notes.append(f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}")
-    return notes
+    usual, against = ((timings["outcome"] or {}).get("against") for timings in (eager, graphed))
+    if usual not in graphed["baselines_unavailable"]:
+        return []
+    instead = f"the ratio is over {baseline_name(against)}" if against else "there is no ratio"
+    return [f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}"]
 
 
 def own_clock(side, claimed, limit, load=None):
@@ -588,19 +586,6 @@ def taken_by_others(load, place):
     they may stand still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
     """
     return min(1.0, load.cores) if place == "cpu" else load.share
-
-
-def memory_complaint(free, needed):
-    """Say that there is less GPU memory free, in MiB, than is needed; None where there is enough."""
-    return None if free >= needed else f"only {free:.3g} MiB of GPU memory are free beside it, PyTorch may need {needed:.3g}"
-
-
-def busy_note(claimed, seen, load):
-    return (
-        f"the machine was busy: other processes used {load.share:.0%} of the cores while the clocks were compared, so the "
-        f"{claimed:.3g} ms a call that its process reports may be true, or not: the driver's clock sees {seen:.3g} ms; "
-        "run again when it is quiet"
-    )
 
 
 def outcome(variant, others, result, control, disturbance=None):
@@ -661,8 +646,8 @@ def _training_modes(result):
     gradients = result["check"]["gradients"]
     if _tags(result) & {"no-gradient", "wrong-gradient", "gradient"} or not gradients or "unsupported" in gradients:
         return []
-    modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
-    return modes + (["weights_and_input"] if any(name.startswith("input") for name in gradients) else [])
+    of_inputs = [name.startswith("input") for name in gradients]
+    return ["weights"] * (not all(of_inputs)) + ["weights_and_input"] * any(of_inputs)
 
 
 def _probe_name(mode, seed):

@@ -261,7 +261,8 @@ class WorkerProcess:
             return f"ended the process (exit status {status})"
         hint = ", which is how a machine that is out of memory ends a process" if -status == signal.SIGKILL else ""
         place = crash_place(self.output())
-        crashed = f"crashed ({_name_of_signal(-status)}{f' in {place}' if place else ''}{hint})"
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"  # a real-time one
+        crashed = f"crashed ({name}{f' in {place}' if place else ''}{hint})"
         return sandbox.named(crashed, self.room.limits) if self.room else crashed
 
     def output(self):
@@ -363,11 +364,6 @@ def _part_of(file, count):
         return ""
     start = max(0, os.fstat(file.fileno()).st_size + count) if count < 0 else 0
     return os.pread(file.fileno(), abs(count), start).decode(errors="replace")
-
-
-def _name_of_signal(number):
-    """'SIGSEGV'; real-time signals have no names."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def kill_family(process):

@@ -211,7 +211,9 @@ def on_gpu(tmp_path, monkeypatch):
         for file in files:
             file.write_text("class ModelNew: ...")
         tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
-        session = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
+        session = SimpleNamespace(
+            group=None, check_and_time=lambda task, result, build: judge(task, result), close=lambda: None
+        )
         monkeypatch.setattr(Runner, "build", build)
         monkeypatch.setattr(Runner, "session_for", lambda *_: session)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
