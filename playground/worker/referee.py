@@ -21,7 +21,7 @@ from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, misfit, place_of
+from playground.worker.interface import WrongInterface, fitting, place_of
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -84,16 +84,11 @@ class Referee:
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
         device = torch.device(tensors.PLACES[place])
         module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-        try:
+        with fitting(module.Model, "__init__", module.get_init_inputs(), "get_init_inputs"):
             model = tensors.make_model(module, module.Model, 0, device)
-        except TypeError as error:
-            raise misfit(error, module.Model, "__init__", module.get_init_inputs(), "get_init_inputs") or error from None
         inputs = tensors.to(tensors.make_inputs(module, 0), device)
-        try:
-            with torch.no_grad():
-                outputs = model(*inputs)
-        except (TypeError, NotImplementedError) as error:
-            raise misfit(error, module.Model, "forward", inputs, "get_inputs") or error from None
+        with torch.no_grad(), fitting(module.Model, "forward", inputs, "get_inputs"):
+            outputs = model(*inputs)
         try:
             tensors.flatten(outputs)
         except TypeError as complaint:
