@@ -229,7 +229,7 @@ def _form(value, t):
 
 
 def _new(shape, stride, dtype, like, was):
-    """Return an output buffer, in the precision to which the inputs were converted, as float64 for the truth."""
+    """Return an output buffer, in the precision to which the inputs were converted, as float64 for the reference."""
     dtype = like.dtype if dtype.is_floating_point and like.dtype != was else dtype
     return torch.empty_strided(shape, stride, dtype=dtype, device=like.device)
 

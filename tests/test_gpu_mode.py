@@ -136,7 +136,7 @@ def test_data_is_taken_apart_and_put_together_with_new_memory_for_the_output(loa
     assert x is values[0] and more["bias"] is values[1] and more["step"] == 0.5 and tuple(output.shape) == (40,)
     assert gpu_mode.data([*values, form])[2].data_ptr() != output.data_ptr()
     wide = gpu_mode.data([*(value.double() for value in values), form])
-    assert wide[2].dtype == torch.float64, "the truth is not rounded on its way out"
+    assert wide[2].dtype == torch.float64, "the reference is not rounded on its way out"
     again = loaded.get_inputs()
     assert not torch.equal(again[0], values[0]), "each draw has a seed of its own"
     right = loaded.Model()(*values, form)

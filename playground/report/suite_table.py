@@ -91,7 +91,7 @@ def remarks(summary):
 
 
 def case_rows(cases):
-    """{head: cell} of each solution of a problem with several cases."""
+    """Yield {head: cell} of each solution of a problem with several cases."""
     for each in cases:
         row = {"problem": each["problem"], "solution": each["solution"]}
         for kind in ("test", "benchmark"):
