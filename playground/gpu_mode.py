@@ -29,17 +29,16 @@ ON_GPU_ONLY = re.compile(r"^\s*(?:import|from)\s+(triton|helion|cutlass|cuda|cup
 IN_FLOAT64 = re.compile(r"^def ref_kernel\b(?:(?!^\w).)*(?:float64|\.double\()(?!(?:(?!^\w).)*float)", re.MULTILINE | re.DOTALL)
 DRAWS = 1 << 16  # seeds: a problem that adds its seed to its values would lose them in a large one
 PROBLEM = """from math import inf, nan
-from playground import gpu_mode
+from playground import gpu_mode as of_gpu_mode
 {constants}
-Model, get_inputs, get_init_inputs, model_new_of, check_outputs = gpu_mode.problem({files!r}, {{{arguments}}}, {device!r})
+Model, get_inputs, get_init_inputs, model_new_of, check_outputs = of_gpu_mode.problem({files!r}, {{{arguments}}}, {device!r})
 """
 _kept = functools.cache(lambda text: tempfile.TemporaryDirectory(prefix="playground-gpu-mode-"))  # until this process ends
 
 
 def problems(path):
     """Return the folders of problems: the path itself, or those below it; none where it has to do with no problem."""
-    found = [file.parent for file in sorted(Path(path).rglob(TASK))]
-    return [Path(path)] if Path(path) in found else found
+    return [Path(path)] if Path(path, TASK).is_file() else [file.parent for file in sorted(Path(path).rglob(TASK))]
 
 
 def read(folder, submissions, has_gpu, settings=None):
@@ -101,7 +100,7 @@ def _task(folder):
         raise CatalogError(f"{folder / TASK} needs PyYAML: python -m pip install -r requirements-gpu-mode.txt") from None
     except yaml.YAMLError as error:
         line, what = getattr(getattr(error, "problem_mark", None), "line", 0) + 1, getattr(error, "problem", error)
-        raise CatalogError(f"{folder / TASK}:{line}: no YAML: {what}") from None
+        raise CatalogError(f"{folder / TASK}:{line}: no YAML: {str(what).splitlines()[0]}") from None
     task = {"lang": "py", "multi_gpu": False} | (task if isinstance(task, dict) else {})
     for key, least in {"files": 1, "tests": 1, "benchmarks": 0}.items():
         task[key] = task.get(key) or []
@@ -160,7 +159,7 @@ def problem(files, arguments, device):
     try:
         inspect.signature(make := reference.generate_input).bind(**given)
     except TypeError as error:
-        raise CatalogError(f"{_place(make)}generate_input: {error}; {TASK} gives {', '.join(given)}") from None
+        raise CatalogError(f"{_place(make)}generate_input: {error}; {TASK} gives {', '.join(given) or 'nothing'}") from None
     narrows, checks = IN_FLOAT64.search(files["reference"][1]), hasattr(reference, "check_implementation")
 
     def get_inputs():
@@ -230,7 +229,8 @@ def _form(value, t):
         return repr(value)
     if hasattr(value, "__dict__") and not isinstance(value, type):
         return f"made(sys.modules[{kind.__module__!r}].{kind.__qualname__}, {_form(dict(vars(value)), t)})"
-    raise CatalogError(f"generate_input gives a {kind.__name__}: expected tensors, numbers, texts and collections of them")
+    place = _place(sys.modules["reference"].generate_input)
+    raise CatalogError(f"{place}generate_input gives a {kind.__name__}: expected tensors, numbers, texts and collections")
 
 
 def data(given):

@@ -214,6 +214,8 @@ KERNEL, GENERATOR = (
         ("reference.py", REFERENCE.replace("return (x", "x.none; return (x"), "{}:12: in ref_kernel"),
         ("reference.py", REFERENCE.replace("return (x", "return None; (x"), "{}:10: ref_kernel must return a tensor"),
         ("reference.py", REFERENCE.replace("def ref_kernel", "def kernel"), "{} does not define ref_kernel"),
+        ("reference.py", REFERENCE.replace("return x,", "return range(3),"), "{}:5: generate_input gives a range"),
+        ("reference.py", REFERENCE.replace("return x,", "return 5; x,"), "{}:5: no tensor is made"),
         ("task.py", "STEP = none", "{}:1: in <module>"),
     ],
 )
