@@ -8,9 +8,12 @@ import pytest
 import torch
 from command.test_commands import run
 
-from playground import gpu_mode
-from playground.catalog import ROOT, CatalogError, borrowed_names, load_problem, load_variant
+from playground import gpu_mode, tensors
+from playground.catalog import ROOT, CatalogError, Model, borrowed_names, load_problem, load_variant
+from playground.driver.session import named_failure
+from playground.worker import WorkerFailure
 from playground.worker.failures import describe
+from playground.worker.referee import Referee
 
 EXAMPLE = ROOT / "examples" / "gpu_mode"
 REFERENCE = """
@@ -233,6 +236,18 @@ def test_what_goes_wrong_is_told_at_the_users_own_line(write, name, text, told):
     assert (details if ": in " in told else reason).startswith(told.format(path)), (reason, details)
 
 
+@pytest.mark.parametrize(
+    "reason, details, named",
+    [
+        ("ValueError: no", "/x/reference.py:3: in ref_kernel\nTraceback", "/x/reference.py:3: ValueError: no"),
+        ("/x/reference.py:10: ref_kernel must return a tensor", "", "/x/reference.py:10: ref_kernel must return a tensor"),
+        ("out of memory", "", "/x/p.py: out of memory"),
+    ],
+)
+def test_an_original_that_fails_is_named_by_the_line_of_the_file_that_it_uses(reason, details, named):
+    assert named_failure(Model("p", Path("/x/p.py")), WorkerFailure(reason, details)) == named
+
+
 def test_a_submission_may_change_its_inputs_where_gradients_are_on(write, loaded):
     solution = write("submission.py", SUBMISSION.format(body="x *= 2; return x.sum(1)"))
     *values, form = loaded.get_inputs()
@@ -268,22 +283,52 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("names", [["right", "constant"], pytest.param(list(BODIES), marks=pytest.mark.full)])
+HEAD = "kept = {}\n"
+
+
+@pytest.mark.parametrize(
+    "name, complaint, own",
+    [
+        ("right", None, None),
+        ("constant", "off by", None),
+        ("unwritten", "NaN", "too far"),
+        ("dtype", "has the type torch.float64", None),
+        ("stale", "off by", "too far"),
+    ],
+)
+def test_a_submission_is_compared_on_two_draws(write, tmp_path, name, complaint, own):
+    solution = write("submission.py", HEAD + SUBMISSION.format(body=BODIES[name]))
+    (pair, *_) = gpu_mode.read(solution.parent, None, False).pairs
+    referee, inputs, outputs = Referee(), str(tmp_path / "inputs"), str(tmp_path / "outputs")
+    referee.load(str(pair.problem), {"n": 300, "seed": 1}, "cpu", str(tmp_path / "weights"), seed=1)
+    forward = load_variant(solution, model_new_of=referee.problem.model_new_of).ModelNew()
+    for seed in range(2):
+        referee.prepare("own", "own", seed, inputs)
+        with tensors.uninitialised_is_nan():
+            found = forward(*tensors.load(inputs)["inputs"])
+        tensors.save_results(tensors.Results([found]), outputs)
+    told = referee.compare_outputs("own", outputs, remark=False)["complaint"]
+    assert (complaint in told) if complaint else told is None, told
+    assert referee.own_check("own", outputs) == {"complaint": own}
+
+
+@pytest.mark.parametrize("names", [["right"], pytest.param(list(BODIES), marks=pytest.mark.full)])
 def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path, names):
-    bodies, head = {name: BODIES[name] for name in names}, "kept = {}\n"
-    files = [str(write(f"{name}.py", head + SUBMISSION.format(body=body))) for name, body in bodies.items()]
+    bodies = {name: BODIES[name] for name in names}
+    files = [str(write(f"{name}.py", HEAD + SUBMISSION.format(body=body))) for name, body in bodies.items()]
     folder = str(tmp_path / "squares")
     report = tmp_path / "out.json"
     write("task.yml", TASK | {"tests": TASK["tests"][1:2]})
     options = ["--device", "cpu", "--check-only", "--json", str(report)]
     status, out, err = run("compare.py", "--model", folder, "--variant", *files, *options)
-    assert status == 1, err
+    assert status == (1 if len(names) > 1 else 0), err
     document = json.loads(report.read_text())
     found = {result["variant"]: result for result in document["results"]}
     assert {name: result["verdict"] for name, result in found.items()} == dict.fromkeys(bodies, "fail") | {"right": "pass"}
     accepted = {name for name, result in found.items() if result["check"]["own_check"]["complaint"] is None}
     assert accepted - {"stale"} == {"right", "constant", "dtype"} & bodies.keys()
-    assert "constant, test n=7: the output is off by" in out and "the problem's own check accepts it" in out
+    told = [line for line in out.splitlines() if "constant, test n=7: the output is off by" in line]
+    assert len(told) == names.count("constant") and all("the problem's own check accepts it" in line for line in told)
     (right,) = [each for each in document["suite"]["cases"] if each["solution"] == "right"]
     assert right["test"] == {"right": 1, "ran": 1, "listed": 1} and right["benchmark"] == {"right": 0, "ran": 0, "listed": 2}
     assert right["geometric_mean_ms"] is None and "2 on a GPU only" in out
