@@ -226,11 +226,11 @@ class SharedSession:
 
 
 def named_failure(model, failure):
-    """Return why an original does not run, behind the name of its file and the line, where that is known."""
-    line = re.match(rf"{re.escape(str(model.path))}:(\d+): ", failure.details)
-    if re.match(rf"{re.escape(str(model.path))}:\d+: ", str(failure)):
+    """Return why an original does not run, behind the line, where that is known, in its file or in another that it uses."""
+    if re.match(r"/.*?:\d+: ", str(failure)):
         return str(failure)
-    return f"{model.path}:{line[1]}: {failure}" if line else f"{model.path}: {failure}"
+    place = re.match(r"(/.*?:\d+): ", failure.details)
+    return f"{place[1] if place else model.path}: {failure}"
 
 
 def load_candidate(worker, original, task, options, weights):

@@ -81,7 +81,7 @@ class Candidate(Clocked):
             tensors.known_classes_only()  # those that the problem's file has made, too
         fresh = catalog.load_problem(problem, settings) if borrowed or not variant else None
         names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)}
-        self.kind = self._loaded_class(variant, content, names) if variant else fresh.Model
+        self.kind = self._loaded_class(variant, content, names, self.problem.model_new_of) if variant else fresh.Model
         self.seed, self.model = seed, self._made(seed)
         difference = None if weights is None else self._take_weights(tensors.load(weights))
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
@@ -473,7 +473,8 @@ def _not_contiguous(gradient):
 
 def _kept(problem):
     """What a problem's module has now: a variant that replaces its functions there changes nothing here."""
-    return types.SimpleNamespace(get_inputs=problem.get_inputs, get_init_inputs=problem.get_init_inputs)
+    names = {"get_inputs": problem.get_inputs, "get_init_inputs": problem.get_init_inputs}
+    return types.SimpleNamespace(**names, model_new_of=getattr(problem, "model_new_of", None))
 
 
 def _declared_precision(cls):

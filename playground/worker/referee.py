@@ -5,6 +5,7 @@ It runs the original alone. No candidate's file is ever loaded into this process
 
 import functools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class Referee:
         self.precision = precision or ("tf32" if uses_tf32 else "fp32")
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
         described = {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
-        checks_itself = hasattr(self.problem, "check_outputs")
+        checks_itself = bool(getattr(self.problem, "check_outputs", None))
         return described | {"varied": varies and not unvaried, "unvaried": unvaried, "checks_itself": checks_itself}
 
     def try_out(self, problem, settings, place, precision=None):
@@ -448,7 +449,9 @@ class Referee:
             with torch.no_grad():
                 return {"complaint": self.problem.check_outputs(inputs, tensors.to(whole, self.device))}
         except Exception as exception:
-            return {"complaint": f"it raises {describe(exception)[0]}"}
+            reason, details = describe(exception)
+            place = re.match(r"(/.*?:\d+): in ", details)
+            return {"complaint": f"it raises {reason}" + (f" ({place[1]})" if place else "")}
 
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the reference at most. Raises NotTensors.
