@@ -192,6 +192,9 @@ def sides_of(tokens, macros):
         if text != "{":
             at += 1
             continue
+        if tokens[skip_blanks(tokens, at - 1, -1)].text in ("=", ","):  # an initialiser, or an element of one
+            at = matching(tokens, at) + 1
+            continue
         head = without_directives(tokens, begin, at)
         words = [tokens[i].text for i in head if tokens[i].kind == "word"]
         name = function_name(tokens, head)
@@ -256,6 +259,9 @@ def function_name(tokens, head):
         elif text == "(" and k:
             before = tokens[head[k - 1]]
             close = matching(tokens, at)
+            if tokens[skip_blanks(tokens, at + 1)].text == "*":  # a pointer to functions
+                k = next((j for j in range(k, len(head)) if head[j] > close), len(head))
+                continue
             behind = next((j for j in range(k, len(head)) if head[j] > close), len(head))
             follows = tokens[head[behind]] if behind < len(head) else None
             is_attribute = before.text in ATTRIBUTES or (
@@ -310,6 +316,10 @@ def note_declaration(tokens, head, begin, end, found, macros, classes, is_condit
         following = tokens[head[k + 1]].text if k + 1 < len(head) else ";"
         if k and tokens[at].kind == "word" and following in ("=", "[", ";", ",", "{"):
             found.variables.add(tokens[at].text)
+            found.initialisers.append(Function("", set(), at, at, end, True))
+            return
+        if following == "(" and k + 3 < len(head) and tokens[head[k + 2]].text == "*":  # TYPE (*NAME)(...) = ...
+            found.variables.add(tokens[head[k + 3]].text)
             found.initialisers.append(Function("", set(), at, at, end, True))
             return
         if tokens[at].text in ("(", "=", "{", "["):
