@@ -101,6 +101,7 @@ class Program:
                 own[path] = sides_of(tokens, macros)
             except UnsupportedError:  # its brackets do not match
                 return macros, lambda file: Sides()
+        within = {Path(name).name for sides in own.values() for name in sides.inner}
 
         includes = {file.path.resolve(): file.includes for file in self.files}
 
@@ -119,7 +120,7 @@ class Program:
                 seen |= unit if file.path.resolve() in unit else set()
             whole = Sides()
             for path, found in own.items():
-                if path.resolve() in seen:
+                if path.resolve() in seen and path.name not in within:
                     whole.add(found)
             return whole
 
