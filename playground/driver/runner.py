@@ -292,8 +292,8 @@ class Runner:
         postponed = []
 
         def finish_or_postpone(task, result):
-            lacked_memory = result["verdict"] == "error" and OUT_OF_MEMORY.search(f"{result['reason']} {result['details']}")
-            if beside_others and lacked_memory:
+            said = f"{result['reason']} {result['details']} {result['caveats']}"
+            if beside_others and OUT_OF_MEMORY.search(said):
                 postponed.append((task, result))
             else:
                 finish(task, result)

@@ -304,7 +304,8 @@ def peak_memory(step, device):
     except OSError:
         return step(), None
     result = step()
-    return result, (_resident_kib("VmHWM") - before) / 2**10
+    # Linux sums both figures from counters of each processor: the later peak may come out below.
+    return result, max(0, _resident_kib("VmHWM") - before) / 2**10
 
 
 def _resident_kib(key):

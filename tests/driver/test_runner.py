@@ -183,7 +183,11 @@ def on_gpu(tmp_path, monkeypatch):
     return run
 
 
-def test_models_are_judged_side_by_side_and_what_lacked_memory_again_alone(on_gpu):
+@pytest.mark.parametrize(
+    ("verdict", "reason", "caveats"),
+    [("error", "out of memory: 8 GiB", ()), ("pass", None, [{"tag": "no-gradient", "text": "CUDA out of memory"}])],
+)
+def test_models_are_judged_side_by_side_and_what_lacked_memory_again_alone(on_gpu, verdict, reason, caveats):
     together, judged, running = threading.Barrier(2), [], set()
 
     def judge(task, result):
@@ -192,7 +196,8 @@ def test_models_are_judged_side_by_side_and_what_lacked_memory_again_alone(on_gp
         judged.append((task.model.name, sorted(running)))
         if len(judged) <= 4:
             together.wait(timeout=60)
-        give(result, *(("error", "out of memory: 8 GiB") if lacks_memory else ("pass", None)))
+        give(result, *((verdict, reason) if lacks_memory else ("pass", None)))
+        result["caveats"] = list(caveats) if lacks_memory else []
         running.discard(task.model.name)
 
     results = on_gpu(judge, 4)
