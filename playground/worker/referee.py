@@ -5,6 +5,7 @@ It runs the original alone. No candidate's file is ever loaded into this process
 
 import functools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, misfit, place_of
+from playground.worker.interface import WrongInterface, fitting, place_of
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -77,23 +78,18 @@ class Referee:
         self.precision = precision or ("tf32" if uses_tf32 else "fp32")
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
         described = {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
-        checks_itself = hasattr(self.problem, "check_outputs")
+        checks_itself = bool(getattr(self.problem, "check_outputs", None))
         return described | {"varied": varies and not unvaried, "unvaried": unvaried, "checks_itself": checks_itself}
 
     def try_out(self, problem, settings, place, precision=None):
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
         device = torch.device(tensors.PLACES[place])
         module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-        try:
+        with fitting(module.Model, "__init__", module.get_init_inputs(), "get_init_inputs"):
             model = tensors.make_model(module, module.Model, 0, device)
-        except TypeError as error:
-            raise misfit(error, module.Model, "__init__", module.get_init_inputs(), "get_init_inputs") or error from None
         inputs = tensors.to(tensors.make_inputs(module, 0), device)
-        try:
-            with torch.no_grad():
-                outputs = model(*inputs)
-        except (TypeError, NotImplementedError) as error:
-            raise misfit(error, module.Model, "forward", inputs, "get_inputs") or error from None
+        with torch.no_grad(), fitting(module.Model, "forward", inputs, "get_inputs"):
+            outputs = model(*inputs)
         try:
             tensors.flatten(outputs)
         except TypeError as complaint:
@@ -453,7 +449,9 @@ class Referee:
             with torch.no_grad():
                 return {"complaint": self.problem.check_outputs(inputs, tensors.to(whole, self.device))}
         except Exception as exception:
-            return {"complaint": f"it raises {describe(exception)[0]}"}
+            reason, details = describe(exception)
+            place = re.match(r"(/.*?:\d+): in ", details)
+            return {"complaint": f"it raises {reason}" + (f" ({place[1]})" if place else "")}
 
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the reference at most. Raises NotTensors.
