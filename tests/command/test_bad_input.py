@@ -238,7 +238,6 @@ VARIANTS = {
         r"crashed \(SIGSEGV in forward, FILE:\d+\)",
         r"Fatal Python error",
     ),
-    "v_hangs": ("while True: pass", "error", r"no answer within the time limit of 30 s", None),
     "v_makes_none": (
         "import torch\ndef ModelNew(*sizes): pass\n",
         "error",
@@ -253,12 +252,6 @@ VARIANTS = {
     ),
     "v_grabs": ("return torch.empty(1 << 50) + x", "error", r"out of memory: ", r"FILE:\d+: in forward"),
     "v_returns_none": ("return None", "error", r"FILE:\d+: forward returns None", None),
-    "v_wrong_shape": (
-        "return torch.tanh(self.linear(x))[:, :1]",
-        "fail",
-        r"the output has the shape \(\d, 1\) instead of",
-        None,
-    ),
 }
 
 
