@@ -48,20 +48,6 @@ def test_one_broken_pair_ends_nothing_and_a_resumed_run_judges_what_is_left(fold
 
 
 @pytest.mark.parametrize(
-    "arguments, complaint",
-    [
-        (["--suite", "x", "--set", "n=1", "--model", "y"], "leave out --model, --set"),
-        (["--model", "x", "--solutions", "y"], "--solutions goes with --suite"),
-        (["--suite", "x", "--explain"], "leave out --explain"),
-    ],
-)
-def test_what_does_not_go_together_is_said(capsys, arguments, complaint):
-    with pytest.raises(SystemExit) as end:
-        main.compare(arguments)
-    assert end.value.code == 2 and complaint in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     "pair, complaint",
     [
         ({}, "needs KernelBench's numbers, and"),
