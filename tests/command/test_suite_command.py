@@ -26,6 +26,7 @@ def folders(tmp_path, tiny_problem, write_forward):
     return ["--suite", str(tmp_path / "KernelBench"), "--solutions", str(tmp_path / "run")]
 
 
+@pytest.mark.full  # tests/test_gpu_mode.py runs a suite in the default tier
 def test_one_broken_pair_ends_nothing_and_a_resumed_run_judges_what_is_left(folders, tmp_path):
     files = ["--quick", "--json", str(tmp_path / "out.json"), "--eval-results", str(tmp_path / "eval_results.json")]
     status, out, err = run("compare.py", *folders, *files)
